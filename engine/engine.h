@@ -1,0 +1,177 @@
+// SPDX-License-Identifier: Apache-2.0
+// The door of the engine for servers and embedders.
+//
+// An *engine* is one loaded model on one device: weights, tokenizer, a pool of constant-size states, a queue of
+// requests. A *request* is one timeline: prompt ids are read into a state, tokens are drawn from it. The engine runs
+// every request it holds together: eng_step() advances the whole batch by one step (one token a generating request,
+// up to one chunk of the prompts) and reports what happened through a callback.
+//
+// Threads: eng_submit, eng_cancel, eng_pause, eng_step and eng_gauges belong to one thread, the caller's engine thread.
+// eng_info, eng_encode and eng_decode only read immutable data and may be called from any thread.
+// The engine starts no thread but its device's compute team, prints nothing and never exits.
+#ifndef ENGINE_ENGINE_H
+#define ENGINE_ENGINE_H
+
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+
+#include "engine/status.h"
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+typedef struct eng_engine eng_engine;
+
+typedef enum eng_log_level { ENG_LOG_DEBUG, ENG_LOG_INFO, ENG_LOG_WARNING, ENG_LOG_ERROR } eng_log_level;
+typedef void (*eng_log_fn)(void *context, eng_log_level level, const char *text);
+
+typedef enum eng_cg_mode {
+    ENG_CG_TOLERANCE, // stop each head by the relative residual
+    ENG_CG_STEPS,     // exactly cg_max_steps
+    ENG_CG_EXACT,     // Cholesky
+    ENG_CG_FIXED,     // zero start, damped divisions: reproduces public training code; tests only, never by request
+} eng_cg_mode;
+
+// Compute knobs of a request (api.md, Knobs).
+typedef struct eng_knobs {
+    eng_cg_mode cg_mode;
+    float cg_tolerance;   // 0..1
+    int32_t cg_max_steps; // 0..256
+    float exit_threshold; // 0..1; looped models
+    int32_t max_loops;    // 1..loops; looped models
+} eng_knobs;
+
+typedef struct eng_options {
+    const char *model_dir;      // Hugging Face folder
+    const char *device;         // "cpu", "cuda:N" or "auto"; NULL: "auto"
+    int32_t max_rows;           // requests that run together; 0: the device's default (32 CPU, 256 CUDA)
+    uint64_t state_budget;      // bytes for states and KV pages; 0: room for max_rows states and 2^16 KV tokens
+    uint64_t queue_requests;    // requests that may wait; 0: 256
+    uint64_t queue_tokens;      // prompt ids that may wait in all; 0: 2^20
+    bool need_tokenizer;        // fail without tokenizer.json; otherwise eng_encode and eng_decode are refused
+    eng_log_fn log;             // may be NULL
+    void *log_context;
+} eng_options;
+
+// What the model is; owned by the engine, constant for its life.
+typedef struct eng_model_info {
+    const char *model_type;     // config.json's model_type
+    const char *mixers;         // comma list of the distinct mixers in layer order, "mesa_net,attention"
+    const char *device;         // "cpu (avx512, 2 threads)" and the like
+    const char *numeric_profile;
+    uint64_t parameters;
+    int32_t layers, loops, vocab_size, hidden_size;
+    uint64_t state_bytes;       // one session's recurrent state
+    uint64_t kv_bytes_per_token;// full-attention layers; 0: purely recurrent
+    int64_t context_length;     // -1: unbounded
+    int64_t trained_length;     // -1: unknown
+    int32_t bos_id;             // -1: the tokenizer adds none
+    bool has_tokenizer, has_mesa, has_loops;
+    int32_t max_rows, chunk;    // rows a step; prompt tokens a row and step
+    eng_knobs default_knobs;
+    uint64_t weight_bytes, pool_bytes;
+} eng_model_info;
+
+// Opens the folder, loads the weights, allocates every byte that serving needs. On failure *out stays as it was and
+// *error names the file and the fault. The caller owns *out and closes it with eng_close (NULL is accepted).
+ENG_EXPORT ENG_CHECKED eng_status eng_open(const eng_options *options, eng_engine **out, eng_error *error);
+ENG_EXPORT void eng_close(eng_engine *engine);
+ENG_EXPORT const eng_model_info *eng_info(const eng_engine *engine);
+
+// Text to ids, linear in the length. text need not end in NUL; bytes that are not UTF-8 are refused (ENG_INVALID).
+// add_special puts the tokenizer's BOS in front where it has one. *ids is new memory of *count ids: eng_free.
+ENG_EXPORT ENG_CHECKED eng_status eng_encode(const eng_engine *engine, const char *text, size_t length, bool add_special,
+                                             int32_t **ids, size_t *count, eng_error *error);
+// Ids to text; invalid sequences become U+FFFD, special tokens are written out if keep_special. *text is new memory with
+// a NUL after *length bytes: eng_free. An id outside the vocabulary is ENG_INVALID.
+ENG_EXPORT ENG_CHECKED eng_status eng_decode(const eng_engine *engine, const int32_t *ids, size_t count,
+                                             bool keep_special, char **text, size_t *length, eng_error *error);
+ENG_EXPORT void eng_free(void *memory);
+
+typedef struct eng_text {
+    const char *bytes;
+    size_t length;
+} eng_text;
+
+typedef struct eng_sampling {
+    float temperature; // 0: greedy, ties to the lowest id
+    float top_p;       // 0: greedy, 1: off
+    float min_p;       // 0: off
+    int32_t top_k;     // 0 or -1: off
+    uint64_t seed;     // draws are Philox(seed; choice, absolute position)
+    uint32_t choice;
+} eng_sampling;
+
+typedef struct eng_request {
+    const int32_t *ids; // the whole prompt, BOS included; at least one id; borrowed for the call
+    size_t count;
+    int64_t max_tokens; // 0: read the prompt only
+    eng_sampling sampling;
+    eng_knobs knobs;
+    const eng_text *stops; // UTF-8 strings; the text ends right before the first that appears; borrowed for the call
+    size_t stop_count;
+    bool fail_unconverged; // end with ENG_UNCONVERGED on the first solve that hits its bound
+    void *user;            // handed back in every event
+} eng_request;
+
+typedef enum eng_finish {
+    ENG_FINISH_NONE,   // more will follow
+    ENG_FINISH_STOP,   // end-of-text id or stop string
+    ENG_FINISH_LENGTH, // max_tokens or the context's end
+    ENG_FINISH_ERROR,  // status and message say why
+} eng_finish;
+
+// Solver figures over the tokens of one part; a solve = one token, layer, head.
+typedef struct eng_compute {
+    uint64_t solves, steps, unconverged;
+    int32_t steps_max;
+} eng_compute;
+
+typedef struct eng_usage {
+    int64_t prompt_tokens, completion_tokens, cached_tokens;
+    eng_compute prompt, completion;
+} eng_usage;
+
+// What happened to one request in one step. Pointers live until the callback returns.
+typedef struct eng_event {
+    uint64_t id;
+    void *user;
+    const int32_t *ids; // tokens drawn whose text is settled now (may be none although text comes, and the reverse)
+    size_t id_count;
+    const char *text; // finished UTF-8: no partial character, no part of a stop string
+    size_t text_length;
+    eng_finish finish; // not NONE: the last event of this request, its slot is free
+    eng_status status; // with ENG_FINISH_ERROR
+    const char *message;
+    const eng_usage *usage; // always current
+} eng_event;
+typedef void (*eng_event_fn)(void *context, const eng_event *event);
+
+// Takes a request into the queue and writes its id (never 0). ENG_INVALID: an id outside the vocabulary, an empty
+// prompt or a knob out of range; ENG_TOO_LONG: prompt + max_tokens beyond the context; ENG_FULL: the queue is full.
+ENG_EXPORT ENG_CHECKED eng_status eng_submit(eng_engine *engine, const eng_request *request, uint64_t *id,
+                                             eng_error *error);
+// Ends a request wherever it is, without an event. An unknown or finished id is no fault.
+ENG_EXPORT void eng_cancel(eng_engine *engine, uint64_t id);
+// A paused request keeps its state and is skipped by eng_step (a reader that does not keep up).
+ENG_EXPORT void eng_pause(eng_engine *engine, uint64_t id, bool paused);
+
+// Runs one step of the batch and reports through on_event. *worked is false when there was nothing to do. A failure of
+// one request is its event; only a failure of the device or of memory is returned, and then the engine must be closed.
+ENG_EXPORT ENG_CHECKED eng_status eng_step(eng_engine *engine, eng_event_fn on_event, void *context, bool *worked,
+                                           eng_error *error);
+
+typedef struct eng_gauges {
+    uint64_t queued_requests, queued_tokens, running;
+    uint64_t states_used, states_total;
+    uint64_t kv_pages_used, kv_pages_total;
+    uint64_t device_allocations; // since the device was opened; constant once serving
+} eng_gauges;
+ENG_EXPORT void eng_read_gauges(const eng_engine *engine, eng_gauges *out);
+
+#ifdef __cplusplus
+}
+#endif
+#endif

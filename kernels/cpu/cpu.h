@@ -1,0 +1,52 @@
+// SPDX-License-Identifier: Apache-2.0
+// The CPU backend's device, weights and the table that each instruction set fills.
+//
+// Every operation is compiled once per instruction set (kernels/cpu/isa/*.c, see isa.h) and reached through kern_cpu_table;
+// device.c chooses the table when the device is opened. Operations run on the calling thread and one OpenMP team; work
+// is cut into pieces that do not depend on the number of threads, so neither do the bits.
+#ifndef KERNELS_CPU_CPU_H
+#define KERNELS_CPU_CPU_H
+
+#include "kernels/backend.h"
+
+typedef struct kern_cpu kern_cpu;
+
+typedef kern_status (*kern_cpu_run)(kern_cpu *cpu, const kern_rows *rows, const void *args);
+// Refuses shapes that the operation cannot run and says how many bytes of workspace one thread needs.
+typedef kern_status (*kern_cpu_prepare)(const kern_cpu *cpu, const void *args, size_t *thread_bytes);
+
+typedef struct kern_cpu_table {
+    const char *isa; // "portable", "avx2", "avx512"
+    kern_cpu_run run[KERN_OP_COUNT];
+    kern_cpu_prepare prepare[KERN_OP_COUNT];
+} kern_cpu_table;
+
+extern const kern_cpu_table kern_cpu_table_portable;
+#ifdef KERN_HAVE_AVX2
+extern const kern_cpu_table kern_cpu_table_avx2;
+extern const kern_cpu_table kern_cpu_table_avx512;
+#endif
+
+struct kern_cpu {
+    kern_device device;
+    const kern_cpu_table *table;
+    int threads;
+    int chunk;            // C
+    size_t thread_bytes;  // workspace of one thread, 64-byte aligned
+    char *workspace;      // threads * thread_bytes
+};
+
+struct kern_weight {
+    kern_device *device;
+    kern_dtype dtype;
+    int64_t rows, cols;
+    const void *data; // row-major; KERN_F32: float, KERN_BF16: uint16_t
+    void *owned;      // NULL with a master
+};
+
+// This thread's workspace: 64-byte aligned, thread_bytes long, contents undefined.
+static inline void *kern_cpu_workspace(const kern_cpu *cpu, int thread) {
+    return cpu->workspace + (size_t)thread * cpu->thread_bytes;
+}
+
+#endif

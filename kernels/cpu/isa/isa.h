@@ -1,0 +1,138 @@
+// SPDX-License-Identifier: Apache-2.0
+// What each file in this folder sees: names with the instruction set's suffix, float vectors of its width, the team.
+//
+// The files here are compiled once per instruction set with KERN_ISA defined (portable, avx2, avx512). Vectors are GCC vector
+// extensions, so the source is one; the width is the set's own. Sums over a vector are made in a fixed order. Multiply and
+// add may be contracted (-ffp-contract=fast), the same way in every call: a function's bits depend on its arguments alone.
+#ifndef KERNELS_CPU_ISA_ISA_H
+#define KERNELS_CPU_ISA_ISA_H
+
+#include <math.h>
+#include <stdint.h>
+#include <string.h>
+
+#if defined(KERN_ISA_AVX512) || defined(KERN_ISA_AVX2)
+#include <immintrin.h>
+#endif
+#ifdef _OPENMP
+#include <omp.h>
+#endif
+
+#include "kernels/cpu/cpu.h"
+
+#define KERN_PASTE2(a, b) a##_##b
+#define KERN_PASTE(a, b) KERN_PASTE2(a, b)
+// kern_cpu_NAME_ISA: an external name of this instruction set's build.
+#define KERN_NAME(name) KERN_PASTE(KERN_PASTE(kern_cpu, name), KERN_ISA)
+
+// The two functions that every operation defines: KERN_RUN(rmsnorm, kern_rmsnorm_args) { ... a, rows, cpu ... }
+#define KERN_RUN(name, args_type) kern_status KERN_NAME(name)(kern_cpu *cpu, const kern_rows *rows, const args_type *a)
+#define KERN_PREPARE(name, args_type)                                                                                  \
+    kern_status KERN_PASTE(KERN_NAME(name), prepare)(const kern_cpu *cpu, const args_type *a, size_t *thread_bytes)
+// Prototypes for the table, from KERN_OPS.
+#define KERN_DECLARE(code, name, args_type, first)                                                                     \
+    KERN_RUN(name, args_type);                                                                                         \
+    KERN_PREPARE(name, args_type);
+KERN_OPS(KERN_DECLARE)
+#undef KERN_DECLARE
+
+#if defined(KERN_ISA_AVX512)
+enum { KERN_VL = 16 };
+#elif defined(KERN_ISA_AVX2)
+enum { KERN_VL = 8 };
+#else
+enum { KERN_VL = 4 };
+#endif
+
+typedef float vf __attribute__((vector_size(KERN_VL * 4)));
+typedef int32_t vi __attribute__((vector_size(KERN_VL * 4)));
+typedef uint32_t vu __attribute__((vector_size(KERN_VL * 4)));
+typedef float vf_unaligned __attribute__((vector_size(KERN_VL * 4), aligned(4), may_alias));
+
+static inline vf vf_load(const float *p) {
+    return *(const vf_unaligned *)p;
+}
+static inline void vf_store(float *p, vf x) {
+    *(vf_unaligned *)p = x;
+}
+static inline vf vf_set(float x) {
+    return x - (vf){0};
+}
+// The first n lanes of p, the rest 0; n < KERN_VL.
+static inline vf vf_load_part(const float *p, int n) {
+    vf x = {0};
+    memcpy(&x, p, (size_t)n * sizeof(float));
+    return x;
+}
+static inline void vf_store_part(float *p, vf x, int n) {
+    memcpy(p, &x, (size_t)n * sizeof(float));
+}
+static inline vf vf_select(vi mask, vf yes, vf no) {
+    return (vf)((mask & (vi)yes) | (~mask & (vi)no));
+}
+#if defined(KERN_ISA_AVX512)
+static inline vf vf_max(vf a, vf b) {
+    return (vf)_mm512_max_ps((__m512)a, (__m512)b);
+}
+static inline vf vf_min(vf a, vf b) {
+    return (vf)_mm512_min_ps((__m512)a, (__m512)b);
+}
+#else
+static inline vf vf_max(vf a, vf b) {
+    return vf_select(a > b, a, b);
+}
+static inline vf vf_min(vf a, vf b) {
+    return vf_select(a < b, a, b);
+}
+#endif
+// Sum of the lanes by halving: lane i + lane i + VL/2, and so on.
+static inline float vf_sum(vf x) {
+    float lane[KERN_VL];
+    memcpy(lane, &x, sizeof x);
+    for (int half = KERN_VL / 2; half > 0; half /= 2)
+        for (int i = 0; i < half; i++)
+            lane[i] += lane[i + half];
+    return lane[0];
+}
+// e^x within 2 ulp; 0 below -87.3, e^88.7 above it (never infinite).
+static inline vf vf_exp(vf x) {
+    const vf top = vf_set(88.72f), bottom = vf_set(-87.33f);
+    vi tiny = x < bottom;
+    x = vf_max(bottom, vf_min(top, x)); // this order of operands lets NaN through
+    vf shifted = x * 1.44269504f + 12582912.0f; // rounds to an integer in the low mantissa bits
+    vf n = shifted - 12582912.0f;
+    vf r = x - n * 0.693359375f + n * 2.12194440e-4f;
+    vf p = vf_set(1.9875691500e-4f);
+    p = p * r + 1.3981999507e-3f;
+    p = p * r + 8.3334519073e-3f;
+    p = p * r + 4.1665795894e-2f;
+    p = p * r + 1.6666665459e-1f;
+    p = p * r + 5.0000001201e-1f;
+    p = p * (r * r) + r + 1.0f;
+    vi half = __builtin_convertvector(n, vi) >> 1, rest = __builtin_convertvector(n, vi) - half;
+    vf scale1 = (vf)((half + 127) << 23), scale2 = (vf)((rest + 127) << 23);
+    return (vf)((vi)(p * scale1 * scale2) & ~tiny);
+}
+static inline vf vf_sigmoid(vf x) {
+    return 1.0f / (1.0f + vf_exp(-x));
+}
+
+static inline int kern_team_thread(void) {
+#ifdef _OPENMP
+    return omp_get_thread_num();
+#else
+    return 0;
+#endif
+}
+
+// Whether this many float operations are worth waking the team (a wake costs some microseconds).
+static inline int kern_worth_team(double operations) {
+    return operations > 40000.0;
+}
+
+// Rounds a workspace piece up so that the next one is aligned.
+static inline size_t kern_align64(size_t bytes) {
+    return (bytes + 63) & ~(size_t)63;
+}
+
+#endif

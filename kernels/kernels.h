@@ -1,0 +1,559 @@
+// SPDX-License-Identifier: Apache-2.0
+// The one door of the kernels: mathematics on a device. No model, no file format, no HTTP.
+//
+// A *device* is opened by name ("cpu", "cuda:0"). Both backends implement the same table of launchers (kern_backend);
+// the CUDA one is a module opened at run time, so that one package serves hosts with and without a driver.
+//
+// An *operation* is a code and a struct of arguments: first its operands (kern_ptr), then its shapes and constants.
+// kern_launch runs one; a *plan* is a list of them, built once and run every step. In a plan the operands are references
+// into memory classes (parameters, gradients, state, saved, scratch), resolved when it runs. What changes from step to
+// step stands in the row table (kern_rows), so the same plan runs every batch up to its size.
+//
+// *Ragged rows, flattened.* A batch is n_tokens tokens; row r owns tokens [token0, token0 + length). Letters used for shapes:
+//   T tokens of the batch   H heads   D key width of a head   V value width of a head   C chunk   W taps   N outputs
+// Activations are float32, row-major (T, width). A row is a *prompt* row (chunk form, on the grid of absolute positions
+// [0,C), [C,2C) ...) or a *generated* row (step form, token by token). The kind, never the length or the batch, chooses
+// the kernel; all generated rows stand before all prompt rows. A row's results do not depend on its neighbours, bit for
+// bit, unless rows->merge is set (training and evaluation: products run over the whole batch at once).
+//
+// Launchers allocate nothing, never synchronise, and refuse unsupported shapes with a status. Gradients of parameters
+// are added (+=); gradients of activations are written (=) unless the argument `accumulate` says otherwise.
+#ifndef KERNELS_KERNELS_H
+#define KERNELS_KERNELS_H
+
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+
+#if defined(__GNUC__)
+#define KERN_CHECKED __attribute__((warn_unused_result))
+#else
+#define KERN_CHECKED
+#endif
+
+#define KERN_STATUS_MAP(X)                                                                                             \
+    X(OK, 0, "ok")                                                                                                     \
+    X(INVALID, -1, "invalid argument")                                                                                 \
+    X(UNSUPPORTED, -2, "shape or parameter not supported by this backend")                                             \
+    X(NO_MEMORY, -3, "out of device memory")                                                                           \
+    X(NO_DEVICE, -4, "no such device")                                                                                 \
+    X(DEVICE_LOST, -5, "device lost")                                                                                  \
+    X(SELF_TEST, -6, "the device's start-up self-test failed")
+
+typedef enum kern_status {
+#define KERN_STATUS_ENUM(name, value, text) KERN_##name = (value),
+    KERN_STATUS_MAP(KERN_STATUS_ENUM)
+#undef KERN_STATUS_ENUM
+} kern_status;
+
+const char *kern_status_text(kern_status status);
+
+// ------------------------------------------------------------------------------------------------ device and memory
+
+typedef struct kern_device kern_device;
+typedef struct kern_stream kern_stream;
+
+typedef struct kern_device_info {
+    char name[32];            // "cpu"
+    char description[96];     // "cpu (avx512, 2 threads)"
+    char numeric_profile[128];// backend, instruction set, C, kernel and library revision: equal text = equal bits
+    int32_t chunk;            // C
+    int32_t default_rows;     // rows a step that suit the device
+    int32_t threads;          // CPU
+    uint64_t memory_total;
+} kern_device_info;
+
+// Opens a device: "cpu", "cpu:16" (C = 16, 32 or 64), "cuda:N", "auto" (CUDA if a module and a device are there, else
+// the CPU). Runs the start-up self-test (oneDNN against a plain loop; a row alone and at every place of a batch).
+// MESA_CPU_ISA=portable|avx2|avx512 limits the CPU's instruction set. reason (may be NULL) gets a sentence on failure.
+KERN_CHECKED kern_status kern_device_open(const char *name, kern_device **out, char *reason, size_t reason_size);
+void kern_device_close(kern_device *device);
+const kern_device_info *kern_device_describe(const kern_device *device);
+
+// Zeroed device memory, 64-byte aligned. Freed with kern_free (NULL is accepted). what names it in error texts.
+KERN_CHECKED kern_status kern_alloc(kern_device *device, size_t bytes, void **out);
+void kern_free(kern_device *device, void *memory);
+uint64_t kern_allocations(const kern_device *device); // number of kern_alloc and kern_weight_create calls so far
+
+KERN_CHECKED kern_status kern_stream_open(kern_device *device, kern_stream **out);
+void kern_stream_close(kern_stream *stream);
+KERN_CHECKED kern_status kern_synchronize(kern_stream *stream);
+KERN_CHECKED kern_status kern_upload(kern_stream *stream, void *device_memory, const void *host, size_t bytes);
+KERN_CHECKED kern_status kern_download(kern_stream *stream, void *host, const void *device_memory, size_t bytes);
+KERN_CHECKED kern_status kern_copy(kern_stream *stream, void *to, const void *from, size_t bytes);
+KERN_CHECKED kern_status kern_zero(kern_stream *stream, void *memory, size_t bytes);
+
+// ---------------------------------------------------------------------------------------------------------- weights
+
+typedef enum kern_dtype { KERN_F32, KERN_BF16, KERN_Q8, KERN_Q4 } kern_dtype;
+
+// The matrix of linear, embed and head: (rows = outputs or vocabulary, cols = inputs), opaque because a backend packs it.
+typedef struct kern_weight kern_weight;
+
+typedef struct kern_weight_desc {
+    kern_dtype dtype;
+    int64_t rows, cols;
+    const void *host; // row-major host data of that dtype, copied; NULL with master
+    float *master;    // KERN_F32 only: device memory that the weight reads in place and the optimizer updates; borrowed
+} kern_weight_desc;
+
+KERN_CHECKED kern_status kern_weight_create(kern_device *device, const kern_weight_desc *desc, kern_weight **out);
+void kern_weight_free(kern_weight *weight);
+size_t kern_weight_bytes(const kern_weight *weight);
+
+// ------------------------------------------------------------------------------------------------------------- rows
+
+typedef enum kern_row_kind { KERN_ROW_GENERATED, KERN_ROW_PROMPT } kern_row_kind;
+
+typedef enum kern_solve_mode {
+    KERN_SOLVE_TOLERANCE, // x0 = q / diag(Hk + Lambda); stop at max(tolerance |r0|, 1e-6 |q|) or max_steps
+    KERN_SOLVE_STEPS,     // exactly max_steps from the same start; a row with |r| < 1e-7 |q| freezes
+    KERN_SOLVE_EXACT,     // Cholesky
+    KERN_SOLVE_FIXED,     // zero start, max_steps, absolute 1e-5 in both divisions (FLA's public code); tests
+} kern_solve_mode;
+
+typedef struct kern_solver {
+    int32_t mode; // kern_solve_mode
+    int32_t max_steps;
+    float tolerance;
+} kern_solver;
+
+typedef struct kern_row {
+    int32_t kind;      // kern_row_kind
+    int32_t slot;      // state slot; -1: starts from zero and its end state is dropped
+    int32_t token0;    // first token in the batch
+    int32_t length;    // >= 1
+    int64_t position;  // absolute position of the first token
+    int32_t boundary0; // rows->boundary[boundary0 .. boundary0 + boundaries): tokens (batch index, ascending, inside the
+    int32_t boundaries;// row, > token0) at which a new document starts: its state, taps and positions start anew
+    int32_t page0;     // rows->page[page0 + p]: KV page of the positions [64 p, 64 p + 64); -1: no pages (windowed or slot -1)
+    kern_solver solver;
+} kern_row;
+
+// A piece of a prompt row on the absolute grid. Filled by kern_rows_prepare.
+typedef struct kern_chunk {
+    int32_t row;
+    int32_t token0, length; // length <= C
+    int64_t position;
+} kern_chunk;
+
+// A change to one logit before temperature: bias first, then repetition (l > 0 ? l / repetition : l * repetition), then
+// penalty subtracted. bias = -INFINITY bans the id.
+typedef struct kern_logit_edit {
+    int32_t id;
+    float bias, repetition, penalty;
+} kern_logit_edit;
+
+// How the next id of one logits row is drawn: edits, temperature, top_k, top_p, min_p, draw by Philox4x32-10 with
+// key = seed and counter = (position, choice). temperature 0 or top_p 0: greedy, ties to the lowest id.
+typedef struct kern_sampler {
+    float temperature, top_p, min_p;
+    int32_t top_k; // <= 0: off
+    uint64_t seed;
+    uint64_t position; // absolute position of the id drawn
+    uint32_t choice;
+    int32_t edit0, edits; // rows->edit[edit0 .. edit0 + edits)
+} kern_sampler;
+
+enum { KERN_PAGE_TOKENS = 64 };
+
+typedef struct kern_rows {
+    // filled by the caller
+    int32_t n_rows, n_tokens, n_generated; // n_generated: tokens of the generated rows, which come first
+    int32_t n_logits;
+    int32_t n_boundaries, n_pages, n_edits;
+    bool merge;                // see above
+    kern_row *row;             // (n_rows)
+    int32_t *boundary;         // (n_boundaries)
+    int32_t *page;             // (n_pages)
+    int32_t *id;               // (n_tokens) input ids
+    int32_t *target;           // (n_tokens) -1: no loss; used by HEAD_LOSS
+    float *target_weight;      // (n_tokens) weight of the token's loss, normally 1 / counted targets of the step
+    int32_t *logits_token;     // (n_logits) tokens whose logits are wanted
+    kern_sampler *sampler;     // (n_logits)
+    kern_logit_edit *edit;     // (n_edits)
+    // filled by kern_rows_prepare
+    int32_t n_chunks;
+    kern_chunk *chunk;         // prompt rows in order, each cut at the grid
+    int32_t *token_row;        // (n_tokens)
+    int32_t *token_start;      // (n_tokens) first token (batch index) of the token's document inside its row
+    int64_t *token_position;   // (n_tokens) position inside its document: RoPE, KV
+    // filled by the owner of the pools
+    size_t slot_stride;        // bytes of one state slot
+    size_t page_stride;        // bytes of one KV page of all layers together
+    // capacities of the arrays above
+    int32_t max_rows, max_tokens, max_logits, max_boundaries, max_pages, max_edits, max_chunks;
+} kern_rows;
+
+// Host tables of these capacities, zeroed; *out is freed with kern_rows_free.
+KERN_CHECKED kern_status kern_rows_create(kern_device *device, int32_t max_rows, int32_t max_tokens, int32_t max_logits,
+                                          int32_t max_boundaries, int32_t max_pages, int32_t max_edits, kern_rows **out);
+void kern_rows_free(kern_rows *rows);
+// Checks the caller's part (order, ranges, kinds, boundaries), fills the derived part, sends it to the device.
+KERN_CHECKED kern_status kern_rows_prepare(kern_stream *stream, kern_rows *rows);
+
+// ------------------------------------------------------------------------------------------------------- operations
+
+// In kern_launch an operand is a device pointer; in a plan it is a reference. An optional operand may be null.
+typedef union kern_ptr {
+    void *p;
+    float *f;
+    int32_t *i;
+    kern_weight *w;
+    uint64_t ref;
+} kern_ptr;
+
+typedef struct kern_solve_report { // one a (token, head)
+    uint16_t steps;
+    uint16_t flags;   // bit 0: bound hit before the tolerance (mode tolerance); bit 1: stopped at p.Ap <= 0 or not finite
+    float residual;   // |r| / |q| at the end
+} kern_solve_report;
+
+enum { KERN_REPORT_UNCONVERGED = 1, KERN_REPORT_BREAKDOWN = 2 };
+
+typedef enum kern_activation { KERN_IDENTITY, KERN_SILU } kern_activation;
+
+// y = scale * weight[id]. Ids come from rows->id.
+typedef struct kern_embed_args {
+    kern_ptr weight; // kern_weight (vocabulary, width)
+    kern_ptr y;      // (T, width)
+    int32_t width;
+    float scale;
+} kern_embed_args;
+// grad[id] += scale * dy, tokens in ascending order.
+typedef struct kern_embed_backward_args {
+    kern_ptr dy, grad; // (T, width), (vocabulary, width)
+    int32_t width;
+    float scale;
+} kern_embed_backward_args;
+
+// Each of the T * groups vectors of `width`: y = x rstd (weight + weight_offset) [silu(gate)], rstd = 1/sqrt(mean x^2 + eps).
+typedef struct kern_rmsnorm_args {
+    kern_ptr x, weight; // (T, groups * width), (width)
+    kern_ptr gate;      // optional, like x
+    kern_ptr y;
+    int32_t groups, width;
+    float eps, weight_offset;
+} kern_rmsnorm_args;
+typedef struct kern_rmsnorm_backward_args {
+    kern_ptr x, weight, gate; // as in forward
+    kern_ptr dy, dx;
+    kern_ptr dgate;           // optional, with gate
+    kern_ptr grad_weight;     // (width)
+    int32_t groups, width;
+    float eps, weight_offset;
+    int32_t accumulate;       // dx += instead of =
+} kern_rmsnorm_backward_args;
+
+// Each of the T * groups vectors of `width`: y = x / sqrt(sum x^2 + eps). y may be x.
+typedef struct kern_l2norm_args {
+    kern_ptr x, y; // (T, groups * width)
+    int32_t groups, width;
+    float eps;
+} kern_l2norm_args;
+typedef struct kern_l2norm_backward_args {
+    kern_ptr x, dy, dx; // dx may be dy
+    int32_t groups, width;
+    float eps;
+} kern_l2norm_backward_args;
+
+// y = x W^T [+ bias] [+ residual]. Generated tokens go through row kernels (bits independent of the batch), prompt tokens
+// chunk by chunk (or all at once with rows->merge) through the matrix library on fixed slices of outputs.
+typedef struct kern_linear_args {
+    kern_ptr x, weight; // (T, cols), kern_weight (rows, cols)
+    kern_ptr bias;      // optional (rows)
+    kern_ptr residual;  // optional (T, rows); may be y
+    kern_ptr y;         // (T, rows)
+    int32_t cols, rows;
+} kern_linear_args;
+// dx = dy W.
+typedef struct kern_linear_backward_input_args {
+    kern_ptr dy, weight, dx; // (T, rows), kern_weight KERN_F32, (T, cols)
+    int32_t cols, rows;
+    int32_t accumulate;      // dx += instead of =
+} kern_linear_backward_input_args;
+// grad_weight += dy^T x, grad_bias += column sums of dy.
+typedef struct kern_linear_backward_weight_args {
+    kern_ptr x, dy, grad_weight; // (T, cols), (T, rows), (rows, cols)
+    kern_ptr grad_bias;          // optional (rows)
+    int32_t cols, rows;
+} kern_linear_backward_weight_args;
+
+// Depthwise causal convolution inside a document: y[t,c] = act(bias[c] + sum_j weight[c,j] x[t-W+1+j,c]). The state keeps the
+// last W-1 inputs, oldest first, (W-1, channels) float32.
+typedef struct kern_short_conv_args {
+    kern_ptr x, weight; // (T, channels), (channels, taps)
+    kern_ptr bias;      // optional (channels)
+    kern_ptr state;     // optional, slot memory
+    kern_ptr y;         // (T, channels); not x
+    int32_t channels, taps;
+    int32_t activation; // kern_activation
+} kern_short_conv_args;
+typedef struct kern_short_conv_backward_args {
+    kern_ptr x, weight, bias;
+    kern_ptr dy, dx, grad_weight;
+    kern_ptr grad_bias; // optional
+    int32_t channels, taps;
+    int32_t activation;
+} kern_short_conv_backward_args;
+
+// Gates of a scalar-decay mixer, models.md 2.3 and 2.7: beta = sigmoid(b), g = logsigmoid(a) + ln(1 - (1 - cap) beta^2), the
+// last term with cap < 1 only (gamma_cap_b).
+typedef struct kern_gates_args {
+    kern_ptr a, b;    // (T, heads) before the activations
+    kern_ptr g, beta; // (T, heads); g = log gamma <= 0
+    int32_t heads;
+    float cap;        // 1: none
+} kern_gates_args;
+typedef struct kern_gates_backward_args {
+    kern_ptr a, b;
+    kern_ptr dg, dbeta; // (T, heads)
+    kern_ptr da, db;    // (T, heads); may be dg and dbeta
+    int32_t heads;
+    float cap;
+} kern_gates_backward_args;
+
+// The recurrence family, models.md 11:  S~ = decay S;  u = w v | beta (v - S~^T k);  S = S~ + k u^T;  o = scale S^T q.
+typedef enum kern_decay { KERN_DECAY_NONE, KERN_DECAY_HEAD, KERN_DECAY_SCALAR, KERN_DECAY_CHANNEL } kern_decay;
+typedef enum kern_update { KERN_UPDATE_ADD, KERN_UPDATE_DELTA } kern_update;
+typedef struct kern_recurrence {
+    int32_t decay, update;   // kern_decay, kern_update
+    int32_t weighted;        // the write weight (or beta) is an operand; otherwise 1
+    int32_t heads;           // H, value heads = states
+    int32_t key_heads;       // q and k heads; value head j uses key head j / (heads / key_heads)
+    int32_t key_width, value_width; // D, V
+    float scale;
+} kern_recurrence;
+typedef struct kern_recurrence_args {
+    kern_ptr q, k, v; // (T, key_heads * D), (T, key_heads * D), (T, heads * V)
+    kern_ptr g;       // log decay: HEAD (heads), SCALAR (T, heads), CHANNEL (T, heads * D)
+    kern_ptr beta;    // optional (T, heads)
+    kern_ptr state;   // optional slot memory (heads, D, V) float32
+    kern_ptr o;       // (T, heads * V)
+    kern_ptr snapshots; // optional: the state before each chunk (n_chunks, heads, D, V), for backward
+    kern_recurrence family;
+} kern_recurrence_args;
+typedef struct kern_recurrence_backward_args {
+    kern_ptr q, k, v, g, beta, snapshots;
+    kern_ptr d_o;                     // (T, heads * V)
+    kern_ptr dq, dk, dv, dg, dbeta;
+    kern_ptr dstate;                  // optional (n_rows, heads, D, V): in dL/dS at the row's end, out dL/dS at its start
+    kern_recurrence family;
+} kern_recurrence_backward_args;
+
+// Mesa layer core, models.md 2: Hk = gamma Hk + beta k k^T, Hv = gamma Hv + beta k v^T, (Hk + diag(lambda)) x = q, o = Hv^T x.
+// lambda = softplus(lambda_params) + lambda_bound. Solver per row (rows->row[r].solver); each (token, head) stops by itself.
+// Snapshots hold [Hk | Hv] before each chunk as (n_chunks, heads, D, D + V).
+typedef struct kern_mesa {
+    int32_t heads, key_width, value_width; // H, D, V
+    float lambda_bound;
+} kern_mesa;
+typedef struct kern_mesa_args {
+    kern_ptr q, k, v;   // (T, H * D), (T, H * D), (T, H * V); q and k already L2-normalised
+    kern_ptr g, beta;   // (T, H)
+    kern_ptr lambda_params; // (H * D)
+    kern_ptr state;     // optional slot memory: Hk (H, D, D) then Hv (H, D, V), float32
+    kern_ptr o;         // (T, H * V)
+    kern_ptr x;         // optional (T, H * D): the solutions, for backward
+    kern_ptr snapshots; // optional, for backward
+    kern_ptr report;    // optional kern_solve_report (T, H)
+    kern_mesa mesa;
+} kern_mesa_args;
+// Implicit differentiation, models.md 2.8: u = (Hk + Lambda)^-1 (Hv do) by a second solve with the same rule (right-hand sides
+// divided by their norm), mode and steps of the row; tolerance = min(row tolerance, backward_tolerance).
+typedef struct kern_mesa_backward_args {
+    kern_ptr q, k, v, g, beta, lambda_params, o, x, snapshots;
+    kern_ptr d_o;             // (T, H * V)
+    kern_ptr dq, dk, dv, dg, dbeta;
+    kern_ptr grad_lambda_params; // (H * D), added
+    kern_ptr report;          // optional (T, H), of the second solve
+    kern_ptr dstate;          // optional (n_rows, [Hk (H, D, D), Hv (H, D, V)]) in: at the end, out: at the start
+    kern_mesa mesa;
+    float backward_tolerance;
+} kern_mesa_backward_args;
+
+// RoPE in place, NeoX halves (i, i + rotary/2) of each head's first `rotary` channels, positions rows->token_position.
+typedef struct kern_rope_args {
+    kern_ptr x;         // (T, heads * head_width)
+    kern_ptr frequency; // (rotary / 2) angular frequencies
+    int32_t heads, head_width, rotary;
+    int32_t inverse;    // rotates back (backward)
+} kern_rope_args;
+
+// Causal softmax attention inside a document, grouped keys, optional window (self and window - 1 before). Keys arrive rotated.
+// Full attention keeps K and V in pages (rows->page): within a page, at page_offset bytes: K (kv_heads, 64, head_width) then V.
+// Windowed attention keeps a ring in the slot: K (kv_heads, window, head_width) then V, entry = position mod window.
+typedef struct kern_attention {
+    int32_t heads, kv_heads, head_width;
+    int32_t window; // 0: full
+    float scale;
+} kern_attention;
+typedef struct kern_attention_args {
+    kern_ptr q, k, v; // (T, heads * w), (T, kv_heads * w) twice
+    kern_ptr ring;    // optional slot memory (window > 0)
+    kern_ptr pages;   // optional KV pool base (window 0)
+    kern_ptr o;       // (T, heads * w)
+    kern_ptr lse;     // optional (T, heads): log sum exp of the scores, for backward
+    kern_attention attention;
+    int64_t page_offset;
+} kern_attention_args;
+// Rows without earlier positions (slot -1) only.
+typedef struct kern_attention_backward_args {
+    kern_ptr q, k, v, o, lse, d_o;
+    kern_ptr dq, dk, dv;
+    kern_attention attention;
+} kern_attention_backward_args;
+
+// y = silu(gate) * up; y may be gate.
+typedef struct kern_swiglu_args {
+    kern_ptr gate, up, y; // (T, width)
+    int32_t width;
+} kern_swiglu_args;
+typedef struct kern_swiglu_backward_args {
+    kern_ptr gate, up, dy, dgate, dup; // dgate or dup may be dy
+    int32_t width;
+} kern_swiglu_backward_args;
+
+// y += x.
+typedef struct kern_add_args {
+    kern_ptr x, y; // (T, width)
+    int32_t width;
+} kern_add_args;
+
+// logits[i] = cap(W x[logits_token[i]]), cap(l) = soft_cap tanh(l / soft_cap); row kernel for every row. finite[i] = 0 when any
+// logit is not finite.
+typedef struct kern_head_logits_args {
+    kern_ptr x, weight, logits; // (T, width), kern_weight (vocabulary, width), (n_logits, vocabulary)
+    kern_ptr finite;            // optional int32 (n_logits)
+    int32_t width, vocabulary;
+    float soft_cap; // 0: none
+} kern_head_logits_args;
+// Cross entropy by tiles of tokens; logits are never stored whole. loss[t] = -log softmax(l_t)[target_t] (0 without target).
+// With dx: dx = target_weight (softmax - onehot) W and grad_weight += its outer product, in the same pass.
+typedef struct kern_head_loss_args {
+    kern_ptr x, weight;
+    kern_ptr loss;        // (T)
+    kern_ptr dx;          // optional (T, width)
+    kern_ptr grad_weight; // optional (vocabulary, width), with dx
+    kern_ptr tile;        // scratch (tile_tokens, vocabulary)
+    int32_t width, vocabulary, tile_tokens;
+    float soft_cap;
+} kern_head_loss_args;
+
+// Draws id[i] by rows->sampler[i]; logprob[i] = log softmax of the model's logits (before edits) at that id.
+typedef struct kern_sample_args {
+    kern_ptr logits; // (n_logits, vocabulary), not changed
+    kern_ptr id;     // int32 (n_logits)
+    kern_ptr logprob;// optional (n_logits)
+    int32_t vocabulary;
+} kern_sample_args;
+
+// Optimizer launchers (rows may be NULL).
+// AdamW (Loshchilov and Hutter 2019, decoupled decay): m, v, then p -= lr (m^ / (sqrt(v^) + eps) + weight_decay p).
+typedef struct kern_adamw_args {
+    kern_ptr parameter, grad, m, v; // (count)
+    kern_ptr grad_scale;            // optional float[1]: the gradient is multiplied by it first
+    int64_t count;
+    float lr, beta1, beta2, eps, weight_decay;
+    float correction1, correction2; // 1 - beta^step
+} kern_adamw_args;
+// sum[0] += sum of squares (double), fixed blocks in order.
+typedef struct kern_square_sum_args {
+    kern_ptr x, sum; // (count), double[1]
+    int64_t count;
+} kern_square_sum_args;
+// scale[0] = min(1, clip / (sqrt(sum) + 1e-6)); clip <= 0: 1.
+typedef struct kern_clip_scale_args {
+    kern_ptr sum, scale; // double[1], float[1]
+    float clip;
+} kern_clip_scale_args;
+
+// code, launcher name, argument struct, first member after the operands
+#define KERN_OPS(X)                                                                                                    \
+    X(EMBED, embed, kern_embed_args, width)                                                                            \
+    X(EMBED_BACKWARD, embed_backward, kern_embed_backward_args, width)                                                 \
+    X(RMSNORM, rmsnorm, kern_rmsnorm_args, groups)                                                                     \
+    X(RMSNORM_BACKWARD, rmsnorm_backward, kern_rmsnorm_backward_args, groups)                                          \
+    X(L2NORM, l2norm, kern_l2norm_args, groups)                                                                        \
+    X(L2NORM_BACKWARD, l2norm_backward, kern_l2norm_backward_args, groups)                                             \
+    X(LINEAR, linear, kern_linear_args, cols)                                                                          \
+    X(LINEAR_BACKWARD_INPUT, linear_backward_input, kern_linear_backward_input_args, cols)                             \
+    X(LINEAR_BACKWARD_WEIGHT, linear_backward_weight, kern_linear_backward_weight_args, cols)                          \
+    X(SHORT_CONV, short_conv, kern_short_conv_args, channels)                                                          \
+    X(SHORT_CONV_BACKWARD, short_conv_backward, kern_short_conv_backward_args, channels)                               \
+    X(GATES, gates, kern_gates_args, heads)                                                                            \
+    X(GATES_BACKWARD, gates_backward, kern_gates_backward_args, heads)                                                 \
+    X(RECURRENCE, recurrence, kern_recurrence_args, family)                                                            \
+    X(RECURRENCE_BACKWARD, recurrence_backward, kern_recurrence_backward_args, family)                                 \
+    X(MESA, mesa, kern_mesa_args, mesa)                                                                                \
+    X(MESA_BACKWARD, mesa_backward, kern_mesa_backward_args, mesa)                                                     \
+    X(ROPE, rope, kern_rope_args, heads)                                                                               \
+    X(ATTENTION, attention, kern_attention_args, attention)                                                            \
+    X(ATTENTION_BACKWARD, attention_backward, kern_attention_backward_args, attention)                                 \
+    X(SWIGLU, swiglu, kern_swiglu_args, width)                                                                         \
+    X(SWIGLU_BACKWARD, swiglu_backward, kern_swiglu_backward_args, width)                                              \
+    X(ADD, add, kern_add_args, width)                                                                                  \
+    X(HEAD_LOGITS, head_logits, kern_head_logits_args, width)                                                          \
+    X(HEAD_LOSS, head_loss, kern_head_loss_args, width)                                                                \
+    X(SAMPLE, sample, kern_sample_args, vocabulary)                                                                    \
+    X(ADAMW, adamw, kern_adamw_args, count)                                                                            \
+    X(SQUARE_SUM, square_sum, kern_square_sum_args, count)                                                             \
+    X(CLIP_SCALE, clip_scale, kern_clip_scale_args, clip)
+
+typedef enum kern_op {
+#define KERN_OP_ENUM(code, name, args, first) KERN_OP_##code,
+    KERN_OPS(KERN_OP_ENUM)
+#undef KERN_OP_ENUM
+    KERN_OP_COUNT
+} kern_op;
+
+const char *kern_op_name(kern_op op);
+
+// Makes sure that the device's workspace suffices for this operation at these arguments (allocates; call before serving).
+KERN_CHECKED kern_status kern_reserve(kern_device *device, kern_op op, const void *args);
+// Runs one operation. args is the op's struct with device pointers as operands.
+KERN_CHECKED kern_status kern_launch(kern_stream *stream, kern_op op, const kern_rows *rows, const void *args);
+
+// ------------------------------------------------------------------------------------------------------------ plans
+
+typedef enum kern_class {
+    KERN_CLASS_NULL,    // an absent optional operand
+    KERN_CLASS_PARAM,   // memory->param[index]: float * or kern_weight *
+    KERN_CLASS_GRAD,    // memory->grad[index]
+    KERN_CLASS_STATE,   // memory->state + offset: slot 0; a launcher adds slot * rows->slot_stride
+    KERN_CLASS_PAGES,   // memory->pages
+    KERN_CLASS_SAVED,   // memory->saved + offset: lives from forward to backward, and outputs
+    KERN_CLASS_SCRATCH, // memory->scratch + offset
+} kern_class;
+
+// An operand of a planned operation. value: index for PARAM and GRAD, byte offset otherwise (multiples of 64).
+static inline kern_ptr kern_ref(kern_class class_, uint64_t value) {
+    kern_ptr p;
+    p.ref = (uint64_t)class_ << 56 | value;
+    return p;
+}
+
+typedef struct kern_memory {
+    void *const *param;
+    float *const *grad;
+    void *state, *pages, *saved, *scratch;
+} kern_memory;
+
+typedef struct kern_plan kern_plan;
+
+KERN_CHECKED kern_status kern_plan_create(kern_device *device, kern_plan **out);
+void kern_plan_free(kern_plan *plan);
+// Appends an operation whose operands are references; the struct is copied. Refuses what the backend cannot run.
+KERN_CHECKED kern_status kern_plan_add(kern_plan *plan, kern_op op, const void *args);
+// Ends the building: reserves workspace; a backend may replace sub-sequences by fused entries here.
+KERN_CHECKED kern_status kern_plan_seal(kern_plan *plan);
+size_t kern_plan_length(const kern_plan *plan);
+KERN_CHECKED kern_status kern_plan_run(const kern_plan *plan, kern_stream *stream, const kern_rows *rows,
+                                       const kern_memory *memory);
+
+// ---------------------------------------------------------------------------------------------------------- backend
+
+// What a backend provides. The CPU's table is linked in; a CUDA module exports kern_module_v1 and nothing else.
+typedef struct kern_backend kern_backend; // kernels/backend.h
+
+#endif
