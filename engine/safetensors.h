@@ -9,16 +9,29 @@
 #ifndef ENGINE_SAFETENSORS_H
 #define ENGINE_SAFETENSORS_H
 
+#include <stdbool.h>
 #include <stddef.h>
 #include <stdint.h>
 
 #include "engine/status.h"
 
-enum { ENG_MAX_DIMS = 8 };
+// Limits of the reader and the writer alike. The count keeps the parsed header below about 100 MB; the largest public
+// checkpoints stay under 10,000 tensors a file and 200 bytes a name.
+enum {
+    ENG_MAX_DIMS = 8,
+    ENG_ST_MAX_HEADER = 100 * 1000 * 1000, // bytes
+    ENG_ST_MAX_TENSORS = 65536,
+    ENG_ST_MAX_METADATA = 65536, // pairs
+    ENG_ST_MAX_NAME = 1024,      // bytes
+};
 
 typedef enum eng_dtype { ENG_F32, ENG_F16, ENG_BF16, ENG_F64, ENG_I64, ENG_I32, ENG_I16, ENG_I8, ENG_U8, ENG_BOOL } eng_dtype;
 size_t eng_dtype_size(eng_dtype dtype);
 const char *eng_dtype_name(eng_dtype dtype); // as in the files: "BF16"
+bool eng_dtype_parse(const char *name, eng_dtype *dtype);
+// Elements and bytes of a shape (0 dimensions: one element). False: a negative dimension, more than ENG_MAX_DIMS, or
+// a product beyond 2^63 - 1 bytes.
+bool eng_shape_size(eng_dtype dtype, int ndim, const int64_t *shape, int64_t *count, uint64_t *bytes);
 
 typedef struct eng_st_entry {
     const char *name;
@@ -50,6 +63,7 @@ ENG_CHECKED eng_status eng_st_read_f32(const eng_st_file *file, const eng_st_ent
 uint16_t eng_bf16_from_f32(float value); // round to nearest even, NaN stays NaN
 float eng_bf16_to_f32(uint16_t value);
 float eng_f16_to_f32(uint16_t value);
+int64_t eng_count_nonfinite(const float *values, int64_t count); // NaNs and infinities
 
 typedef struct eng_st_source {
     const char *name;
@@ -59,7 +73,8 @@ typedef struct eng_st_source {
     const void *data; // float32 elements for F32 and BF16
 } eng_st_source;
 // Writes PATH.tmp, fsyncs, renames to PATH, fsyncs the folder. On failure (a full disk) PATH is as it was and the
-// temporary file is gone. metadata: key, value, key, value ... NULL; may be NULL.
+// temporary file is gone. metadata: key, value, key, value ... NULL; may be NULL. The tensors lie in the file by element
+// size, widest first, and otherwise in the order given, so that each is aligned for its type. One writer a path.
 ENG_CHECKED eng_status eng_st_write(const char *path, const eng_st_source *tensors, size_t count,
                                     const char *const *metadata, eng_error *error);
 

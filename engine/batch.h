@@ -1,0 +1,51 @@
+// SPDX-License-Identifier: Apache-2.0
+// What one step runs: which timelines, which ids each, how each solves and samples.
+//
+// A batch is filled piece by piece, run once, read, and filled anew. A piece is at most one chunk of a prompt (cut at the absolute
+// grid) or ids read as generated tokens, one by one. Where logits are wanted, the next id is drawn by the piece's sampler.
+// All memory is allocated at creation.
+#ifndef ENGINE_BATCH_H
+#define ENGINE_BATCH_H
+
+#include "engine/forward.h"
+#include "engine/session.h"
+
+typedef struct eng_batch eng_batch;
+
+typedef struct eng_piece {
+    eng_session *session;
+    kern_row_kind kind;
+    const int32_t *ids; // read in this step; borrowed until eng_batch_run returns
+    int32_t count;      // >= 1; a prompt piece must not cross a grid boundary (eng_batch_piece_length)
+    eng_knobs knobs;    // how Mesa layers solve
+    bool logits;        // of the piece's last token
+    const eng_sampling *sampling; // how the next id is drawn, with logits; NULL: only logits
+} eng_piece;
+
+typedef struct eng_piece_result {
+    bool finite;       // logits and state of this piece
+    int32_t id;        // drawn
+    float logprob;
+    const float *logits; // (vocab), until the next run
+    eng_compute compute; // of the piece's tokens
+} eng_piece_result;
+
+// weights and pool are borrowed for the batch's life. max_tokens: ids a step over all pieces.
+ENG_CHECKED eng_status eng_batch_create(const eng_weights *weights, eng_pool *pool, kern_stream *stream, int32_t max_rows,
+                                        int32_t max_tokens, eng_batch **out, eng_error *error);
+void eng_batch_free(eng_batch *batch);
+
+void eng_batch_clear(eng_batch *batch);
+// How many of `left` prompt ids the next piece of this session takes: up to the next grid boundary.
+int32_t eng_batch_piece_length(const eng_batch *batch, const eng_session *session, int64_t left);
+// Adds a piece and writes its index; ENG_FULL: no room in this step. Advances nothing yet.
+ENG_CHECKED eng_status eng_batch_add(eng_batch *batch, const eng_piece *piece, int32_t *index, eng_error *error);
+// Runs the step and advances the sessions: their `read` grows by the pieces' counts. Tails are the caller's.
+ENG_CHECKED eng_status eng_batch_run(eng_batch *batch, eng_error *error);
+void eng_batch_result(const eng_batch *batch, int32_t index, eng_piece_result *out);
+
+// Solver and sampler of the kernels from a request's knobs.
+kern_solver eng_solver(const eng_knobs *knobs);
+kern_sampler eng_sampler(const eng_sampling *sampling, int64_t position);
+
+#endif

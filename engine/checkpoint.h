@@ -1,0 +1,50 @@
+// SPDX-License-Identifier: Apache-2.0
+// Hugging Face folders and loaded weights.
+//
+// A folder holds config.json and model.safetensors, or model.safetensors.index.json and its shards (the single file wins when both are
+// there; other .safetensors files are never read). Every tensor of the model's table must be there with its shape in F32, F16
+// or BF16, and nothing else may be (documented legacy tensors apart). Non-finite weights are refused with tensor and count.
+// Saving writes beside, fsyncs, renames: at each moment the name points to a whole checkpoint.
+#ifndef ENGINE_CHECKPOINT_H
+#define ENGINE_CHECKPOINT_H
+
+#include "engine/model.h"
+#include "kernels/kernels.h"
+
+typedef struct eng_checkpoint eng_checkpoint;
+
+// Opens the folder, parses the config, builds the model, checks every file and tensor. No weight is read yet.
+ENG_CHECKED eng_status eng_checkpoint_open(const char *dir, eng_checkpoint **out, eng_error *error);
+void eng_checkpoint_close(eng_checkpoint *checkpoint);
+const eng_model *eng_checkpoint_model(const eng_checkpoint *checkpoint); // lives as long as the checkpoint
+// SHA-256 over config.json and the weight files, 32 bytes.
+ENG_CHECKED eng_status eng_checkpoint_digest(const eng_checkpoint *checkpoint, uint8_t digest[32], eng_error *error);
+
+// Weights on a device: param[i] is a kern_weight * (matrix) or float * (vector) for tensor i of the table.
+typedef struct eng_weights {
+    kern_device *device;
+    const eng_model *model;
+    void **param;
+    // trainable only: float32 masters and gradients, one allocation a class; master[i] and grad[i] point into them
+    bool trainable;
+    float *masters, *grads;
+    float **master, **grad;
+    int64_t count; // floats in masters and grads, each tensor padded to 16
+    size_t bytes;
+} eng_weights;
+
+// Serving: matrices keep the file's dtype (F16 becomes F32), vectors float32. trainable: float32 throughout, with gradients.
+ENG_CHECKED eng_status eng_weights_load(const eng_checkpoint *checkpoint, kern_device *device, bool trainable,
+                                        eng_weights **out, eng_error *error);
+// Random start from the table's init rules: Philox(seed; tensor, element), the same on every machine. bf16: matrices are kept
+// as bf16 (serving benchmarks) instead of trainable float32.
+ENG_CHECKED eng_status eng_weights_init(const eng_model *model, kern_device *device, uint64_t seed, bool bf16,
+                                        eng_weights **out, eng_error *error);
+void eng_weights_free(eng_weights *weights);
+
+// Writes DIR (which must not exist, or be a checkpoint to replace) with config.json, model.safetensors in dtype (ENG_F32 or ENG_BF16),
+// generation_config.json and the tokenizer files of tokenizer_dir (NULL: none). weights must be trainable.
+ENG_CHECKED eng_status eng_checkpoint_save(const char *dir, const eng_weights *weights, eng_dtype dtype,
+                                           const char *tokenizer_dir, eng_error *error);
+
+#endif

@@ -1,0 +1,132 @@
+// SPDX-License-Identifier: Apache-2.0
+// What a model is: its configuration, its layers and one table of tensors. No weights, no device memory.
+//
+// A model is  embed -> blocks -> norm -> head;  a block is  x += mixer(norm(x)); x += mlp(norm(x)).  The mixer of each layer comes from
+// the mixer table (mixer.h), so a hybrid is a list of mixers. The tensor table drives loading, saving, initialisation, the
+// optimizer and the tests: adding a parameter is one line in the mixer's declare function plus its use.
+// An eng_model is immutable once made and may be shared by threads.
+#ifndef ENGINE_MODEL_H
+#define ENGINE_MODEL_H
+
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+
+#include "engine/engine.h"
+#include "engine/safetensors.h"
+#include "engine/status.h"
+
+// Names and conventions of the family of files a config belongs to.
+typedef enum eng_dialect { ENG_DIALECT_FLA, ENG_DIALECT_LLAMA } eng_dialect;
+
+enum { ENG_MAX_EOS = 8, ENG_MAX_MIXER_TENSORS = 24, ENG_NAME_SIZE = 128 };
+
+typedef struct eng_mesa_config { // models.md 2.1, 2.7
+    int32_t heads, head_width, conv_taps;
+    bool output_gate;
+    float lambda_bound;
+    int32_t cg_steps_training, cg_steps_decoding; // max_cg_step_training, max_cg_step_decoding
+    float gamma_cap;                              // gamma_cap_b; 1: none
+} eng_mesa_config;
+
+typedef enum eng_rope_scaling { ENG_ROPE_DEFAULT, ENG_ROPE_LINEAR, ENG_ROPE_LLAMA3 } eng_rope_scaling;
+
+typedef struct eng_attention_config { // models.md 1.5, 9
+    int32_t heads, kv_heads, head_width;
+    int32_t window; // 0: full
+    bool qkv_bias, output_bias, qk_norm;
+    double rope_theta;
+    eng_rope_scaling rope_scaling;
+    double rope_factor, rope_low, rope_high, rope_original_length;
+} eng_attention_config;
+
+struct eng_mixer;
+
+typedef struct eng_layer_config {
+    const struct eng_mixer *mixer;
+    union {
+        eng_mesa_config mesa;
+        eng_attention_config attention;
+    };
+} eng_layer_config;
+
+typedef struct eng_config {
+    char model_type[32];
+    eng_dialect dialect;
+    int32_t vocab_size, hidden_size, intermediate_size, layers;
+    float norm_eps;
+    bool tied;              // tie_word_embeddings
+    bool scale_embeddings;  // x = sqrt(hidden_size) embed
+    bool mlp_bias;
+    float logits_soft_cap;  // 0: none
+    float initializer_range;
+    bool init_fla;          // "init": "fla": the public code's start; else the project's (models.md 1.8)
+    int64_t max_positions;  // max_position_embeddings
+    int64_t trained_length; // -1: unknown
+    int32_t bos_id, pad_id; // -1: none
+    int32_t eos_id[ENG_MAX_EOS];
+    int32_t eos_count;
+    eng_knobs knobs;        // defaults of the checkpoint ("mesa" object), else 1e-4 and max_cg_step_decoding
+    eng_layer_config *layer; // (layers)
+    char *json;             // config.json as read, for writing it back
+} eng_config;
+
+// Reads a config.json text (bare Infinity accepted). path only names it in errors. What is not built (attention residuals, an
+// unknown activation, mixture of experts, a model_type) is refused with the key's name; keys without meaning are ignored.
+ENG_CHECKED eng_status eng_config_parse(const char *json, size_t length, const char *path, eng_config *out,
+                                        eng_error *error);
+void eng_config_free(eng_config *config); // frees what it holds, not the struct
+
+typedef enum eng_role {
+    ENG_ROLE_MATRIX, // kern_weight (out, in): linear, embed, head
+    ENG_ROLE_VECTOR, // float32 device memory: norms, biases, convolutions, lambda
+} eng_role;
+
+typedef enum eng_init_kind { ENG_INIT_NORMAL, ENG_INIT_CONSTANT, ENG_INIT_HORIZON } eng_init_kind;
+
+typedef struct eng_init {
+    eng_init_kind kind;
+    float value; // NORMAL: standard deviation; CONSTANT: the value; HORIZON: context length of log-spaced decay biases
+} eng_init;
+
+typedef struct eng_tensor {
+    char name[ENG_NAME_SIZE]; // as in the file
+    int ndim;
+    int64_t shape[4];
+    int64_t count;
+    eng_role role;
+    bool decay; // weight decay applies (linear weights only, architecture.md)
+    eng_init init;
+    int32_t layer; // -1: outside the blocks
+} eng_tensor;
+
+typedef struct eng_layer {
+    int32_t mixer_norm, mlp_norm, gate_proj, up_proj, down_proj; // indices into the tensor table
+    int32_t gate_bias, up_bias, down_bias;                       // -1: none
+    int32_t mixer[ENG_MAX_MIXER_TENSORS];                        // the mixer's own, in the order of its enum; -1: absent
+    size_t state_offset, state_bytes;                            // inside a state slot; 64-byte aligned
+    size_t page_offset, page_bytes;                              // inside a KV page of all layers; 0 bytes: none
+} eng_layer;
+
+typedef struct eng_model {
+    eng_config config;
+    eng_tensor *tensor;
+    int32_t tensors;
+    eng_layer *layer;
+    int32_t embed, final_norm, head; // tensor indices; head = embed if tied
+    uint64_t parameters;
+    size_t state_bytes; // a slot
+    size_t page_bytes;  // 64 tokens of every full-attention layer
+} eng_model;
+
+// Builds the table. Takes the contents of *config (cleared), also on failure.
+ENG_CHECKED eng_status eng_model_create(eng_config *config, eng_model **out, eng_error *error);
+void eng_model_free(eng_model *model);
+int32_t eng_model_find(const eng_model *model, const char *name); // tensor index; -1: none
+// Multiplications and additions a generated token costs at `position` earlier tokens with `cg_steps` a solve.
+double eng_model_flops(const eng_model *model, double position, double cg_steps);
+// Whether any layer keeps KV pages (full attention), has a Mesa core.
+bool eng_model_has_pages(const eng_model *model);
+bool eng_model_has_mesa(const eng_model *model);
+
+#endif

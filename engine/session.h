@@ -1,0 +1,42 @@
+// SPDX-License-Identifier: Apache-2.0
+// One timeline and the pools its state lives in.
+//
+// The pool holds every state slot and KV page in two device allocations made at start; a session borrows one slot and, with
+// full-attention layers, pages (64 tokens of all layers) as it grows. Pages are reference-counted; a session counts its worst
+// case at admission, so that it never starves in the middle. A session owns no device memory of its own.
+#ifndef ENGINE_SESSION_H
+#define ENGINE_SESSION_H
+
+#include "engine/model.h"
+#include "kernels/kernels.h"
+
+typedef struct eng_pool eng_pool;
+
+ENG_CHECKED eng_status eng_pool_create(const eng_model *model, kern_device *device, int32_t slots, int32_t pages,
+                                       eng_pool **out, eng_error *error);
+void eng_pool_free(eng_pool *pool);
+void *eng_pool_states(const eng_pool *pool);
+void *eng_pool_pages(const eng_pool *pool);
+size_t eng_pool_slot_stride(const eng_pool *pool);
+size_t eng_pool_page_stride(const eng_pool *pool);
+int32_t eng_pool_slots(const eng_pool *pool, int32_t *used);
+int32_t eng_pool_page_count(const eng_pool *pool, int32_t *used);
+
+// One timeline: the state in `slot` has read `read` ids; the tail (normally the last generated id) is not read yet. The timeline's
+// position is read + tail_count.
+typedef struct eng_session {
+    eng_pool *pool;
+    int32_t slot;
+    int64_t read;
+    int32_t tail[1];
+    int32_t tail_count; // 0 or 1
+    int32_t *page;      // (page_capacity) KV pages in use
+    int32_t pages, page_capacity;
+} eng_session;
+
+// Takes a zeroed slot and reserves pages for max_length tokens. ENG_FULL: not now. Writes nothing on failure.
+ENG_CHECKED eng_status eng_session_open(eng_pool *pool, kern_stream *stream, int64_t max_length, eng_session *out,
+                                        eng_error *error);
+void eng_session_close(eng_session *session); // slot and pages go back; a session never opened (pool NULL) is accepted
+
+#endif
