@@ -1,0 +1,26 @@
+// SPDX-License-Identifier: Apache-2.0
+// What the mixers' declare functions call while a model's table is being built, and the init rules they choose from.
+//
+// For model.c and the mixer files only. Nothing here may be called once eng_model_create has returned: the model is
+// immutable from then on. A failed add_tensor leaves the table as it was.
+#ifndef ENGINE_MODEL_INTERNAL_H
+#define ENGINE_MODEL_INTERNAL_H
+
+#include "engine/model.h"
+
+// Appends "PREFIX LEAF" (joined) to the table. Returns its index, or -1 when out of memory. layer -1: outside the blocks.
+int32_t eng_model_add_tensor(eng_model *model, int32_t layer, const char *prefix, const char *leaf, eng_role role,
+                             bool decay, eng_init init, int ndim, const int64_t *shape);
+// Bytes of recurrent state that a session keeps for the layer. Each call starts at a multiple of 64 inside the slot, and
+// the calls of one layer lie one after another.
+void eng_model_add_state(eng_model *model, int32_t layer, size_t bytes);
+// Bytes that a KV page of 64 tokens holds for the layer.
+void eng_model_add_pages(eng_model *model, int32_t layer, size_t bytes);
+
+// Start values, models.md 1.8: linear weights N(0, initializer_range); those that write into the residual stream
+// divided by sqrt(2 layers) unless "init" is "fla".
+eng_init eng_init_linear(const eng_model *model);
+eng_init eng_init_residual(const eng_model *model);
+eng_init eng_init_constant(float value);
+
+#endif
