@@ -1,10 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 // What every test program written in C shares: main, skipping, comparing arrays, finding the optional outside files.
 //
-// A test file defines one `static Suite *NAME(void)` and ends with MESA_TEST_MAIN(NAME). Each test case runs in a process
-// of its own (libcheck's default), so a crash fails one case only; CK_FORK=no turns that off for a debugger, CK_RUN_CASE
-// selects one case. Cases that lack something optional say MESA_TEST_SKIP("why"): tests/run.sh counts these lines
-// apart, so that a skipped case never looks like a passed one. A whole program that cannot run exits 77.
+// A test file defines one `static Suite *NAME(void)` and ends with MESA_TEST_MAIN(NAME). Each test case runs in a
+// process of its own (libcheck's default), so a crash fails one case only; CK_FORK=no turns that off for a debugger,
+// CK_RUN_CASE selects one case. Cases that lack something optional say MESA_TEST_SKIP("why"): tests/run.sh counts these
+// lines apart, so that a skipped case never looks like a passed one. A whole program that cannot run exits 77.
 //
 // Outside files (golden models, data) are in the folder named by MESA_SHARED, else in ../shared beside the source tree.
 #ifndef TESTS_CHECK_MAIN_H
@@ -25,13 +25,13 @@
 enum { MESA_TEST_SKIPPED = 77 };
 
 // Ends the running test case without a verdict.
-#define MESA_TEST_SKIP(...)                                                                                            \
-    do {                                                                                                               \
-        printf("SKIP %s: ", __func__);                                                                                 \
-        printf(__VA_ARGS__);                                                                                           \
-        printf("\n");                                                                                                  \
-        fflush(stdout);                                                                                                \
-        return;                                                                                                        \
+#define MESA_TEST_SKIP(...)            \
+    do {                               \
+        printf("SKIP %s: ", __func__); \
+        printf(__VA_ARGS__);           \
+        printf("\n");                  \
+        fflush(stdout);                \
+        return;                        \
     } while (0)
 
 // Writes the path of an outside file to path; false when it is not there.
@@ -62,7 +62,7 @@ static inline void mesa_test_close(const char *file, int line, const char *what,
         ck_abort_msg("%s:%d: %s: %zu of %zu differ; at %zu got %.9g, want %.9g (absolute %g, relative %g)", file, line,
                      what, failures, count, worst, (double)got[worst], (double)want[worst], absolute, relative);
 }
-#define mesa_assert_close(got, want, count, absolute, relative)                                                        \
+#define mesa_assert_close(got, want, count, absolute, relative) \
     mesa_test_close(__FILE__, __LINE__, #got, got, want, count, absolute, relative)
 
 static inline int mesa_test_main(Suite *(*make)(void)) {
@@ -75,9 +75,9 @@ static inline int mesa_test_main(Suite *(*make)(void)) {
     return failed == 0 && run > 0 ? EXIT_SUCCESS : EXIT_FAILURE;
 }
 
-#define MESA_TEST_MAIN(suite_function)                                                                                 \
-    int main(void) {                                                                                                   \
-        return mesa_test_main(suite_function);                                                                         \
+#define MESA_TEST_MAIN(suite_function)         \
+    int main(void) {                           \
+        return mesa_test_main(suite_function); \
     }
 
 #endif

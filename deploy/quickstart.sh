@@ -1,0 +1,108 @@
+#!/bin/bash
+# SPDX-License-Identifier: Apache-2.0
+# From a fresh checkout to a first completion: packages, build, the demo model on a free port, one request, an answer.
+#
+# Needs Debian 12 or Ubuntu 24.04 and root or sudo for the packages (jq, which prints the answer, is one of them).
+# Nothing is left running. Any step that fails ends the script with a message and a non-zero status.
+#
+#   deploy/quickstart.sh
+# Environment: MESA_BUILD (build folder, default build), MESA_MODEL (model folder, default deploy/models/demo).
+set -euo pipefail
+cd "$(dirname "$0")/.."
+
+build=${MESA_BUILD:-build}
+model=${MESA_MODEL:-deploy/models/demo}
+prompt='{"prompt": "Once upon a time", "max_tokens": 48, "temperature": 0, "cg_tolerance": 0.001}'
+server_pid=
+work=$(mktemp -d)
+
+fail() {
+    echo "quickstart: $1" >&2
+    exit 1
+}
+
+cleanup() {
+    if [ -n "$server_pid" ]; then
+        kill "$server_pid" 2>/dev/null || true
+        wait "$server_pid" 2>/dev/null || true
+    fi
+    rm -rf "$work"
+}
+trap cleanup EXIT
+trap 'exit 130' INT TERM
+
+echo "1/5 packages"
+deploy/install-packages.sh || fail "the packages could not be installed"
+[ -f "$model/config.json" ] || fail "no model in $model"
+
+echo "2/5 build"
+if ! { cmake -S . -B "$build" -G Ninja && ninja -C "$build" mesa-server; } >"$work/build.log" 2>&1; then
+    tail -n 30 "$work/build.log" >&2
+    fail "the build failed"
+fi
+
+# A port that nobody answers on may still be taken before the server binds it: then the next one is tried.
+echo "3/5 start mesa-server with $model"
+start_server() {
+    port=$((20000 + RANDOM % 30000))
+    if (exec 3<>"/dev/tcp/127.0.0.1/$port") 2>/dev/null; then
+        return 1
+    fi
+    "$build/mesa-server" --listen "127.0.0.1:$port" --model "$model" >"$work/server.log" 2>&1 &
+    server_pid=$!
+    for _ in $(seq 300); do
+        if curl -fsS -o /dev/null --max-time 2 "http://127.0.0.1:$port/health/ready" 2>/dev/null; then
+            return 0
+        fi
+        if ! kill -0 "$server_pid" 2>/dev/null; then
+            wait "$server_pid" 2>/dev/null || true
+            server_pid=
+            return 1
+        fi
+        sleep 0.2
+    done
+    return 1
+}
+started=no
+for _ in 1 2 3; do
+    if start_server; then
+        started=yes
+        break
+    fi
+    [ -z "$server_pid" ] || break
+done
+if [ "$started" = no ]; then
+    tail -n 20 "$work/server.log" >&2 || true
+    fail "mesa-server did not become ready"
+fi
+echo "    ready at http://127.0.0.1:$port"
+
+echo "4/5 one completion"
+echo "    curl http://127.0.0.1:$port/v1/completions -H 'Content-Type: application/json' -d '$prompt'"
+status=$(curl -sS -o "$work/answer.json" -w '%{http_code}' --max-time 120 "http://127.0.0.1:$port/v1/completions" \
+    -H 'Content-Type: application/json' -d "$prompt") || fail "the request got no answer"
+if [ "$status" != 200 ]; then
+    cat "$work/answer.json" >&2
+    fail "the request was answered with status $status"
+fi
+jq -er '
+    def figures(what): to_entries | map("        \(.key) \(.value)") | ["    " + what] + . | join("\n");
+    "    text: " + (.choices[0].text | @json),
+    (.usage | "    tokens: \(.prompt_tokens) read, \(.completion_tokens) written"),
+    (.usage.compute // {} | to_entries[] | select(.value | type == "object")
+        | .key as $part | .value | figures("compute of the \($part):"))' "$work/answer.json" ||
+    fail "the answer is not a completion: $(head -c 300 "$work/answer.json")"
+
+echo "5/5 stop the server"
+kill "$server_pid"
+wait "$server_pid" || fail "mesa-server ended with status $? on SIGTERM"
+server_pid=
+cat <<END
+
+It works. What next:
+  $build/mesa-server --model $model                    serve it on 127.0.0.1:8080
+  $build/mesa-server --model FOLDER                    serve a checkpoint of your own (Hugging Face folder)
+  $build/mesa-trainer --help                           train, evaluate, convert (build it with: ninja -C $build)
+  tests/run.sh                                         build everything and run the tests
+Knobs of a request are fields of its body: cg_tolerance, cg_max_steps; usage.compute says what they cost.
+END
