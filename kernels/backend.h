@@ -29,6 +29,9 @@ typedef struct kern_host { // given to a module
     void (*set_reason)(char *reason, size_t size, const char *format, ...);
 } kern_host;
 
+// The one symbol of a module; NULL when the host's ABI is not its own.
+typedef const struct kern_backend *kern_module_function(const kern_host *host);
+
 struct kern_backend {
     uint32_t abi;
     uint32_t size_rows, size_backend; // sizeof(kern_rows), sizeof(struct kern_backend)
@@ -62,5 +65,33 @@ extern const struct kern_backend kern_cpu_backend;
 // Sizes by operation, from KERN_OPS.
 size_t kern_op_args_size(kern_op op);
 size_t kern_op_operands(kern_op op); // leading kern_ptr members
+
+// The optimizer's operations do not look at the row table.
+static inline bool kern_op_is_rowless(kern_op op) {
+    return op == KERN_OP_ADAMW || op == KERN_OP_SQUARE_SUM || op == KERN_OP_CLIP_SCALE;
+}
+
+// Writes a sentence to a caller's reason; does nothing when there is none.
+__attribute__((format(printf, 3, 4))) void kern_set_reason(char *reason, size_t size, const char *format, ...);
+
+// Opens the CUDA module and compares its ABI; module.c. *module is closed by dlclose when no device of it is open.
+KERN_CHECKED kern_status kern_module_open(void **module, const struct kern_backend **backend, char *reason,
+                                          size_t reason_size);
+
+// A backend's weight begins with its device.
+static inline kern_device *kern_weight_device(const kern_weight *weight) {
+    return *(kern_device *const *)weight;
+}
+
+// What stands around the row table that callers see.
+typedef struct kern_rows_owner {
+    kern_device *device;
+    void *mirror; // the backend's own copy on the device, if it has one
+    kern_rows rows;
+} kern_rows_owner;
+
+static inline kern_rows_owner *kern_rows_owner_of(const kern_rows *rows) {
+    return (kern_rows_owner *)((char *)(uintptr_t)rows - offsetof(kern_rows_owner, rows));
+}
 
 #endif

@@ -65,7 +65,8 @@ typedef struct kern_device_info {
 
 // Opens a device: "cpu", "cpu:16" (C = 16, 32 or 64), "cuda:N", "auto" (CUDA if a module and a device are there, else
 // the CPU). Runs the start-up self-test (oneDNN against a plain loop; a row alone and at every place of a batch).
-// MESA_CPU_ISA=portable|avx2|avx512 limits the CPU's instruction set. reason (may be NULL) gets a sentence on failure.
+// MESA_CPU_ISA=portable|avx2|avx512 chooses the CPU's instruction set. reason (may be NULL) gets a sentence on failure; for
+// "auto" that gave the CPU it says why there is no CUDA, otherwise it is empty on success.
 KERN_CHECKED kern_status kern_device_open(const char *name, kern_device **out, char *reason, size_t reason_size);
 void kern_device_close(kern_device *device);
 const kern_device_info *kern_device_describe(const kern_device *device);
@@ -73,7 +74,7 @@ const kern_device_info *kern_device_describe(const kern_device *device);
 // Zeroed device memory, 64-byte aligned. Freed with kern_free (NULL is accepted). what names it in error texts.
 KERN_CHECKED kern_status kern_alloc(kern_device *device, size_t bytes, void **out);
 void kern_free(kern_device *device, void *memory);
-uint64_t kern_allocations(const kern_device *device); // number of kern_alloc and kern_weight_create calls so far
+uint64_t kern_allocations(const kern_device *device); // kern_alloc, kern_weight_create, growth of the workspace
 
 KERN_CHECKED kern_status kern_stream_open(kern_device *device, kern_stream **out);
 void kern_stream_close(kern_stream *stream);

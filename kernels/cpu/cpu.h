@@ -27,6 +27,9 @@ extern const kern_cpu_table kern_cpu_table_avx2;
 extern const kern_cpu_table kern_cpu_table_avx512;
 #endif
 
+// Raised by a change that alters the bits of any operation; part of the numeric profile.
+enum { KERN_CPU_REVISION = 1 };
+
 struct kern_cpu {
     kern_device device;
     const kern_cpu_table *table;
@@ -48,5 +51,13 @@ struct kern_weight {
 static inline void *kern_cpu_workspace(const kern_cpu *cpu, int thread) {
     return cpu->workspace + (size_t)thread * cpu->thread_bytes;
 }
+
+// weight.c
+kern_status kern_cpu_weight_create(kern_device *device, const kern_weight_desc *desc, kern_weight **out);
+void kern_cpu_weight_free(kern_weight *weight);
+size_t kern_cpu_weight_bytes(const kern_weight *weight);
+
+// self_test.c: the matrix library against a plain loop, a row alone against the same row at every place of a batch.
+kern_status kern_cpu_self_test(kern_cpu *cpu, char *reason, size_t size);
 
 #endif

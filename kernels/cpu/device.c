@@ -1,0 +1,343 @@
+// SPDX-License-Identifier: Apache-2.0
+// The CPU device: choice of the instruction set, memory, workspace, the way to an operation.
+//
+// Host and device memory are one, so transfers are copies and a stream has nothing to wait for. The workspace of the
+// threads grows in reserve only; a launch that would need more is refused, so that serving never allocates. The team is
+// the calling thread's OpenMP team of at most the threads that the device was opened with. oneDNN is held to the same
+// instruction set; it takes that once a process, so the numeric profile names the set that it really uses.
+// One thread at a time uses a device.
+#include <dnnl.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+#ifdef _OPENMP
+#include <omp.h>
+#endif
+#ifdef KERN_HAVE_AVX2
+#include <cpuid.h>
+#endif
+
+#include "kernels/cpu/cpu.h"
+
+static kern_cpu *cpu_of(kern_device *device) {
+    return (kern_cpu *)device;
+}
+
+static int max_threads(void) {
+#ifdef _OPENMP
+    return omp_get_max_threads();
+#else
+    return 1;
+#endif
+}
+
+// --------------------------------------------------------------------------------------------------- instruction set
+
+typedef struct isa_choice {
+    const kern_cpu_table *table;
+    dnnl_cpu_isa_t dnnl;
+    bool (*present)(void);
+} isa_choice;
+
+static bool always(void) {
+    return true;
+}
+
+#ifdef KERN_HAVE_AVX2
+static bool has_avx2(void) {
+    unsigned a, b, c, d;
+    return __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") && __builtin_cpu_supports("bmi2") &&
+           __get_cpuid(1, &a, &b, &c, &d) && (c & bit_F16C);
+}
+
+static bool has_avx512(void) {
+    return has_avx2() && __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
+           __builtin_cpu_supports("avx512vl") && __builtin_cpu_supports("avx512dq") &&
+           __builtin_cpu_supports("avx512cd");
+}
+#endif
+
+// Best first.
+static const isa_choice choices[] = {
+#ifdef KERN_HAVE_AVX2
+    {&kern_cpu_table_avx512, dnnl_cpu_isa_avx512_core, has_avx512},
+    {&kern_cpu_table_avx2, dnnl_cpu_isa_avx2, has_avx2},
+#endif
+    {&kern_cpu_table_portable, dnnl_cpu_isa_sse41, always},
+};
+enum { CHOICES = sizeof choices / sizeof choices[0] };
+
+static kern_status choose_isa(const isa_choice **out, char *reason, size_t reason_size) {
+    const char *wanted = getenv("MESA_CPU_ISA");
+    bool any = !wanted || !wanted[0];
+    for (int i = 0; i < CHOICES; i++) {
+        if (!any && strcmp(wanted, choices[i].table->isa) != 0)
+            continue;
+        if (choices[i].present()) {
+            *out = &choices[i];
+            return KERN_OK;
+        }
+        if (!any) {
+            kern_set_reason(reason, reason_size, "MESA_CPU_ISA=%s: this processor lacks it", wanted);
+            return KERN_NO_DEVICE;
+        }
+    }
+    kern_set_reason(reason, reason_size, "MESA_CPU_ISA=%.32s is not known; it is portable, avx2 or avx512", wanted);
+    return KERN_INVALID;
+}
+
+static const char *dnnl_isa_text(dnnl_cpu_isa_t isa) {
+    switch (isa) {
+    case dnnl_cpu_isa_sse41:
+        return "sse41";
+    case dnnl_cpu_isa_avx:
+        return "avx";
+    case dnnl_cpu_isa_avx2:
+        return "avx2";
+    case dnnl_cpu_isa_avx512_core:
+        return "avx512_core";
+    default:
+        return NULL;
+    }
+}
+
+// ------------------------------------------------------------------------------------------------------- open, close
+
+#if defined(__clang__)
+#define COMPILER "clang" KERN_TEXT(__clang_major__)
+#else
+#define COMPILER "gcc" KERN_TEXT(__GNUC__)
+#endif
+#define KERN_TEXT2(x) #x
+#define KERN_TEXT(x) KERN_TEXT2(x)
+
+static uint64_t memory_total(void) {
+    long pages = sysconf(_SC_PHYS_PAGES), size = sysconf(_SC_PAGESIZE);
+    return pages > 0 && size > 0 ? (uint64_t)pages * (uint64_t)size : 0;
+}
+
+static void describe(kern_cpu *cpu, const isa_choice *isa) {
+    kern_device_info *info = &cpu->device.info;
+    // oneDNN keeps the first set of the process; a later wish is refused there and told by the profile.
+    (void)dnnl_set_max_cpu_isa(isa->dnnl);
+    dnnl_cpu_isa_t effective = dnnl_get_effective_cpu_isa();
+    const dnnl_version_t *version = dnnl_version();
+    char number[16];
+    snprintf(number, sizeof number, "%#x", (unsigned)effective);
+    const char *effective_text = dnnl_isa_text(effective);
+    snprintf(info->name, sizeof info->name, "cpu");
+    snprintf(info->description, sizeof info->description, "cpu (%s, %d thread%s)", cpu->table->isa, cpu->threads,
+             cpu->threads == 1 ? "" : "s");
+    snprintf(info->numeric_profile, sizeof info->numeric_profile, "cpu %s C=%d kernels=%d %s dnnl=%d.%d.%d/%s",
+             cpu->table->isa, cpu->chunk, (int)KERN_CPU_REVISION, COMPILER, version->major, version->minor,
+             version->patch, effective_text ? effective_text : number);
+    info->chunk = cpu->chunk;
+    info->threads = cpu->threads;
+    info->default_rows = cpu->threads < 2 ? 8 : cpu->threads > 16 ? 64 : 4 * cpu->threads;
+    info->memory_total = memory_total();
+}
+
+static kern_status read_chunk(const char *name, int *chunk, char *reason, size_t reason_size) {
+    const char *suffix = name + strlen("cpu");
+    if (suffix[0] == '\0' || strcmp(suffix, ":32") == 0)
+        *chunk = 32;
+    else if (strcmp(suffix, ":16") == 0)
+        *chunk = 16;
+    else if (strcmp(suffix, ":64") == 0)
+        *chunk = 64;
+    else {
+        kern_set_reason(reason, reason_size, "device \"%.64s\": the chunk is 16, 32 or 64", name);
+        return KERN_INVALID;
+    }
+    return KERN_OK;
+}
+
+static void cpu_close(kern_device *device) {
+    free(cpu_of(device)->workspace);
+    free(device);
+}
+
+static kern_status cpu_open(const char *name, kern_device **out, char *reason, size_t reason_size) {
+    const isa_choice *isa = NULL;
+    int chunk = 0;
+    kern_status status = read_chunk(name, &chunk, reason, reason_size);
+    if (!status)
+        status = choose_isa(&isa, reason, reason_size);
+    if (status)
+        return status;
+    kern_cpu *cpu = calloc(1, sizeof *cpu);
+    if (!cpu) {
+        kern_set_reason(reason, reason_size, "no memory for the device");
+        return KERN_NO_MEMORY;
+    }
+    cpu->device.backend = &kern_cpu_backend;
+    cpu->table = isa->table;
+    cpu->threads = max_threads();
+    cpu->chunk = chunk;
+    describe(cpu, isa);
+    *out = &cpu->device;
+    return KERN_OK;
+}
+
+// ------------------------------------------------------------------------------------------------------------ memory
+
+static kern_status cpu_alloc(kern_device *device, size_t bytes, void **out) {
+    (void)device;
+    if (bytes > SIZE_MAX / 2)
+        return KERN_NO_MEMORY;
+    size_t rounded = bytes ? (bytes + 63) & ~(size_t)63 : 64;
+    *out = aligned_alloc(64, rounded);
+    if (!*out)
+        return KERN_NO_MEMORY;
+    memset(*out, 0, rounded);
+    return KERN_OK;
+}
+
+static void cpu_free(kern_device *device, void *memory) {
+    (void)device;
+    free(memory);
+}
+
+static kern_status cpu_stream_open(kern_device *device, kern_stream **out) {
+    *out = malloc(sizeof **out);
+    if (!*out)
+        return KERN_NO_MEMORY;
+    (*out)->device = device;
+    return KERN_OK;
+}
+
+static void cpu_stream_close(kern_stream *stream) {
+    free(stream);
+}
+
+static kern_status cpu_synchronize(kern_stream *stream) {
+    (void)stream;
+    return KERN_OK;
+}
+
+static kern_status cpu_transfer(kern_stream *stream, void *to, const void *from, size_t bytes) {
+    (void)stream;
+    memmove(to, from, bytes);
+    return KERN_OK;
+}
+
+static kern_status cpu_zero(kern_stream *stream, void *memory, size_t bytes) {
+    (void)stream;
+    memset(memory, 0, bytes);
+    return KERN_OK;
+}
+
+// -------------------------------------------------------------------------------------------------------- row tables
+
+static void cpu_rows_free(kern_rows *rows) {
+    free(rows->row);
+    free(rows->boundary);
+    free(rows->page);
+    free(rows->id);
+    free(rows->target);
+    free(rows->target_weight);
+    free(rows->logits_token);
+    free(rows->sampler);
+    free(rows->edit);
+    free(rows->chunk);
+    free(rows->token_row);
+    free(rows->token_start);
+    free(rows->token_position);
+}
+
+static void *zeroed(int32_t count, size_t size) {
+    return calloc(count > 0 ? (size_t)count : 1, size);
+}
+
+static kern_status cpu_rows_create(kern_device *device, kern_rows *rows) {
+    (void)device;
+    rows->row = zeroed(rows->max_rows, sizeof *rows->row);
+    rows->boundary = zeroed(rows->max_boundaries, sizeof *rows->boundary);
+    rows->page = zeroed(rows->max_pages, sizeof *rows->page);
+    rows->id = zeroed(rows->max_tokens, sizeof *rows->id);
+    rows->target = zeroed(rows->max_tokens, sizeof *rows->target);
+    rows->target_weight = zeroed(rows->max_tokens, sizeof *rows->target_weight);
+    rows->logits_token = zeroed(rows->max_logits, sizeof *rows->logits_token);
+    rows->sampler = zeroed(rows->max_logits, sizeof *rows->sampler);
+    rows->edit = zeroed(rows->max_edits, sizeof *rows->edit);
+    rows->chunk = zeroed(rows->max_chunks, sizeof *rows->chunk);
+    rows->token_row = zeroed(rows->max_tokens, sizeof *rows->token_row);
+    rows->token_start = zeroed(rows->max_tokens, sizeof *rows->token_start);
+    rows->token_position = zeroed(rows->max_tokens, sizeof *rows->token_position);
+    bool complete = rows->row && rows->boundary && rows->page && rows->id && rows->target && rows->target_weight &&
+                    rows->logits_token && rows->sampler && rows->edit && rows->chunk && rows->token_row &&
+                    rows->token_start && rows->token_position;
+    if (!complete)
+        cpu_rows_free(rows);
+    return complete ? KERN_OK : KERN_NO_MEMORY;
+}
+
+static kern_status cpu_rows_send(kern_stream *stream, kern_rows *rows) {
+    (void)stream;
+    (void)rows;
+    return KERN_OK;
+}
+
+// ------------------------------------------------------------------------------------------------------------ launch
+
+static kern_status cpu_reserve(kern_device *device, kern_op op, const void *args) {
+    kern_cpu *cpu = cpu_of(device);
+    size_t bytes = 0;
+    kern_status status = cpu->table->prepare[op](cpu, args, &bytes);
+    if (status || bytes <= cpu->thread_bytes)
+        return status;
+    if (bytes > SIZE_MAX / 2 / (size_t)cpu->threads)
+        return KERN_NO_MEMORY;
+    // Pages, so that two threads share neither a line nor a page of it.
+    bytes = (bytes + 4095) & ~(size_t)4095;
+    char *larger = aligned_alloc(4096, bytes * (size_t)cpu->threads);
+    if (!larger)
+        return KERN_NO_MEMORY;
+    free(cpu->workspace);
+    cpu->workspace = larger;
+    cpu->thread_bytes = bytes;
+    device->allocations++;
+    return KERN_OK;
+}
+
+static kern_status cpu_launch(kern_stream *stream, kern_op op, const kern_rows *rows, const void *args) {
+    kern_cpu *cpu = cpu_of(stream->device);
+    size_t bytes = 0;
+    kern_status status = cpu->table->prepare[op](cpu, args, &bytes);
+    if (status)
+        return status;
+    if (bytes > cpu->thread_bytes)
+        return KERN_INVALID;
+#ifdef _OPENMP
+    // Another thread than the opener's may have a larger team, for which there is no workspace.
+    if (omp_get_max_threads() > cpu->threads)
+        omp_set_num_threads(cpu->threads);
+#endif
+    return cpu->table->run[op](cpu, rows, args);
+}
+
+const struct kern_backend kern_cpu_backend = {
+    .abi = KERN_ABI,
+    .size_rows = sizeof(kern_rows),
+    .size_backend = sizeof(struct kern_backend),
+    .open = cpu_open,
+    .close = cpu_close,
+    .alloc = cpu_alloc,
+    .free = cpu_free,
+    .stream_open = cpu_stream_open,
+    .stream_close = cpu_stream_close,
+    .synchronize = cpu_synchronize,
+    .upload = cpu_transfer,
+    .download = cpu_transfer,
+    .copy = cpu_transfer,
+    .zero = cpu_zero,
+    .weight_create = kern_cpu_weight_create,
+    .weight_free = kern_cpu_weight_free,
+    .weight_bytes = kern_cpu_weight_bytes,
+    .rows_create = cpu_rows_create,
+    .rows_free = cpu_rows_free,
+    .rows_send = cpu_rows_send,
+    .reserve = cpu_reserve,
+    .launch = cpu_launch,
+};

@@ -1,0 +1,79 @@
+// SPDX-License-Identifier: Apache-2.0
+// Opens the CUDA module, a shared object that links no project library and exports kern_module_v1 alone.
+//
+// It is looked for as libmesa_kern_cuda.so in the folder MESA_LIBRARY_DIR, else in the library directory that the build
+// was configured with, else where the dynamic linker looks. RTLD_NOW and RTLD_LOCAL: a module whose own libraries
+// (driver, cuBLASLt) are missing fails here, with the linker's words as the reason. ABI number and struct sizes are
+// compared before any other member is used. There is no fallback here: the caller decides what an absent module means.
+#include <dlfcn.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "kernels/backend.h"
+
+#define MODULE_NAME "libmesa_kern_cuda.so"
+
+static const char *library_directory(void) {
+    const char *directory = getenv("MESA_LIBRARY_DIR");
+    if (directory && directory[0])
+        return directory;
+#ifdef KERN_LIBRARY_DIR
+    return KERN_LIBRARY_DIR;
+#else
+    return NULL;
+#endif
+}
+
+static kern_status check_abi(const kern_backend *backend, char *reason, size_t reason_size) {
+    if (!backend) {
+        kern_set_reason(reason, reason_size, MODULE_NAME " refuses this program's ABI %d", (int)KERN_ABI);
+        return KERN_NO_DEVICE;
+    }
+    if (backend->abi != KERN_ABI || backend->size_rows != sizeof(kern_rows) ||
+        backend->size_backend != sizeof(kern_backend)) {
+        kern_set_reason(reason, reason_size,
+                        MODULE_NAME
+                        " is of another version: ABI %u, row table %u bytes, table %u bytes; this program has "
+                        "%d, %zu, %zu",
+                        backend->abi, backend->size_rows, backend->size_backend, (int)KERN_ABI, sizeof(kern_rows),
+                        sizeof(kern_backend));
+        return KERN_NO_DEVICE;
+    }
+    return KERN_OK;
+}
+
+kern_status kern_module_open(void **module, const kern_backend **backend, char *reason, size_t reason_size) {
+    static const kern_host host = {KERN_ABI, kern_set_reason};
+    char path[4096];
+    const char *directory = library_directory();
+    int length = directory ? snprintf(path, sizeof path, "%s/" MODULE_NAME, directory)
+                           : snprintf(path, sizeof path, MODULE_NAME);
+    if (length < 0 || (size_t)length >= sizeof path) {
+        kern_set_reason(reason, reason_size, "MESA_LIBRARY_DIR is too long a path");
+        return KERN_NO_DEVICE;
+    }
+    void *handle = dlopen(path, RTLD_NOW | RTLD_LOCAL);
+    if (!handle) {
+        const char *text = dlerror();
+        kern_set_reason(reason, reason_size, "no CUDA module: %s", text ? text : path);
+        return KERN_NO_DEVICE;
+    }
+    kern_status status = KERN_NO_DEVICE;
+    kern_module_function *entry = NULL;
+    void *symbol = dlsym(handle, "kern_module_v1");
+    if (!symbol) {
+        kern_set_reason(reason, reason_size, "%s exports no kern_module_v1", path);
+        goto fail;
+    }
+    memcpy(&entry, &symbol, sizeof entry); // ISO C has no cast from an object to a function pointer
+    *backend = entry(&host);
+    status = check_abi(*backend, reason, reason_size);
+    if (status)
+        goto fail;
+    *module = handle;
+    return KERN_OK;
+fail:
+    dlclose(handle);
+    return status;
+}

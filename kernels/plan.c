@@ -1,0 +1,203 @@
+// SPDX-License-Identifier: Apache-2.0
+// Plans: a list of operations whose operands are references, and the generic runner that resolves and launches them.
+//
+// Each entry is the argument struct as it was added, in one growing block. The operands are its leading members
+// (kern_op_operands), so one loop resolves any operation. Building allocates and checks; running does neither, except
+// for the one check that costs nothing: a reference that must be there and resolves to nothing is refused. State and
+// pages may be absent (training without slots), but not while a row has a slot. A plan is immutable once sealed.
+#include <stdlib.h>
+#include <string.h>
+
+#include "kernels/backend.h"
+
+typedef struct plan_entry {
+    kern_op op;
+    size_t offset; // of the arguments in the block
+} plan_entry;
+
+struct kern_plan {
+    kern_device *device;
+    bool sealed, uses_state;
+    plan_entry *entry;
+    size_t entries, entry_capacity;
+    char *block;
+    size_t bytes, capacity;
+};
+
+// The largest argument struct and its alignment.
+typedef union plan_args {
+#define PLAN_ARGS_MEMBER(code, name, args, first) args name;
+    KERN_OPS(PLAN_ARGS_MEMBER)
+#undef PLAN_ARGS_MEMBER
+} plan_args;
+
+kern_status kern_plan_create(kern_device *device, kern_plan **out) {
+    *out = calloc(1, sizeof **out);
+    if (!*out)
+        return KERN_NO_MEMORY;
+    (*out)->device = device;
+    return KERN_OK;
+}
+
+void kern_plan_free(kern_plan *plan) {
+    if (!plan)
+        return;
+    free(plan->entry);
+    free(plan->block);
+    free(plan);
+}
+
+size_t kern_plan_length(const kern_plan *plan) {
+    return plan->entries;
+}
+
+// ---------------------------------------------------------------------------------------------------------- building
+
+static kern_class ref_class(kern_ptr operand) {
+    return (kern_class)(operand.ref >> 56);
+}
+
+static uint64_t ref_value(kern_ptr operand) {
+    return operand.ref & (((uint64_t)1 << 56) - 1);
+}
+
+static bool ref_is_valid(kern_ptr operand) {
+    switch (ref_class(operand)) {
+    case KERN_CLASS_NULL:
+        return operand.ref == 0;
+    case KERN_CLASS_PARAM:
+    case KERN_CLASS_GRAD:
+        return true;
+    case KERN_CLASS_STATE:
+    case KERN_CLASS_PAGES:
+    case KERN_CLASS_SAVED:
+    case KERN_CLASS_SCRATCH:
+        return ref_value(operand) % 64 == 0;
+    }
+    return false;
+}
+
+// Makes room for `more` bytes or entries by doubling; the old memory stays valid when it fails.
+static bool grow(void **memory, size_t used, size_t *capacity, size_t more, size_t unit) {
+    if (used + more <= *capacity)
+        return true;
+    size_t wanted = *capacity ? 2 * *capacity : 64;
+    while (wanted < used + more)
+        wanted *= 2;
+    void *larger = realloc(*memory, wanted * unit);
+    if (!larger)
+        return false;
+    *memory = larger;
+    *capacity = wanted;
+    return true;
+}
+
+kern_status kern_plan_add(kern_plan *plan, kern_op op, const void *args) {
+    size_t size = kern_op_args_size(op), operands = kern_op_operands(op);
+    if (plan->sealed || size == 0)
+        return KERN_INVALID;
+    plan_args copy;
+    memcpy(&copy, args, size);
+    const kern_ptr *operand = (const kern_ptr *)&copy;
+    bool uses_state = false;
+    for (size_t i = 0; i < operands; i++) {
+        if (!ref_is_valid(operand[i]))
+            return KERN_INVALID;
+        uses_state |= ref_class(operand[i]) == KERN_CLASS_STATE;
+    }
+    kern_status status = kern_reserve(plan->device, op, args);
+    if (status)
+        return status;
+    void *entry = plan->entry, *block = plan->block;
+    bool room = grow(&entry, plan->entries, &plan->entry_capacity, 1, sizeof *plan->entry);
+    plan->entry = entry;
+    if (!room)
+        return KERN_NO_MEMORY;
+    room = grow(&block, plan->bytes, &plan->capacity, size, 1);
+    plan->block = block;
+    if (!room)
+        return KERN_NO_MEMORY;
+    memcpy(plan->block + plan->bytes, args, size);
+    plan->entry[plan->entries++] = (plan_entry){op, plan->bytes};
+    plan->bytes += size;
+    plan->uses_state |= uses_state;
+    return KERN_OK;
+}
+
+kern_status kern_plan_seal(kern_plan *plan) {
+    if (plan->sealed)
+        return KERN_INVALID;
+    plan->sealed = true;
+    return KERN_OK;
+}
+
+// ----------------------------------------------------------------------------------------------------------- running
+
+static void *at(void *base, uint64_t offset) {
+    return base ? (char *)base + offset : NULL;
+}
+
+static void *resolve(kern_ptr operand, const kern_memory *memory) {
+    uint64_t value = ref_value(operand);
+    switch (ref_class(operand)) {
+    case KERN_CLASS_NULL:
+        return NULL;
+    case KERN_CLASS_PARAM:
+        return memory->param ? memory->param[value] : NULL;
+    case KERN_CLASS_GRAD:
+        return memory->grad ? memory->grad[value] : NULL;
+    case KERN_CLASS_STATE:
+        return at(memory->state, value);
+    case KERN_CLASS_PAGES:
+        return at(memory->pages, value);
+    case KERN_CLASS_SAVED:
+        return at(memory->saved, value);
+    case KERN_CLASS_SCRATCH:
+        return at(memory->scratch, value);
+    }
+    return NULL;
+}
+
+static bool may_be_absent(kern_ptr operand) {
+    kern_class class_ = ref_class(operand);
+    return class_ == KERN_CLASS_NULL || class_ == KERN_CLASS_STATE || class_ == KERN_CLASS_PAGES;
+}
+
+static bool some_row_has_a_slot(const kern_rows *rows) {
+    for (int32_t r = 0; rows && r < rows->n_rows; r++)
+        if (rows->row[r].slot >= 0)
+            return true;
+    return false;
+}
+
+static kern_status run_entry(kern_stream *stream, kern_op op, const char *stored, const kern_rows *rows,
+                             const kern_memory *memory) {
+    plan_args args;
+    memcpy(&args, stored, kern_op_args_size(op));
+    kern_ptr *operand = (kern_ptr *)&args;
+    size_t operands = kern_op_operands(op);
+    for (size_t i = 0; i < operands; i++) {
+        void *pointer = resolve(operand[i], memory);
+        if (!pointer && !may_be_absent(operand[i]))
+            return KERN_INVALID;
+        operand[i].p = pointer;
+    }
+    return kern_launch(stream, op, rows, &args);
+}
+
+kern_status kern_plan_run(const kern_plan *plan, kern_stream *stream, const kern_rows *rows,
+                          const kern_memory *memory) {
+    if (!plan->sealed || stream->device != plan->device)
+        return KERN_INVALID;
+    if (plan->uses_state && !memory->state && some_row_has_a_slot(rows))
+        return KERN_INVALID;
+    const kern_backend *backend = plan->device->backend;
+    if (backend->plan_run)
+        return backend->plan_run(plan, stream, rows, memory);
+    for (size_t i = 0; i < plan->entries; i++) {
+        kern_status status = run_entry(stream, plan->entry[i].op, plan->block + plan->entry[i].offset, rows, memory);
+        if (status)
+            return status;
+    }
+    return KERN_OK;
+}
