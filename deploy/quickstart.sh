@@ -87,6 +87,7 @@ if [ "$status" != 200 ]; then
 fi
 jq -er '
     def figures(what): to_entries | map("        \(.key) \(.value)") | ["    " + what] + . | join("\n");
+    if (.choices[0].text | type) != "string" then error("no text") else . end |
     "    text: " + (.choices[0].text | @json),
     (.usage | "    tokens: \(.prompt_tokens) read, \(.completion_tokens) written"),
     (.usage.compute // {} | to_entries[] | select(.value | type == "object")
@@ -100,9 +101,11 @@ server_pid=
 cat <<END
 
 It works. What next:
-  $build/mesa-server --model $model                    serve it on 127.0.0.1:8080
-  $build/mesa-server --model FOLDER                    serve a checkpoint of your own (Hugging Face folder)
-  $build/mesa-trainer --help                           train, evaluate, convert (build it with: ninja -C $build)
-  tests/run.sh                                         build everything and run the tests
+  $build/mesa-server --model $model
+      serves it on 127.0.0.1:8080; any Hugging Face folder of a supported model will do
+  ninja -C $build && $build/mesa-trainer --help
+      train, evaluate, convert
+  tests/run.sh
+      build everything and run the tests
 Knobs of a request are fields of its body: cg_tolerance, cg_max_steps; usage.compute says what they cost.
 END
