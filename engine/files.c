@@ -40,9 +40,7 @@ char *eng_join_path(const char *folder, const char *name) {
 }
 
 eng_status eng_fail_errno(eng_error *error, const char *path, const char *what) {
-    eng_status code = errno == ENOENT || errno == ENOTDIR ? ENG_NOT_FOUND
-                      : errno == ENOMEM                   ? ENG_NO_MEMORY
-                                                          : ENG_IO;
+    eng_status code = errno == ENOENT || errno == ENOTDIR ? ENG_NOT_FOUND : errno == ENOMEM ? ENG_NO_MEMORY : ENG_IO;
     return eng_fail(error, code, "%s: cannot %s: %m", eng_path_tail(path), what);
 }
 

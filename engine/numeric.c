@@ -11,8 +11,8 @@ static const struct {
     const char *name;
     size_t size;
 } dtypes[] = {
-    [ENG_F32] = {"F32", 4}, [ENG_F16] = {"F16", 2}, [ENG_BF16] = {"BF16", 2}, [ENG_F64] = {"F64", 8},
-    [ENG_I64] = {"I64", 8}, [ENG_I32] = {"I32", 4}, [ENG_I16] = {"I16", 2},   [ENG_I8] = {"I8", 1},
+    [ENG_F32] = {"F32", 4}, [ENG_F16] = {"F16", 2},   [ENG_BF16] = {"BF16", 2}, [ENG_F64] = {"F64", 8},
+    [ENG_I64] = {"I64", 8}, [ENG_I32] = {"I32", 4},   [ENG_I16] = {"I16", 2},   [ENG_I8] = {"I8", 1},
     [ENG_U8] = {"U8", 1},   [ENG_BOOL] = {"BOOL", 1},
 };
 

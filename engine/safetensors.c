@@ -20,9 +20,7 @@
 
 _Static_assert(__BYTE_ORDER__ == __ORDER_LITTLE_ENDIAN__, "stored values are used without swapping");
 
-enum { LENGTH_FIELD = 8, WIDEN_PIECE = 16384 };
-
-static const char metadata_key[] = "__metadata__";
+enum { WIDEN_PIECE = 16384 };
 
 struct eng_st_file {
     int fd;
@@ -57,7 +55,7 @@ __attribute__((format(printf, 4, 5))) static eng_status refuse(const reader *fro
 }
 
 static eng_status read_header(reader *from, uint64_t file_size) {
-    unsigned char start[LENGTH_FIELD + 1];
+    unsigned char start[ENG_ST_LENGTH_FIELD + 1];
     if (file_size < sizeof start)
         return refuse(from, ENG_FORMAT, NULL, "%llu bytes are too few for a header", (unsigned long long)file_size);
     eng_status status = eng_read_at(from->file->fd, from->file->path, 0, start, sizeof start, from->error);
@@ -65,19 +63,20 @@ static eng_status read_header(reader *from, uint64_t file_size) {
         return status;
     uint64_t length;
     memcpy(&length, start, sizeof length);
-    if (length > ENG_ST_MAX_HEADER || length > file_size - LENGTH_FIELD) {
+    if (length > ENG_ST_MAX_HEADER || length > file_size - ENG_ST_LENGTH_FIELD) {
         return refuse(from, ENG_FORMAT, NULL, "offset 0: header length %llu, the file has %llu bytes, the limit is %d",
                       (unsigned long long)length, (unsigned long long)file_size, ENG_ST_MAX_HEADER);
     }
-    if (length == 0 || start[LENGTH_FIELD] != '{')
+    if (length == 0 || start[ENG_ST_LENGTH_FIELD] != '{')
         return refuse(from, ENG_FORMAT, NULL, "offset 8: the header does not begin with '{'");
     from->header = malloc((size_t)length);
     if (!from->header)
         return refuse(from, ENG_NO_MEMORY, NULL, "no memory for a header of %llu bytes", (unsigned long long)length);
     from->header_length = (size_t)length;
-    from->data_begin = LENGTH_FIELD + length;
+    from->data_begin = ENG_ST_LENGTH_FIELD + length;
     from->data_bytes = file_size - from->data_begin;
-    return eng_read_at(from->file->fd, from->file->path, LENGTH_FIELD, from->header, (size_t)length, from->error);
+    return eng_read_at(from->file->fd, from->file->path, ENG_ST_LENGTH_FIELD, from->header, (size_t)length,
+                       from->error);
 }
 
 static const char *json_fault(const json_error_t *found) {
@@ -109,7 +108,7 @@ static eng_status refuse_at(const reader *from, size_t position, const char *fau
     int length = place.key_length < sizeof tensor ? (int)place.key_length : (int)sizeof tensor - 1;
     if (place.key)
         snprintf(tensor, sizeof tensor, "%.*s", length, place.key);
-    return refuse(from, ENG_FORMAT, place.key ? tensor : NULL, "offset %zu: %s", LENGTH_FIELD + position, fault);
+    return refuse(from, ENG_FORMAT, place.key ? tensor : NULL, "offset %zu: %s", ENG_ST_LENGTH_FIELD + position, fault);
 }
 
 static eng_status parse_header(const reader *from, json_t **root) {
@@ -127,14 +126,14 @@ static eng_status parse_header(const reader *from, json_t **root) {
 
 static eng_status check_metadata(const reader *from, json_t *metadata) {
     if (!json_is_object(metadata))
-        return refuse(from, ENG_FORMAT, NULL, "%s is not an object", metadata_key);
+        return refuse(from, ENG_FORMAT, NULL, "%s is not an object", ENG_ST_METADATA_KEY);
     if (json_object_size(metadata) > ENG_ST_MAX_METADATA)
-        return refuse(from, ENG_FORMAT, NULL, "%s: more than %d pairs", metadata_key, ENG_ST_MAX_METADATA);
+        return refuse(from, ENG_FORMAT, NULL, "%s: more than %d pairs", ENG_ST_METADATA_KEY, ENG_ST_MAX_METADATA);
     const char *key;
     json_t *value;
     json_object_foreach(metadata, key, value) {
         if (!json_is_string(value))
-            return refuse(from, ENG_FORMAT, NULL, "%s: '%.64s' is not a string", metadata_key, key);
+            return refuse(from, ENG_FORMAT, NULL, "%s: '%.64s' is not a string", ENG_ST_METADATA_KEY, key);
     }
     return ENG_OK;
 }
@@ -199,7 +198,7 @@ static eng_status parse_entry(const reader *from, const json_t *value, eng_st_en
 }
 
 static eng_status allocate_entries(const reader *from, json_t *root) {
-    size_t count = json_object_size(root) - (json_object_get(root, metadata_key) != NULL);
+    size_t count = json_object_size(root) - (json_object_get(root, ENG_ST_METADATA_KEY) != NULL);
     if (count > ENG_ST_MAX_TENSORS)
         return refuse(from, ENG_FORMAT, NULL, "%zu tensors, the limit is %d", count, ENG_ST_MAX_TENSORS);
     size_t name_bytes = 1;
@@ -229,7 +228,7 @@ static eng_status parse_entries(const reader *from, json_t *root) {
     if (status != ENG_OK)
         return status;
     json_object_foreach(root, key, value) {
-        if (strcmp(key, metadata_key) == 0) {
+        if (strcmp(key, ENG_ST_METADATA_KEY) == 0) {
             status = check_metadata(from, value);
             file->metadata = json_incref(value);
         } else {
@@ -267,8 +266,8 @@ static eng_status check_cover(const reader *from) {
         const eng_st_entry *entry = &file->entries[i];
         if (entry->offset != covered) {
             return refuse(from, ENG_FORMAT, entry->name, "offset %llu: %s the tensor before it, which ends at %llu",
-                          (unsigned long long)entry->offset, entry->offset < covered ? "overlaps" : "leaves a gap after",
-                          (unsigned long long)covered);
+                          (unsigned long long)entry->offset,
+                          entry->offset < covered ? "overlaps" : "leaves a gap after", (unsigned long long)covered);
         }
         covered += entry->bytes;
         file->by_name[i] = &file->entries[i];

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// The bound on a safetensors header before it meets the JSON library.
+// The bound on a safetensors header before it meets the JSON library; shared by the reader and the writer.
 //
 // A JSON tree takes many times the memory of its text, so the text is measured first: nesting and the number of
 // objects, arrays and commas. The same walk tells which top-level key a byte belongs to, for error texts.
@@ -7,6 +7,9 @@
 #define ENGINE_SAFETENSORS_HEADER_H
 
 #include <stddef.h>
+
+enum { ENG_ST_LENGTH_FIELD = 8 }; // bytes before the header
+#define ENG_ST_METADATA_KEY "__metadata__"
 
 typedef struct eng_st_measure {
     const char *fault; // NULL: within the bounds

@@ -11,10 +11,9 @@
 #include <string.h>
 
 #include "engine/files.h"
+#include "engine/safetensors_header.h"
 
-enum { LENGTH_FIELD = 8, NARROW_PIECE = 16384 };
-
-static const char metadata_key[] = "__metadata__";
+enum { NARROW_PIECE = 16384 };
 
 typedef struct placed {
     const eng_st_source *source;
@@ -41,7 +40,7 @@ static eng_status check_source(const char *path, placed *tensor, eng_error *erro
         return eng_fail(error, ENG_INVALID, "%s: tensor %zu has no name", eng_path_tail(path), tensor->index);
     if (strlen(source->name) > ENG_ST_MAX_NAME)
         return refuse(path, source, "its name is too long", error);
-    if (strcmp(source->name, metadata_key) == 0)
+    if (strcmp(source->name, ENG_ST_METADATA_KEY) == 0)
         return refuse(path, source, "this name is reserved", error);
     if (!eng_shape_size(source->dtype, source->ndim, source->shape, &tensor->count, &tensor->bytes))
         return refuse(path, source, "unknown dtype or impossible shape", error);
@@ -50,8 +49,7 @@ static eng_status check_source(const char *path, placed *tensor, eng_error *erro
     return ENG_OK;
 }
 
-static eng_status place(const char *path, const eng_st_source *tensors, size_t count, placed *order,
-                        eng_error *error) {
+static eng_status place(const char *path, const eng_st_source *tensors, size_t count, placed *order, eng_error *error) {
     for (size_t i = 0; i < count; i++) {
         order[i] = (placed){.source = &tensors[i], .index = i};
         eng_status status = check_source(path, &order[i], error);
@@ -66,7 +64,7 @@ static eng_status add_metadata(json_t *header, const char *path, const char *con
     if (!metadata || !metadata[0])
         return ENG_OK;
     json_t *pairs = json_object();
-    if (json_object_set_new(header, metadata_key, pairs) != 0)
+    if (json_object_set_new(header, ENG_ST_METADATA_KEY, pairs) != 0)
         return eng_fail(error, ENG_NO_MEMORY, "%s: no memory for its header", eng_path_tail(path));
     for (size_t i = 0; metadata[i]; i += 2) {
         const char *key = metadata[i], *value = metadata[i + 1];
@@ -107,23 +105,22 @@ static eng_status add_tensors(json_t *header, const char *path, const placed *or
 }
 
 // *text is new: the length field, the JSON and its padding.
-static eng_status render_header(const json_t *header, const char *path, char **text, size_t *length,
-                                eng_error *error) {
+static eng_status render_header(const json_t *header, const char *path, char **text, size_t *length, eng_error *error) {
     size_t json_length = json_dumpb(header, NULL, 0, JSON_COMPACT);
     size_t padded = (json_length + 7) / 8 * 8;
     if (padded > ENG_ST_MAX_HEADER)
         return eng_fail(error, ENG_TOO_LONG, "%s: a header of %zu bytes", eng_path_tail(path), padded);
-    char *bytes = malloc(LENGTH_FIELD + padded);
+    char *bytes = malloc(ENG_ST_LENGTH_FIELD + padded);
     if (!bytes || json_length == 0 ||
-        json_dumpb(header, bytes + LENGTH_FIELD, json_length, JSON_COMPACT) != json_length) {
+        json_dumpb(header, bytes + ENG_ST_LENGTH_FIELD, json_length, JSON_COMPACT) != json_length) {
         free(bytes);
         return eng_fail(error, ENG_NO_MEMORY, "%s: no memory for its header", eng_path_tail(path));
     }
-    memset(bytes + LENGTH_FIELD + json_length, ' ', padded - json_length);
+    memset(bytes + ENG_ST_LENGTH_FIELD + json_length, ' ', padded - json_length);
     uint64_t field = padded;
     memcpy(bytes, &field, sizeof field);
     *text = bytes;
-    *length = LENGTH_FIELD + padded;
+    *length = ENG_ST_LENGTH_FIELD + padded;
     return ENG_OK;
 }
 

@@ -12,8 +12,8 @@
 
 const char *eng_status_text(eng_status status) {
     switch (status) {
-#define ENG_STATUS_CASE(name, value, text)                                                         \
-    case ENG_##name:                                                                               \
+#define ENG_STATUS_CASE(name, value, text) \
+    case ENG_##name:                       \
         return text;
         ENG_STATUS_MAP(ENG_STATUS_CASE)
 #undef ENG_STATUS_CASE
