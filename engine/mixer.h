@@ -2,8 +2,8 @@
 // The table of sequence mixers. A mixer is one file of projections, activations and gates on top of the kernel families.
 //
 // A mixer never launches: forward and backward emit operations into a plan, once per model and plan. Forward leaves the
-// references of what backward needs in eng_emit.saved[layer]. Buffers come from the emitter: eng_emit_saved for what lives until
-// backward, eng_emit_scratch for what dies with the block (eng_emit_release takes back everything since a mark).
+// references that backward needs in eng_emit_kept(emit, layer); the emitter (forward_internal.h) hands out buffers and keeps the
+// first failure, so the emitting code reads as the mathematics does.
 #ifndef ENGINE_MIXER_H
 #define ENGINE_MIXER_H
 
@@ -17,9 +17,9 @@ typedef struct eng_mixer {
     // Declares the layer's tensors (prefix such as "model.layers.3.attn.") and its state and page bytes.
     eng_status (*declare)(eng_model *model, int32_t layer, const char *prefix, eng_error *error);
     // y = residual + mixer(x); x (T, hidden) is the normed input, y may be residual.
-    eng_status (*forward)(eng_emit *emit, int32_t layer, kern_ptr x, kern_ptr residual, kern_ptr y);
+    void (*forward)(eng_emit *emit, int32_t layer, kern_ptr x, kern_ptr residual, kern_ptr y);
     // From dy (T, hidden), the gradient of the mixer's output: dx = gradient of x (written, not added), parameters' gradients added.
-    eng_status (*backward)(eng_emit *emit, int32_t layer, kern_ptr x, kern_ptr dy, kern_ptr dx);
+    void (*backward)(eng_emit *emit, int32_t layer, kern_ptr x, kern_ptr dy, kern_ptr dx);
     double (*flops)(const eng_model *model, int32_t layer, double position, double cg_steps); // a token, projections apart
 } eng_mixer;
 

@@ -100,10 +100,17 @@ typedef struct eng_tensor {
     int32_t layer; // -1: outside the blocks
 } eng_tensor;
 
+// A table computed from the config (RoPE frequencies), uploaded beside the tensors: weights->param[model->tensors + its index].
+typedef struct eng_constant {
+    float *value;
+    int32_t count;
+} eng_constant;
+
 typedef struct eng_layer {
     int32_t mixer_norm, mlp_norm, gate_proj, up_proj, down_proj; // indices into the tensor table
     int32_t gate_bias, up_bias, down_bias;                       // -1: none
     int32_t mixer[ENG_MAX_MIXER_TENSORS];                        // the mixer's own, in the order of its enum; -1: absent
+    int32_t constant;                                            // the mixer's table among the model's constants; -1: none
     size_t state_offset, state_bytes;                            // inside a state slot; 64-byte aligned
     size_t page_offset, page_bytes;                              // inside a KV page of all layers; 0 bytes: none
 } eng_layer;
@@ -112,6 +119,8 @@ typedef struct eng_model {
     eng_config config;
     eng_tensor *tensor;
     int32_t tensors;
+    eng_constant *constant;
+    int32_t constants;
     eng_layer *layer;
     int32_t embed, final_norm, head; // tensor indices; head = embed if tied
     uint64_t parameters;

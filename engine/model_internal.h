@@ -17,6 +17,9 @@ void eng_model_add_state(eng_model *model, int32_t layer, size_t bytes);
 // Bytes that a KV page of 64 tokens holds for the layer.
 void eng_model_add_pages(eng_model *model, int32_t layer, size_t bytes);
 
+// Adds a table to upload beside the tensors (takes value, which free() ends, also on failure). Returns its index or -1.
+int32_t eng_model_add_constant(eng_model *model, float *value, int32_t count);
+
 // Start values, models.md 1.8: linear weights N(0, initializer_range); those that write into the residual stream
 // divided by sqrt(2 layers) unless "init" is "fla".
 eng_init eng_init_linear(const eng_model *model);

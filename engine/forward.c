@@ -1,0 +1,250 @@
+// SPDX-License-Identifier: Apache-2.0
+// Emits a model's plan: embed, blocks, norm, head, and their backward in reverse.
+//
+// The residual stream of a serving plan is one buffer that every block adds to. A training plan writes each block's output to a
+// buffer of its own, since the norms' backward reads their inputs. With recomputation a block's (or a mixer's) activations
+// lie in scratch, and backward emits their operations again just before it needs them.
+#include "engine/forward_internal.h"
+
+#include <math.h>
+#include <stdlib.h>
+
+enum { HEAD_TILE_TOKENS = 128 }; // 16 MiB of logits at a vocabulary of 32,000
+
+typedef struct block_kept {
+    kern_ptr input, mixer_normed, middle, mlp_normed, gate, up, activated;
+} block_kept;
+
+// The MLP's half of a block: output = middle + down(silu(gate) * up).
+static void emit_mlp(eng_emit *emit, int32_t layer, block_kept *block, kern_ptr output) {
+    const eng_config *config = &emit->model->config;
+    const eng_layer *tensor = &emit->model->layer[layer];
+    block->mlp_normed = eng_emit_activation(emit, config->hidden_size);
+    block->gate = eng_emit_activation(emit, config->intermediate_size);
+    block->up = eng_emit_activation(emit, config->intermediate_size);
+    block->activated = eng_emit_activation(emit, config->intermediate_size);
+    eng_emit_norm(emit, block->middle, tensor->mlp_norm, eng_null(), block->mlp_normed, 1, config->norm_eps);
+    eng_emit_linear(emit, block->mlp_normed, tensor->gate_proj, tensor->gate_bias, eng_null(), block->gate);
+    eng_emit_linear(emit, block->mlp_normed, tensor->up_proj, tensor->up_bias, eng_null(), block->up);
+    eng_emit_op(emit, KERN_OP_SWIGLU,
+                &(kern_swiglu_args){.gate = block->gate,
+                                    .up = block->up,
+                                    .y = block->activated,
+                                    .width = config->intermediate_size});
+    if (output.ref != 0)
+        eng_emit_linear(emit, block->activated, tensor->down_proj, tensor->down_bias, block->middle, output);
+}
+
+// The mixer's half: middle = input + mixer(norm(input)). A null `middle` leaves the last product out (recomputation).
+static void emit_mixer(eng_emit *emit, int32_t layer, block_kept *block, kern_ptr middle) {
+    const eng_config *config = &emit->model->config;
+    block->mixer_normed = eng_emit_activation(emit, config->hidden_size);
+    eng_emit_norm(emit, block->input, emit->model->layer[layer].mixer_norm, eng_null(), block->mixer_normed, 1,
+                  config->norm_eps);
+    config->layer[layer].mixer->forward(emit, layer, block->mixer_normed, block->input, middle);
+}
+
+static kern_ptr emit_block(eng_emit *emit, int32_t layer, kern_ptr input, block_kept *block) {
+    int32_t hidden = emit->model->config.hidden_size;
+    eng_recompute recompute = emit->options->recompute;
+    uint64_t mark = emit->scratch;
+    kern_ptr output = input;
+    block->input = block->middle = input;
+    if (eng_trains(emit)) {
+        output = eng_emit_saved_bytes(emit, sizeof(float) * (uint64_t)hidden * (uint64_t)emit->tokens);
+        emit->keep = recompute != ENG_RECOMPUTE_BLOCK;
+        block->middle = eng_emit_activation(emit, hidden);
+        emit->keep = recompute == ENG_RECOMPUTE_NONE;
+    }
+    emit_mixer(emit, layer, block, block->middle);
+    emit->keep = eng_trains(emit) && recompute != ENG_RECOMPUTE_BLOCK;
+    emit_mlp(emit, layer, block, output);
+    emit->scratch = mark;
+    return output;
+}
+
+static void emit_mlp_backward(eng_emit *emit, int32_t layer, const block_kept *block, kern_ptr d_residual) {
+    const eng_config *config = &emit->model->config;
+    const eng_layer *tensor = &emit->model->layer[layer];
+    kern_ptr d_activated = eng_emit_scratch(emit, config->intermediate_size);
+    kern_ptr d_gate = eng_emit_scratch(emit, config->intermediate_size);
+    kern_ptr d_normed = eng_emit_scratch(emit, config->hidden_size);
+    eng_emit_linear_backward(emit, block->activated, tensor->down_proj, tensor->down_bias, d_residual, d_activated,
+                             false);
+    eng_emit_op(emit, KERN_OP_SWIGLU_BACKWARD,
+                &(kern_swiglu_backward_args){.gate = block->gate,
+                                             .up = block->up,
+                                             .dy = d_activated,
+                                             .dgate = d_gate,
+                                             .dup = d_activated,
+                                             .width = config->intermediate_size});
+    eng_emit_linear_backward(emit, block->mlp_normed, tensor->gate_proj, tensor->gate_bias, d_gate, d_normed, false);
+    eng_emit_linear_backward(emit, block->mlp_normed, tensor->up_proj, tensor->up_bias, d_activated, d_normed, true);
+    eng_emit_norm_backward(emit, block->middle, tensor->mlp_norm, eng_null(), d_normed, d_residual, eng_null(), 1,
+                           config->norm_eps, true);
+}
+
+// d_residual: in, the gradient of the block's output; out, of its input.
+static void emit_block_backward(eng_emit *emit, int32_t layer, block_kept *block, kern_ptr d_residual) {
+    const eng_config *config = &emit->model->config;
+    eng_recompute recompute = emit->options->recompute;
+    uint64_t mark = emit->scratch;
+    emit->keep = false;
+    if (recompute == ENG_RECOMPUTE_BLOCK) {
+        block->middle = eng_emit_scratch(emit, config->hidden_size);
+        emit_mixer(emit, layer, block, block->middle);
+        emit_mlp(emit, layer, block, eng_null());
+    }
+    emit_mlp_backward(emit, layer, block, d_residual);
+    if (recompute == ENG_RECOMPUTE_MIXER)
+        emit_mixer(emit, layer, block, eng_null());
+    kern_ptr d_normed = eng_emit_scratch(emit, config->hidden_size);
+    config->layer[layer].mixer->backward(emit, layer, block->mixer_normed, d_residual, d_normed);
+    eng_emit_norm_backward(emit, block->input, emit->model->layer[layer].mixer_norm, eng_null(), d_normed, d_residual,
+                           eng_null(), 1, config->norm_eps, true);
+    emit->scratch = mark;
+}
+
+static float embed_scale(const eng_config *config) {
+    return config->scale_embeddings ? sqrtf((float)config->hidden_size) : 1.0F;
+}
+
+static void emit_head_logits(eng_emit *emit) {
+    const eng_config *config = &emit->model->config;
+    eng_plan *plan = emit->plan;
+    uint64_t rows = (uint64_t)emit->options->max_logits;
+    plan->logits = eng_emit_saved_bytes(emit, sizeof(float) * rows * (uint64_t)config->vocab_size);
+    plan->finite = eng_emit_saved_bytes(emit, sizeof(int32_t) * rows);
+    plan->sampled = eng_emit_saved_bytes(emit, sizeof(int32_t) * rows);
+    plan->logprob = eng_emit_saved_bytes(emit, sizeof(float) * rows);
+    eng_emit_op(emit, KERN_OP_HEAD_LOGITS,
+                &(kern_head_logits_args){.x = plan->hidden,
+                                         .weight = eng_param(emit->model->head),
+                                         .logits = plan->logits,
+                                         .finite = plan->finite,
+                                         .width = config->hidden_size,
+                                         .vocabulary = config->vocab_size,
+                                         .soft_cap = config->logits_soft_cap});
+    eng_emit_op(emit, KERN_OP_SAMPLE,
+                &(kern_sample_args){.logits = plan->logits,
+                                    .id = plan->sampled,
+                                    .logprob = plan->logprob,
+                                    .vocabulary = config->vocab_size});
+}
+
+static void emit_head_loss(eng_emit *emit, kern_ptr d_hidden) {
+    const eng_config *config = &emit->model->config;
+    int32_t tile = emit->tokens < HEAD_TILE_TOKENS ? emit->tokens : HEAD_TILE_TOKENS;
+    uint64_t mark = emit->scratch;
+    emit->plan->loss = eng_emit_saved_bytes(emit, sizeof(float) * (uint64_t)emit->tokens);
+    kern_ptr tile_memory =
+        eng_emit_scratch_bytes(emit, sizeof(float) * (uint64_t)tile * (uint64_t)config->vocab_size);
+    eng_emit_op(emit, KERN_OP_HEAD_LOSS,
+                &(kern_head_loss_args){.x = emit->plan->hidden,
+                                       .weight = eng_param(emit->model->head),
+                                       .loss = emit->plan->loss,
+                                       .dx = d_hidden,
+                                       .grad_weight = eng_trains(emit) ? eng_grad(emit->model->head) : eng_null(),
+                                       .tile = tile_memory,
+                                       .width = config->hidden_size,
+                                       .vocabulary = config->vocab_size,
+                                       .tile_tokens = tile,
+                                       .soft_cap = config->logits_soft_cap});
+    emit->scratch = mark;
+}
+
+static void emit_model(eng_emit *emit, block_kept *blocks) {
+    const eng_config *config = &emit->model->config;
+    uint64_t stream_bytes = sizeof(float) * (uint64_t)config->hidden_size * (uint64_t)emit->tokens;
+    kern_ptr stream = eng_emit_saved_bytes(emit, stream_bytes);
+    eng_emit_op(emit, KERN_OP_EMBED,
+                &(kern_embed_args){.weight = eng_param(emit->model->embed),
+                                   .y = stream,
+                                   .width = config->hidden_size,
+                                   .scale = embed_scale(config)});
+    for (int32_t layer = 0; layer < config->layers; layer++)
+        stream = emit_block(emit, layer, stream, &blocks[layer]);
+    emit->plan->hidden = eng_emit_saved_bytes(emit, stream_bytes);
+    eng_emit_norm(emit, stream, emit->model->final_norm, eng_null(), emit->plan->hidden, 1, config->norm_eps);
+    if (eng_serves(emit)) {
+        emit_head_logits(emit);
+        return;
+    }
+    if (!eng_trains(emit)) {
+        emit_head_loss(emit, eng_null());
+        return;
+    }
+    kern_ptr d_hidden = eng_emit_scratch(emit, config->hidden_size);
+    kern_ptr d_residual = eng_emit_scratch(emit, config->hidden_size);
+    emit_head_loss(emit, d_hidden);
+    eng_emit_norm_backward(emit, stream, emit->model->final_norm, eng_null(), d_hidden, d_residual, eng_null(), 1,
+                           config->norm_eps, false);
+    for (int32_t layer = config->layers; layer-- > 0;)
+        emit_block_backward(emit, layer, &blocks[layer], d_residual);
+    eng_emit_op(emit, KERN_OP_EMBED_BACKWARD,
+                &(kern_embed_backward_args){.dy = d_residual,
+                                            .grad = eng_grad(emit->model->embed),
+                                            .width = config->hidden_size,
+                                            .scale = embed_scale(config)});
+}
+
+static eng_status check_options(const eng_plan_options *options, eng_error *error) {
+    if (options->max_tokens < 1 || options->max_rows < 1 ||
+        (options->kind == ENG_PLAN_SERVE && options->max_logits < 1))
+        return eng_fail(error, ENG_INVALID, "a plan needs at least one token, one row and, to serve, one logits row");
+    return ENG_OK;
+}
+
+eng_status eng_plan_create(const eng_model *model, kern_device *device, const eng_plan_options *options, eng_plan **out,
+                           eng_error *error) {
+    eng_status status = check_options(options, error);
+    if (status != ENG_OK)
+        return status;
+    size_t layers = (size_t)model->config.layers;
+    int32_t chunk = kern_device_describe(device)->chunk;
+    eng_emit emit = {.model = model,
+                     .options = options,
+                     .tokens = options->max_tokens,
+                     .chunks = options->max_tokens / chunk + 2 * options->max_rows,
+                     .error = error};
+    block_kept *blocks = calloc(layers, sizeof *blocks);
+    emit.kept = calloc(layers, sizeof *emit.kept);
+    eng_plan *plan = emit.plan = calloc(1, sizeof *plan);
+    if (plan) {
+        plan->report = calloc(layers, sizeof *plan->report);
+        plan->backward_report = calloc(layers, sizeof *plan->backward_report);
+        plan->model = model;
+        plan->options = *options;
+    }
+    if (!blocks || !emit.kept || !plan || !plan->report || !plan->backward_report) {
+        emit.status = eng_fail(error, ENG_NO_MEMORY, "out of memory for a plan of %zu layers", layers);
+        goto out;
+    }
+    kern_status made = kern_plan_create(device, &plan->plan);
+    if (made != KERN_OK) {
+        emit.status = eng_fail_kernel(error, made, "making a plan");
+        goto out;
+    }
+    emit_model(&emit, blocks);
+    if (emit.status == ENG_OK && (made = kern_plan_seal(plan->plan)) != KERN_OK)
+        emit.status = eng_fail_kernel(error, made, "sealing a plan");
+    plan->saved_bytes = emit.saved;
+    plan->scratch_bytes = emit.scratch_peak;
+out:
+    free(blocks);
+    free(emit.kept);
+    if (emit.status == ENG_OK)
+        *out = plan;
+    else
+        eng_plan_free(plan);
+    return emit.status;
+}
+
+void eng_plan_free(eng_plan *plan) {
+    if (!plan)
+        return;
+    kern_plan_free(plan->plan);
+    free(plan->report);
+    free(plan->backward_report);
+    free(plan);
+}

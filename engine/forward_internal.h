@@ -1,0 +1,66 @@
+// SPDX-License-Identifier: Apache-2.0
+// The emitter: what forward.c and the mixers share while a plan is written.
+//
+// Buffers are byte offsets handed out by two bump allocators. *Activations* are what backward reads: they live in the saved
+// class, or in scratch when nothing will read them (serving, scoring) or when they are computed again (recomputation).
+// *Scratch* dies with the block. The first failure sticks; eng_plan_create reports it.
+#ifndef ENGINE_FORWARD_INTERNAL_H
+#define ENGINE_FORWARD_INTERNAL_H
+
+#include "engine/forward.h"
+#include "engine/mixer.h"
+
+enum { ENG_MAX_KEPT = 24 };
+
+struct eng_emit {
+    const eng_model *model;
+    const eng_plan_options *options;
+    eng_plan *plan;
+    int32_t tokens;       // max_tokens of the plan
+    int32_t chunks;       // the most chunks that many tokens and rows can make
+    uint64_t saved, scratch, scratch_peak;
+    bool keep;            // activations go to saved
+    kern_ptr (*kept)[ENG_MAX_KEPT]; // (layers) the mixer's own references for backward
+    eng_status status;
+    eng_error *error;
+};
+
+static inline kern_ptr eng_null(void) {
+    return kern_ref(KERN_CLASS_NULL, 0);
+}
+// Tensor `index` of the table; null for -1.
+static inline kern_ptr eng_param(int32_t index) {
+    return index < 0 ? eng_null() : kern_ref(KERN_CLASS_PARAM, (uint64_t)index);
+}
+static inline kern_ptr eng_grad(int32_t index) {
+    return index < 0 ? eng_null() : kern_ref(KERN_CLASS_GRAD, (uint64_t)index);
+}
+static inline bool eng_trains(const eng_emit *emit) {
+    return emit->options->kind == ENG_PLAN_TRAIN;
+}
+static inline bool eng_serves(const eng_emit *emit) {
+    return emit->options->kind == ENG_PLAN_SERVE;
+}
+
+// Appends an operation; args is the operation's struct with references.
+void eng_emit_op(eng_emit *emit, kern_op op, const void *args);
+
+kern_ptr eng_emit_saved_bytes(eng_emit *emit, uint64_t bytes);
+kern_ptr eng_emit_scratch_bytes(eng_emit *emit, uint64_t bytes);
+kern_ptr eng_emit_activation_bytes(eng_emit *emit, uint64_t bytes);
+kern_ptr eng_emit_activation(eng_emit *emit, int64_t width); // (T, width)
+kern_ptr eng_emit_scratch(eng_emit *emit, int64_t width);    // (T, width)
+
+// The layer's state at `offset` bytes of its part of the slot; null when the plan has no slots.
+kern_ptr eng_emit_state(const eng_emit *emit, int32_t layer, size_t offset);
+
+// Shorthands for the operations that every mixer uses. weight and bias are tensor indices.
+void eng_emit_linear(eng_emit *emit, kern_ptr x, int32_t weight, int32_t bias, kern_ptr residual, kern_ptr y);
+// dx (written, or added with accumulate; null: not wanted) and the gradients of weight and bias.
+void eng_emit_linear_backward(eng_emit *emit, kern_ptr x, int32_t weight, int32_t bias, kern_ptr dy, kern_ptr dx,
+                              bool accumulate);
+void eng_emit_norm(eng_emit *emit, kern_ptr x, int32_t weight, kern_ptr gate, kern_ptr y, int32_t groups, float eps);
+void eng_emit_norm_backward(eng_emit *emit, kern_ptr x, int32_t weight, kern_ptr gate, kern_ptr dy, kern_ptr dx,
+                            kern_ptr dgate, int32_t groups, float eps, bool accumulate);
+
+#endif

@@ -1,0 +1,14 @@
+// SPDX-License-Identifier: Apache-2.0
+// The table of mixers, by the names that layer_types uses.
+#include "engine/mixer.h"
+
+#include <string.h>
+
+static const eng_mixer *const mixers[] = {&eng_mixer_mesa, &eng_mixer_attention};
+
+const eng_mixer *eng_mixer_find(const char *name) {
+    for (size_t i = 0; i < sizeof mixers / sizeof *mixers; i++)
+        if (strcmp(mixers[i]->name, name) == 0)
+            return mixers[i];
+    return NULL;
+}
