@@ -59,14 +59,36 @@ static inline vf vf_set(float x) {
     return x - (vf){0};
 }
 // The first n lanes of p, the rest 0; n < KERN_VL.
+#if defined(KERN_ISA_AVX512)
+static inline vf vf_load_part(const float *p, int n) {
+    return (vf)_mm512_maskz_loadu_ps((__mmask16)((1u << n) - 1), p);
+}
+static inline void vf_store_part(float *p, vf x, int n) {
+    _mm512_mask_storeu_ps(p, (__mmask16)((1u << n) - 1), (__m512)x);
+}
+#elif defined(KERN_ISA_AVX2)
+static inline vi vf_part_mask(int n) {
+    const vi lane = {0, 1, 2, 3, 4, 5, 6, 7};
+    return lane < n;
+}
+static inline vf vf_load_part(const float *p, int n) {
+    return (vf)_mm256_maskload_ps(p, (__m256i)vf_part_mask(n));
+}
+static inline void vf_store_part(float *p, vf x, int n) {
+    _mm256_maskstore_ps(p, (__m256i)vf_part_mask(n), (__m256)x);
+}
+#else
 static inline vf vf_load_part(const float *p, int n) {
     vf x = {0};
-    memcpy(&x, p, (size_t)n * sizeof(float));
+    for (int i = 0; i < n; i++)
+        x[i] = p[i];
     return x;
 }
 static inline void vf_store_part(float *p, vf x, int n) {
-    memcpy(p, &x, (size_t)n * sizeof(float));
+    for (int i = 0; i < n; i++)
+        p[i] = x[i];
 }
+#endif
 static inline vf vf_select(vi mask, vf yes, vf no) {
     return (vf)((mask & (vi)yes) | (~mask & (vi)no));
 }
@@ -86,13 +108,20 @@ static inline vf vf_min(vf a, vf b) {
 }
 #endif
 // Sum of the lanes by halving: lane i + lane i + VL/2, and so on.
+typedef float vf_quarter __attribute__((vector_size(16)));
+typedef float vf_half __attribute__((vector_size(32)));
 static inline float vf_sum(vf x) {
-    float lane[KERN_VL];
-    memcpy(lane, &x, sizeof x);
-    for (int half = KERN_VL / 2; half > 0; half /= 2)
-        for (int i = 0; i < half; i++)
-            lane[i] += lane[i + half];
-    return lane[0];
+#if defined(KERN_ISA_AVX512)
+    vf_half y = __builtin_shufflevector(x, x, 0, 1, 2, 3, 4, 5, 6, 7) +
+                __builtin_shufflevector(x, x, 8, 9, 10, 11, 12, 13, 14, 15);
+    vf_quarter z = __builtin_shufflevector(y, y, 0, 1, 2, 3) + __builtin_shufflevector(y, y, 4, 5, 6, 7);
+#elif defined(KERN_ISA_AVX2)
+    vf_quarter z = __builtin_shufflevector(x, x, 0, 1, 2, 3) + __builtin_shufflevector(x, x, 4, 5, 6, 7);
+#else
+    vf_quarter z = x;
+#endif
+    z += __builtin_shufflevector(z, z, 2, 3, 2, 3);
+    return z[0] + z[1];
 }
 // e^x within 2 ulp; 0 below -87.3, e^88.7 above it (never infinite).
 static inline vf vf_exp(vf x) {

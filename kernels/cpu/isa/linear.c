@@ -1,0 +1,246 @@
+// SPDX-License-Identifier: Apache-2.0
+// linear and its backward:  y = x W^T + bias + residual,  dx = dy W,  dW += dy^T x,  dbias += sum_t dy.
+//
+// Forward. Generated tokens go through the row kernel (linear_rows.h). A prompt chunk is a product of its own: its tokens are
+// padded with zeros to 8, 16, 32 or 64 rows and multiplied with slices of 192 outputs, so that its bits are a function of
+// the chunk alone. With rows->merge the prompt tokens are cut into blocks of 512 instead. bf16 weights are widened a slice at a
+// time. A task is one slice and some chunks; the products land in the thread's workspace and are added to bias, then residual.
+//
+// Backward. Tasks own blocks of their output, and one library call sums over all that is summed over, so the order over tokens
+// is fixed. W must be float32.
+#include "kernels/cpu/isa/linear_rows.h"
+#include "kernels/cpu/isa/products.h"
+
+enum {
+    MERGED_TOKENS = 512,
+    CHUNKS_A_TASK = 8,     // chunks that share one widened slice
+    BACKWARD_TOKENS = 512, // tokens of one task of dx
+    GRAD_ROWS = 192,       // block of dW of one task
+    GRAD_COLS = 512,
+};
+
+static int padded_tokens(int length) {
+    int padded = 8;
+    while (padded < length)
+        padded *= 2;
+    return padded;
+}
+
+// ------------------------------------------------------------------------------------------------- forward, prompt tokens
+
+typedef struct token_block {
+    int32_t token0, length;
+} token_block;
+
+static int32_t block_count(const kern_rows *rows) {
+    if (!rows->merge)
+        return rows->n_chunks;
+    return (rows->n_tokens - rows->n_generated + MERGED_TOKENS - 1) / MERGED_TOKENS;
+}
+
+static token_block block_at(const kern_rows *rows, int32_t index) {
+    if (!rows->merge)
+        return (token_block){rows->chunk[index].token0, rows->chunk[index].length};
+    int32_t token0 = rows->n_generated + index * MERGED_TOKENS, left = rows->n_tokens - token0;
+    return (token_block){token0, left < MERGED_TOKENS ? left : MERGED_TOKENS};
+}
+
+// Pieces of one thread's workspace.
+typedef struct scratch {
+    float *x;       // (chunk, cols) a chunk with zero rows behind it
+    float *product; // (MERGED_TOKENS, KERN_SLICE)
+    float *weight;  // (KERN_SLICE, cols) widened
+} scratch;
+
+static size_t scratch_bytes(int chunk, int64_t cols) {
+    return kern_align64((size_t)chunk * cols * sizeof(float)) +
+           kern_align64((size_t)MERGED_TOKENS * KERN_SLICE * sizeof(float)) +
+           kern_align64((size_t)KERN_SLICE * cols * sizeof(float));
+}
+
+static scratch scratch_of(const kern_cpu *cpu, int64_t cols) {
+    char *memory = kern_cpu_workspace(cpu, kern_team_thread());
+    scratch s = {.x = (float *)memory};
+    memory += kern_align64((size_t)cpu->chunk * cols * sizeof(float));
+    s.product = (float *)memory;
+    memory += kern_align64((size_t)MERGED_TOKENS * KERN_SLICE * sizeof(float));
+    s.weight = (float *)memory;
+    return s;
+}
+
+static void widen(const uint16_t *from, float *to, int64_t count) {
+    int64_t i = 0;
+    for (; i + KERN_VL <= count; i += KERN_VL)
+        vf_store(to + i, vf_load_bf16(from + i));
+    if (i < count)
+        vf_store_part(to + i, vf_load_bf16_part(from + i, (int)(count - i)), (int)(count - i));
+}
+
+// y (length, width) = product + bias + residual for outputs [row0, row0 + width).
+static void write_outputs(const kern_linear_args *a, token_block block, int64_t row0, int width, const float *product) {
+    for (int t = 0; t < block.length; t++) {
+        const float *from = product + (int64_t)t * KERN_SLICE;
+        int64_t at = (int64_t)(block.token0 + t) * a->rows + row0;
+        float *y = a->y.f + at;
+        const float *bias = a->bias.f ? a->bias.f + row0 : NULL;
+        const float *residual = a->residual.f ? a->residual.f + at : NULL;
+        if (bias && residual)
+            for (int o = 0; o < width; o++)
+                y[o] = from[o] + bias[o] + residual[o];
+        else if (residual)
+            for (int o = 0; o < width; o++)
+                y[o] = from[o] + residual[o];
+        else if (bias)
+            for (int o = 0; o < width; o++)
+                y[o] = from[o] + bias[o];
+        else
+            memcpy(y, from, (size_t)width * sizeof(float));
+    }
+}
+
+// One slice of outputs for the blocks [first, last).
+static void prompt_task(const kern_rows *rows, const kern_linear_args *a, int64_t row0, int32_t first, int32_t last,
+                        scratch s, int *failed) {
+    const int64_t cols = a->cols;
+    const int width = (int)(a->rows - row0 < KERN_SLICE ? a->rows - row0 : KERN_SLICE);
+    const kern_weight *w = a->weight.w;
+    const float *weight = (const float *)w->data + (w->dtype == KERN_F32 ? row0 * cols : 0);
+    if (w->dtype == KERN_BF16) {
+        widen((const uint16_t *)w->data + row0 * cols, s.weight, width * cols);
+        weight = s.weight;
+    }
+    for (int32_t index = first; index < last; index++) {
+        token_block block = block_at(rows, index);
+        const float *x = a->x.f + block.token0 * cols;
+        int padded = rows->merge ? block.length : padded_tokens(block.length);
+        if (padded != block.length) {
+            memcpy(s.x, x, (size_t)block.length * cols * sizeof(float));
+            memset(s.x + block.length * cols, 0, (size_t)(padded - block.length) * cols * sizeof(float));
+            x = s.x;
+        }
+        kern_product('n', 't', padded, width, cols, x, cols, weight, cols, 0, s.product, KERN_SLICE, failed);
+        write_outputs(a, block, row0, width, s.product);
+    }
+}
+
+static kern_status prompt_tokens(const kern_cpu *cpu, const kern_rows *rows, const kern_linear_args *a) {
+    const int32_t blocks = block_count(rows), tokens = rows->n_tokens - rows->n_generated;
+    const int32_t blocks_a_task = rows->merge ? 1 : CHUNKS_A_TASK;
+    const int32_t groups = (blocks + blocks_a_task - 1) / blocks_a_task;
+    const int64_t slices = (a->rows + KERN_SLICE - 1) / KERN_SLICE;
+    int failed = 0;
+#pragma omp parallel if (kern_worth_team(2.0 * tokens * a->rows * a->cols))
+    {
+        kern_products_begin();
+        scratch s = scratch_of(cpu, a->cols);
+#pragma omp for schedule(static)
+        for (int64_t task = 0; task < slices * groups; task++) {
+            int32_t first = (int32_t)(task % groups) * blocks_a_task;
+            int32_t last = first + blocks_a_task < blocks ? first + blocks_a_task : blocks;
+            prompt_task(rows, a, task / groups * KERN_SLICE, first, last, s, &failed);
+        }
+    }
+    return failed ? KERN_NO_MEMORY : KERN_OK;
+}
+
+// ------------------------------------------------------------------------------------------------------------- launchers
+
+KERN_PREPARE(linear, kern_linear_args) {
+    if (a->cols < 1 || a->rows < 1 || !a->x.ref || !a->weight.ref || !a->y.ref)
+        return KERN_INVALID;
+    *thread_bytes = scratch_bytes(cpu->chunk, a->cols);
+    return KERN_OK;
+}
+
+KERN_RUN(linear, kern_linear_args) {
+    const kern_weight *w = a->weight.w;
+    if (w->rows != a->rows || w->cols != a->cols)
+        return KERN_INVALID;
+    if (w->dtype != KERN_F32 && w->dtype != KERN_BF16)
+        return KERN_UNSUPPORTED;
+    if (rows->n_generated > 0) {
+        const kern_linear_rows job = {.weight = w,
+                                      .x = a->x.f,
+                                      .bias = a->bias.f,
+                                      .residual = a->residual.f,
+                                      .y = a->y.f,
+                                      .tokens = rows->n_generated};
+        KERN_NAME(linear_rows)(&job);
+    }
+    return rows->n_generated < rows->n_tokens ? prompt_tokens(cpu, rows, a) : KERN_OK;
+}
+
+KERN_PREPARE(linear_backward_input, kern_linear_backward_input_args) {
+    (void)cpu;
+    if (a->cols < 1 || a->rows < 1 || !a->dy.ref || !a->weight.ref || !a->dx.ref)
+        return KERN_INVALID;
+    *thread_bytes = 0;
+    return KERN_OK;
+}
+
+KERN_RUN(linear_backward_input, kern_linear_backward_input_args) {
+    (void)cpu;
+    const kern_weight *w = a->weight.w;
+    if (w->rows != a->rows || w->cols != a->cols)
+        return KERN_INVALID;
+    if (w->dtype != KERN_F32)
+        return KERN_UNSUPPORTED;
+    const int64_t blocks = (rows->n_tokens + BACKWARD_TOKENS - 1) / BACKWARD_TOKENS;
+    const int64_t slices = (a->cols + KERN_SLICE - 1) / KERN_SLICE;
+    const float beta = a->accumulate ? 1.0f : 0.0f;
+    int failed = 0;
+#pragma omp parallel if (kern_worth_team(2.0 * rows->n_tokens * a->rows * a->cols))
+    {
+        kern_products_begin();
+#pragma omp for schedule(static)
+        for (int64_t task = 0; task < slices * blocks; task++) {
+            int64_t token0 = task % blocks * BACKWARD_TOKENS, col0 = task / blocks * KERN_SLICE;
+            int64_t tokens = rows->n_tokens - token0 < BACKWARD_TOKENS ? rows->n_tokens - token0 : BACKWARD_TOKENS;
+            int64_t width = a->cols - col0 < KERN_SLICE ? a->cols - col0 : KERN_SLICE;
+            kern_product('n', 'n', tokens, width, a->rows, a->dy.f + token0 * a->rows, a->rows,
+                         (const float *)w->data + col0, a->cols, beta, a->dx.f + token0 * a->cols + col0, a->cols,
+                         &failed);
+        }
+    }
+    return failed ? KERN_NO_MEMORY : KERN_OK;
+}
+
+KERN_PREPARE(linear_backward_weight, kern_linear_backward_weight_args) {
+    (void)cpu;
+    if (a->cols < 1 || a->rows < 1 || !a->x.ref || !a->dy.ref || !a->grad_weight.ref)
+        return KERN_INVALID;
+    *thread_bytes = 0;
+    return KERN_OK;
+}
+
+// grad_bias [row0, row0 + width) += column sums of dy, tokens in order.
+static void bias_gradient(const kern_linear_backward_weight_args *a, int32_t tokens, int64_t row0, int64_t width) {
+    double sum[GRAD_ROWS] = {0};
+    for (int32_t t = 0; t < tokens; t++)
+        for (int64_t o = 0; o < width; o++)
+            sum[o] += a->dy.f[t * (int64_t)a->rows + row0 + o];
+    for (int64_t o = 0; o < width; o++)
+        a->grad_bias.f[row0 + o] += (float)sum[o];
+}
+
+KERN_RUN(linear_backward_weight, kern_linear_backward_weight_args) {
+    (void)cpu;
+    const int64_t row_blocks = (a->rows + GRAD_ROWS - 1) / GRAD_ROWS;
+    const int64_t col_blocks = (a->cols + GRAD_COLS - 1) / GRAD_COLS;
+    int failed = 0;
+#pragma omp parallel if (kern_worth_team(2.0 * rows->n_tokens * a->rows * a->cols))
+    {
+        kern_products_begin();
+#pragma omp for schedule(static)
+        for (int64_t task = 0; task < row_blocks * col_blocks; task++) {
+            int64_t row0 = task / col_blocks * GRAD_ROWS, col0 = task % col_blocks * GRAD_COLS;
+            int64_t height = a->rows - row0 < GRAD_ROWS ? a->rows - row0 : GRAD_ROWS;
+            int64_t width = a->cols - col0 < GRAD_COLS ? a->cols - col0 : GRAD_COLS;
+            kern_product('t', 'n', height, width, rows->n_tokens, a->dy.f + row0, a->rows, a->x.f + col0, a->cols, 1.0f,
+                         a->grad_weight.f + row0 * a->cols + col0, a->cols, &failed);
+            if (col0 == 0 && a->grad_bias.f)
+                bias_gradient(a, rows->n_tokens, row0, height);
+        }
+    }
+    return failed ? KERN_NO_MEMORY : KERN_OK;
+}

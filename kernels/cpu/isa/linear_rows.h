@@ -1,0 +1,37 @@
+// SPDX-License-Identifier: Apache-2.0
+// The row kernel: y = x W^T for tokens one by one, memory-bound. Shared by linear (generated tokens) and head (logits).
+//
+// A dot product has KERN_VL running sums over k = lane, lane + VL, ... and adds the lanes by halving; no other order exists, so
+// that a (token, output) pair has the same bits whatever else is computed beside it.
+#ifndef KERNELS_CPU_ISA_LINEAR_ROWS_H
+#define KERNELS_CPU_ISA_LINEAR_ROWS_H
+
+#include "kernels/cpu/isa/isa.h"
+
+typedef struct kern_linear_rows {
+    const kern_weight *weight; // KERN_F32 or KERN_BF16
+    const float *x;            // (.., weight->cols)
+    const int32_t *token;      // optional: product i reads row token[i] of x instead of row i
+    const float *bias;         // optional (weight->rows)
+    const float *residual;     // optional (tokens, weight->rows); may be y
+    float *y;                  // (tokens, weight->rows)
+    int32_t tokens;
+} kern_linear_rows;
+
+// All outputs of all tokens, on the team.
+void KERN_NAME(linear_rows)(const kern_linear_rows *job);
+
+// VL bf16 values as floats.
+typedef uint16_t vh __attribute__((vector_size(KERN_VL * 2)));
+typedef uint16_t vh_unaligned __attribute__((vector_size(KERN_VL * 2), aligned(2), may_alias));
+
+static inline vf vf_load_bf16(const uint16_t *p) {
+    return (vf)(__builtin_convertvector(*(const vh_unaligned *)p, vu) << 16);
+}
+static inline vf vf_load_bf16_part(const uint16_t *p, int n) {
+    vh x = {0};
+    memcpy(&x, p, (size_t)n * sizeof(uint16_t));
+    return (vf)(__builtin_convertvector(x, vu) << 16);
+}
+
+#endif
