@@ -121,7 +121,8 @@ static eng_status parse_header(const reader *from, json_t **root) {
         return ENG_OK;
     if (json_error_code(&found) == json_error_out_of_memory)
         return refuse(from, ENG_NO_MEMORY, NULL, "no memory for its header");
-    return refuse_at(from, found.position < 0 ? 0 : (size_t)found.position, json_fault(&found));
+    // The library's position lies behind the last byte that it took.
+    return refuse_at(from, found.position > 0 ? (size_t)found.position - 1 : 0, json_fault(&found));
 }
 
 static eng_status check_metadata(const reader *from, json_t *metadata) {
