@@ -3,9 +3,9 @@
 //
 // Reading: the file is opened and its header checked before anything is allocated by the file's word: size >= 8; header
 // length <= 100 MB and within the file; one UTF-8 JSON object, no duplicate key, string-only metadata; known dtype;
-// two non-negative integer offsets, begin <= end; checked product of the shape times the dtype's size = end - begin; the
-// sorted ranges start at 0, touch, and end exactly at the end of the file. Errors name file, tensor and offset.
-// The data is read into memory, not mapped live: a file truncated in place while the program runs cannot kill it.
+// two non-negative integer offsets, begin <= end; checked product of the shape times the dtype's size = end - begin;
+// the sorted ranges start at 0, touch, and end exactly at the end of the file. Errors name file, tensor and offset. The
+// data is read into memory, not mapped live: a file truncated in place while the program runs cannot kill it.
 #ifndef ENGINE_SAFETENSORS_H
 #define ENGINE_SAFETENSORS_H
 
@@ -25,7 +25,18 @@ enum {
     ENG_ST_MAX_NAME = 1024,      // bytes
 };
 
-typedef enum eng_dtype { ENG_F32, ENG_F16, ENG_BF16, ENG_F64, ENG_I64, ENG_I32, ENG_I16, ENG_I8, ENG_U8, ENG_BOOL } eng_dtype;
+typedef enum eng_dtype {
+    ENG_F32,
+    ENG_F16,
+    ENG_BF16,
+    ENG_F64,
+    ENG_I64,
+    ENG_I32,
+    ENG_I16,
+    ENG_I8,
+    ENG_U8,
+    ENG_BOOL
+} eng_dtype;
 size_t eng_dtype_size(eng_dtype dtype);
 const char *eng_dtype_name(eng_dtype dtype); // as in the files: "BF16"
 bool eng_dtype_parse(const char *name, eng_dtype *dtype);
@@ -38,8 +49,8 @@ typedef struct eng_st_entry {
     eng_dtype dtype;
     int ndim;
     int64_t shape[ENG_MAX_DIMS];
-    int64_t count;    // elements
-    uint64_t offset;  // of the data from the start of the file
+    int64_t count;   // elements
+    uint64_t offset; // of the data from the start of the file
     uint64_t bytes;
 } eng_st_entry;
 
@@ -73,8 +84,9 @@ typedef struct eng_st_source {
     const void *data; // float32 elements for F32 and BF16
 } eng_st_source;
 // Writes PATH.tmp, fsyncs, renames to PATH, fsyncs the folder. On failure (a full disk) PATH is as it was and the
-// temporary file is gone. metadata: key, value, key, value ... NULL; may be NULL. The tensors lie in the file by element
-// size, widest first, and otherwise in the order given, so that each is aligned for its type. One writer a path.
+// temporary file is gone. metadata: key, value, key, value ... NULL; may be NULL. The tensors lie in the file by
+// element size, widest first, and otherwise in the order given, so that each is aligned for its type. One writer a
+// path.
 ENG_CHECKED eng_status eng_st_write(const char *path, const eng_st_source *tensors, size_t count,
                                     const char *const *metadata, eng_error *error);
 

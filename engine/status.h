@@ -2,8 +2,9 @@
 // Status codes and error text of the engine.
 //
 // One convention everywhere: a fallible function returns an eng_status, 0 is success, negative is failure. A caller
-// who wants words passes an eng_error; it may be NULL. The first failure wins, and success leaves it untouched. The text
-// names the field, file, tensor or offset at fault and never contains a pointer.
+// who wants words passes an eng_error; it may be NULL. The first failure wins, and success leaves it untouched. The
+// text names the field, file, tensor or offset at fault, never contains a pointer, and is printable UTF-8: whatever
+// else a file's names hold becomes '?'.
 #ifndef ENGINE_STATUS_H
 #define ENGINE_STATUS_H
 

@@ -20,7 +20,10 @@
 static char folder[64];
 
 void temp_folder_make(void) {
-    strcpy(folder, "/tmp/mesa-test-XXXXXX");
+    static const char prefix[] = "/tmp/mesa-test-";
+    memset(folder, 0, sizeof folder);
+    memcpy(folder, prefix, sizeof prefix - 1);
+    memset(folder + sizeof prefix - 1, 'X', 6); // what mkdtemp replaces
     ck_assert_ptr_nonnull(mkdtemp(folder));
 }
 
