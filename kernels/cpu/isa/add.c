@@ -1,0 +1,25 @@
+// SPDX-License-Identifier: Apache-2.0
+// Residual sum: y += x over (T, width), element by element.
+#include "kernels/cpu/isa/elementwise.h"
+
+static void add_range(const kern_cpu *cpu, const kern_rows *rows, const void *args, int64_t first, int64_t end) {
+    (void)cpu;
+    (void)rows;
+    const kern_add_args *a = args;
+    const float *x = a->x.f;
+    float *y = a->y.f;
+    for (int64_t i = first; i < end; i += KERN_VL)
+        vf_store_upto(y + i, vf_load_upto(y + i, end - i) + vf_load_upto(x + i, end - i), end - i);
+}
+
+KERN_PREPARE(add, kern_add_args) {
+    (void)cpu;
+    *thread_bytes = 0;
+    return a->width < 1 || !a->x.ref || !a->y.ref ? KERN_INVALID : KERN_OK;
+}
+
+KERN_RUN(add, kern_add_args) {
+    int64_t count = (int64_t)rows->n_tokens * a->width;
+    kern_over(add_range, cpu, rows, a, count, 2.0 * (double)count);
+    return KERN_OK;
+}

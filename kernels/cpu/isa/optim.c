@@ -1,0 +1,106 @@
+// SPDX-License-Identifier: Apache-2.0
+// Optimizer: AdamW (Loshchilov and Hutter 2019), sum of squares of gradients, scale that clips their norm.
+//
+//     g = s grad;  m = b1 m + (1 - b1) g;  v = b2 v + (1 - b2) g^2
+//     p -= lr (m / c1 / (sqrt(v / c2) + eps) + weight_decay p),   c = 1 - b^step
+// The sum of squares is double: each block of SQUARE_BLOCK elements is summed in lanes, then the blocks in order. A
+// norm that is not a number stays one in the scale, so that the caller's check of the step sees it. The row table is
+// not used.
+#include "kernels/cpu/isa/elementwise.h"
+
+enum { SQUARE_BLOCK = 16384 };
+
+typedef double vd __attribute__((vector_size(KERN_VL * 8)));
+
+static void adamw_range(const kern_cpu *cpu, const kern_rows *rows, const void *args, int64_t first, int64_t end) {
+    (void)cpu;
+    (void)rows;
+    const kern_adamw_args *a = args;
+    const float grad_scale = a->grad_scale.f ? a->grad_scale.f[0] : 1.0f;
+    const float rest1 = 1.0f - a->beta1, rest2 = 1.0f - a->beta2;
+    for (int64_t i = first; i < end; i += KERN_VL) {
+        int64_t left = end - i;
+        vf grad = grad_scale * vf_load_upto(a->grad.f + i, left), parameter = vf_load_upto(a->parameter.f + i, left);
+        vf m = a->beta1 * vf_load_upto(a->m.f + i, left) + rest1 * grad;
+        vf v = a->beta2 * vf_load_upto(a->v.f + i, left) + rest2 * (grad * grad);
+        vf step = (m / a->correction1) / (vf_sqrt(v / a->correction2) + a->eps);
+        vf_store_upto(a->m.f + i, m, left);
+        vf_store_upto(a->v.f + i, v, left);
+        vf_store_upto(a->parameter.f + i, parameter - a->lr * (step + a->weight_decay * parameter), left);
+    }
+}
+
+static double square_sum(const float *x, int64_t count) {
+    vd sum = {0};
+    for (int64_t i = 0; i < count; i += KERN_VL) {
+        vd wide = __builtin_convertvector(vf_load_upto(x + i, count - i), vd);
+        sum += wide * wide;
+    }
+    double total = 0;
+    for (int lane = 0; lane < KERN_VL; lane++)
+        total += sum[lane];
+    return total;
+}
+
+static int64_t square_blocks(int64_t count) {
+    return count / SQUARE_BLOCK + (count % SQUARE_BLOCK != 0);
+}
+
+static void square_sum_blocks(const kern_cpu *cpu, const kern_rows *rows, const void *args, int64_t first,
+                              int64_t end) {
+    (void)rows;
+    const kern_square_sum_args *a = args;
+    double *partial = (double *)cpu->workspace;
+    for (int64_t block = first; block < end; block++) {
+        int64_t left = a->count - block * SQUARE_BLOCK;
+        partial[block] = square_sum(a->x.f + block * SQUARE_BLOCK, left < SQUARE_BLOCK ? left : SQUARE_BLOCK);
+    }
+}
+
+// --------------------------------------------------------------------------------------------------------- launchers
+
+KERN_PREPARE(adamw, kern_adamw_args) {
+    (void)cpu;
+    *thread_bytes = 0;
+    bool complete = a->parameter.ref && a->grad.ref && a->m.ref && a->v.ref;
+    return !complete || a->count < 0 || !(a->correction1 > 0) || !(a->correction2 > 0) ? KERN_INVALID : KERN_OK;
+}
+
+KERN_RUN(adamw, kern_adamw_args) {
+    kern_over(adamw_range, cpu, rows, a, a->count, 15.0 * (double)a->count);
+    return KERN_OK;
+}
+
+KERN_PREPARE(square_sum, kern_square_sum_args) {
+    *thread_bytes = 0;
+    if (!a->x.ref || !a->sum.ref || a->count < 0)
+        return KERN_INVALID;
+    size_t bytes = (size_t)square_blocks(a->count) * sizeof(double);
+    *thread_bytes = kern_align64((bytes + (size_t)cpu->threads - 1) / (size_t)cpu->threads);
+    return KERN_OK;
+}
+
+KERN_RUN(square_sum, kern_square_sum_args) {
+    const int64_t blocks = square_blocks(a->count);
+    kern_over(square_sum_blocks, cpu, rows, a, blocks, 2.0 * (double)a->count);
+    const double *partial = (const double *)cpu->workspace;
+    double *sum = a->sum.p;
+    for (int64_t block = 0; block < blocks; block++)
+        sum[0] += partial[block];
+    return KERN_OK;
+}
+
+KERN_PREPARE(clip_scale, kern_clip_scale_args) {
+    (void)cpu;
+    *thread_bytes = 0;
+    return a->sum.ref && a->scale.ref ? KERN_OK : KERN_INVALID;
+}
+
+KERN_RUN(clip_scale, kern_clip_scale_args) {
+    (void)cpu;
+    (void)rows;
+    const double *sum = a->sum.p;
+    double scale = a->clip > 0 ? a->clip / (sqrt(sum[0]) + 1e-6) : 1.0;
+    a->scale.f[0] = scale > 1.0 ? 1.0f : (float)scale;
+    return KERN_OK;
+}
