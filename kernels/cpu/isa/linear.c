@@ -1,13 +1,14 @@
 // SPDX-License-Identifier: Apache-2.0
 // linear and its backward:  y = x W^T + bias + residual,  dx = dy W,  dW += dy^T x,  dbias += sum_t dy.
 //
-// Forward. Generated tokens go through the row kernel (linear_rows.h). A prompt chunk is a product of its own: its tokens are
-// padded with zeros to 8, 16, 32 or 64 rows and multiplied with slices of 192 outputs, so that its bits are a function of
-// the chunk alone. With rows->merge the prompt tokens are cut into blocks of 512 instead. bf16 weights are widened a slice at a
-// time. A task is one slice and some chunks; the products land in the thread's workspace and are added to bias, then residual.
+// Forward. Generated tokens go through the row kernel (linear_rows.h). A prompt chunk is a product of its own: its
+// tokens are padded with zeros to 8, 16, 32 or 64 rows and multiplied with slices of 192 outputs, so that its bits are
+// a function of the chunk alone. With rows->merge the prompt tokens are cut into blocks of 512 instead. bf16 weights
+// are widened a slice at a time. A task is one slice and some chunks; the products land in the thread's workspace and
+// are added to bias, then residual.
 //
-// Backward. Tasks own blocks of their output, and one library call sums over all that is summed over, so the order over tokens
-// is fixed. W must be float32.
+// Backward. Tasks own blocks of their output, and one library call sums over all that is summed over, so the order over
+// tokens is fixed. W must be float32.
 #include "kernels/cpu/isa/linear_rows.h"
 #include "kernels/cpu/isa/products.h"
 
@@ -26,7 +27,7 @@ static int padded_tokens(int length) {
     return padded;
 }
 
-// ------------------------------------------------------------------------------------------------- forward, prompt tokens
+// ---------------------------------------------------------------------------------------------- forward, prompt tokens
 
 typedef struct token_block {
     int32_t token0, length;
@@ -68,14 +69,6 @@ static scratch scratch_of(const kern_cpu *cpu, int64_t cols) {
     return s;
 }
 
-static void widen(const uint16_t *from, float *to, int64_t count) {
-    int64_t i = 0;
-    for (; i + KERN_VL <= count; i += KERN_VL)
-        vf_store(to + i, vf_load_bf16(from + i));
-    if (i < count)
-        vf_store_part(to + i, vf_load_bf16_part(from + i, (int)(count - i)), (int)(count - i));
-}
-
 // y (length, width) = product + bias + residual for outputs [row0, row0 + width).
 static void write_outputs(const kern_linear_args *a, token_block block, int64_t row0, int width, const float *product) {
     for (int t = 0; t < block.length; t++) {
@@ -106,7 +99,7 @@ static void prompt_task(const kern_rows *rows, const kern_linear_args *a, int64_
     const kern_weight *w = a->weight.w;
     const float *weight = (const float *)w->data + (w->dtype == KERN_F32 ? row0 * cols : 0);
     if (w->dtype == KERN_BF16) {
-        widen((const uint16_t *)w->data + row0 * cols, s.weight, width * cols);
+        vf_widen((const uint16_t *)w->data + row0 * cols, s.weight, width * cols);
         weight = s.weight;
     }
     for (int32_t index = first; index < last; index++) {
@@ -143,7 +136,7 @@ static kern_status prompt_tokens(const kern_cpu *cpu, const kern_rows *rows, con
     return failed ? KERN_NO_MEMORY : KERN_OK;
 }
 
-// ------------------------------------------------------------------------------------------------------------- launchers
+// ----------------------------------------------------------------------------------------------------------- launchers
 
 KERN_PREPARE(linear, kern_linear_args) {
     if (a->cols < 1 || a->rows < 1 || !a->x.ref || !a->weight.ref || !a->y.ref)

@@ -1,10 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 // The row kernel of linear and head: y[t, o] = sum_k W[o, k] x[t, k] + bias[o] + residual[t, o], W float32 or bf16.
 //
-// At one token the weights come from memory once and nothing is used twice: eight weight rows are read side by side, which
-// keeps enough loads in flight. Several tokens share each weight vector in registers; more tokens than fit go over the
-// same panel of outputs again while it lies in the second-level cache. Threads own panels. Every variant (tokens x outputs
-// at a time) adds in the one order that linear_rows.h states.
+// At one token the weights come from memory once and nothing is used twice: eight weight rows are read side by side,
+// which keeps enough loads in flight. Several tokens share each weight vector in registers; more tokens than fit go
+// over the same panel of outputs again while it lies in the second-level cache. Threads own panels. Every variant
+// (tokens x outputs at a time) adds in the one order that linear_rows.h states.
 #include "kernels/cpu/isa/linear_rows.h"
 
 enum { PANEL = 24 }; // outputs of one task: a multiple of every number of outputs below
@@ -62,18 +62,18 @@ __attribute__((always_inline)) static inline void tile_dots(int tokens, int outp
 
 typedef void tile_function(const float *const *x, const char *weight, int64_t cols, float (*dot)[MAX_TOKENS]);
 
-#define TILE_FUNCTIONS(t, o)                                                                                           \
-    static void tile_f32_##t(const float *const *x, const char *weight, int64_t cols, float (*dot)[MAX_TOKENS]) {      \
-        tile_dots(t, o, false, x, weight, cols, dot);                                                                  \
-    }                                                                                                                  \
-    static void tile_bf16_##t(const float *const *x, const char *weight, int64_t cols, float (*dot)[MAX_TOKENS]) {     \
-        tile_dots(t, o, true, x, weight, cols, dot);                                                                   \
-    }                                                                                                                  \
-    static void single_f32_##t(const float *const *x, const char *weight, int64_t cols, float (*dot)[MAX_TOKENS]) {    \
-        tile_dots(t, 1, false, x, weight, cols, dot);                                                                  \
-    }                                                                                                                  \
-    static void single_bf16_##t(const float *const *x, const char *weight, int64_t cols, float (*dot)[MAX_TOKENS]) {   \
-        tile_dots(t, 1, true, x, weight, cols, dot);                                                                   \
+#define TILE_FUNCTIONS(t, o)                                                                                        \
+    static void tile_f32_##t(const float *const *x, const char *weight, int64_t cols, float(*dot)[MAX_TOKENS]) {    \
+        tile_dots(t, o, false, x, weight, cols, dot);                                                               \
+    }                                                                                                               \
+    static void tile_bf16_##t(const float *const *x, const char *weight, int64_t cols, float(*dot)[MAX_TOKENS]) {   \
+        tile_dots(t, o, true, x, weight, cols, dot);                                                                \
+    }                                                                                                               \
+    static void single_f32_##t(const float *const *x, const char *weight, int64_t cols, float(*dot)[MAX_TOKENS]) {  \
+        tile_dots(t, 1, false, x, weight, cols, dot);                                                               \
+    }                                                                                                               \
+    static void single_bf16_##t(const float *const *x, const char *weight, int64_t cols, float(*dot)[MAX_TOKENS]) { \
+        tile_dots(t, 1, true, x, weight, cols, dot);                                                                \
     }
 TOKEN_VARIANTS(TILE_FUNCTIONS)
 #undef TILE_FUNCTIONS

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 // The row kernel: y = x W^T for tokens one by one, memory-bound. Shared by linear (generated tokens) and head (logits).
 //
-// A dot product has KERN_VL running sums over k = lane, lane + VL, ... and adds the lanes by halving; no other order exists, so
-// that a (token, output) pair has the same bits whatever else is computed beside it.
+// A dot product has KERN_VL running sums over k = lane, lane + VL, ... and adds the lanes by halving; no other order
+// exists, so that a (token, output) pair has the same bits whatever else is computed beside it.
 #ifndef KERNELS_CPU_ISA_LINEAR_ROWS_H
 #define KERNELS_CPU_ISA_LINEAR_ROWS_H
 
@@ -32,6 +32,14 @@ static inline vf vf_load_bf16_part(const uint16_t *p, int n) {
     vh x = {0};
     memcpy(&x, p, (size_t)n * sizeof(uint16_t));
     return (vf)(__builtin_convertvector(x, vu) << 16);
+}
+static inline void vf_widen(const uint16_t *from, float *to, int64_t count) {
+    int64_t i = 0;
+    for (; i + KERN_VL <= count; i += KERN_VL)
+        vf_store(to + i, vf_load_bf16(from + i));
+    int rest = (int)(count - i);
+    if (rest > 0)
+        vf_store_part(to + i, vf_load_bf16_part(from + i, rest), rest);
 }
 
 #endif

@@ -1,0 +1,278 @@
+// SPDX-License-Identifier: Apache-2.0
+// The output head: logits of wanted tokens, and the cross entropy of many with its backward.
+//
+// Logits:  l = cap(W x), cap(l) = c tanh(l / c), by the row kernel for every token, so that a token's logits have the
+// same bits whether it was a prompt's last or a generated one and whoever else is in the batch.
+//
+// Loss.  With p = softmax(l): loss = log sum e^l - l[target];  dl = target_weight (p - onehot) (1 - (l / c)^2);  dx =
+// dl W; dW += dl^T x.  The tokens that have a target are gathered into tiles; a tile's logits (tokens, vocabulary) are
+// one product a slice of the vocabulary, turned into dl in place, and read twice more. Sums over a token's vocabulary
+// are made in blocks of 1024 (lanes in float32, blocks in double); dW is added tile after tile; tasks are slices of the
+// output.
+#include "kernels/cpu/isa/linear_rows.h"
+#include "kernels/cpu/isa/products.h"
+
+enum {
+    SUM_BLOCK = 1024,
+    DX_COLS = 96, // columns of dx of one task: its sum runs over the whole vocabulary
+};
+
+// ---------------------------------------------------------------------------------------------------- scalar functions
+
+// Series below 0.3, where 1 - 2 / (1 + e^2z) would cancel.
+static inline vf vf_tanh(vf z) {
+    vf magnitude = vf_max(z, -z), square = z * z;
+    vf large = 1.0f - 2.0f / (1.0f + vf_exp(magnitude + magnitude));
+    vf series = square * -8.8632355e-3f + 2.1869488e-2f;
+    series = series * square - 5.3968254e-2f;
+    series = series * square + 1.3333333e-1f;
+    series = series * square - 3.3333333e-1f;
+    series = series * square * z + z;
+    return vf_select(magnitude < 0.3f, series, vf_select(z < 0.0f, -large, large));
+}
+
+static void cap_logits(float *logits, int64_t count, float cap) {
+    const vf scale = vf_set(1.0f / cap);
+    int64_t i = 0;
+    for (; i + KERN_VL <= count; i += KERN_VL)
+        vf_store(logits + i, vf_tanh(vf_load(logits + i) * scale) * cap);
+    int rest = (int)(count - i);
+    if (rest > 0)
+        vf_store_part(logits + i, vf_tanh(vf_load_part(logits + i, rest) * scale) * cap, rest);
+}
+
+// x - x is 0 for finite x and NaN otherwise.
+static int all_finite(const float *x, int64_t count) {
+    vf sum = {0};
+    int64_t i = 0;
+    for (; i + KERN_VL <= count; i += KERN_VL)
+        sum += vf_load(x + i) - vf_load(x + i);
+    int rest = (int)(count - i);
+    if (rest > 0)
+        sum += vf_load_part(x + i, rest) - vf_load_part(x + i, rest);
+    return vf_sum(sum) == 0.0f;
+}
+
+static float largest(const float *x, int64_t count) {
+    vf top = vf_set(-INFINITY);
+    int64_t i = 0;
+    for (; i + KERN_VL <= count; i += KERN_VL)
+        top = vf_max(top, vf_load(x + i));
+    float lanes[KERN_VL], best;
+    vf_store(lanes, top);
+    best = lanes[0];
+    for (int lane = 1; lane < KERN_VL; lane++)
+        best = lanes[lane] > best ? lanes[lane] : best;
+    for (; i < count; i++)
+        best = x[i] > best ? x[i] : best;
+    return best;
+}
+
+// sum_i e^(x_i - top)
+static double sum_of_exponentials(const float *x, int64_t count, float top) {
+    double total = 0;
+    for (int64_t block = 0; block < count; block += SUM_BLOCK) {
+        int64_t end = block + SUM_BLOCK < count ? block + SUM_BLOCK : count, i = block;
+        vf sum = {0};
+        for (; i + KERN_VL <= end; i += KERN_VL)
+            sum += vf_exp(vf_load(x + i) - top);
+        double rest = 0;
+        for (; i < end; i++)
+            rest += (double)expf(x[i] - top);
+        total += (double)vf_sum(sum) + rest;
+    }
+    return total;
+}
+
+// x_i = e^(x_i - top) scale (1 - (x_i / cap)^2); inverse_cap 0: no cap.
+static inline vf logit_gradient(vf x, float top, float scale, float inverse_cap) {
+    vf capped = x * inverse_cap;
+    return vf_exp(x - top) * scale * (1.0f - capped * capped);
+}
+
+static void logits_to_gradient(float *x, int64_t count, float top, float scale, float inverse_cap) {
+    int64_t i = 0;
+    for (; i + KERN_VL <= count; i += KERN_VL)
+        vf_store(x + i, logit_gradient(vf_load(x + i), top, scale, inverse_cap));
+    int rest = (int)(count - i);
+    if (rest > 0)
+        vf_store_part(x + i, logit_gradient(vf_load_part(x + i, rest), top, scale, inverse_cap), rest);
+}
+
+// -------------------------------------------------------------------------------------------------------------- logits
+
+KERN_PREPARE(head_logits, kern_head_logits_args) {
+    (void)cpu;
+    if (a->width < 1 || a->vocabulary < 1 || !(a->soft_cap >= 0) || !a->x.ref || !a->weight.ref || !a->logits.ref)
+        return KERN_INVALID;
+    *thread_bytes = 0;
+    return KERN_OK;
+}
+
+KERN_RUN(head_logits, kern_head_logits_args) {
+    (void)cpu;
+    const kern_weight *w = a->weight.w;
+    if (w->rows != a->vocabulary || w->cols != a->width)
+        return KERN_INVALID;
+    if (w->dtype != KERN_F32 && w->dtype != KERN_BF16)
+        return KERN_UNSUPPORTED;
+    const kern_linear_rows job = {
+        .weight = w, .x = a->x.f, .token = rows->logits_token, .y = a->logits.f, .tokens = rows->n_logits};
+    KERN_NAME(linear_rows)(&job);
+    if (!a->finite.i && a->soft_cap == 0)
+        return KERN_OK;
+#pragma omp parallel for schedule(static) if (kern_worth_team(4.0 * rows->n_logits * a->vocabulary))
+    for (int32_t i = 0; i < rows->n_logits; i++) {
+        float *logits = a->logits.f + (int64_t)i * a->vocabulary;
+        if (a->finite.i)
+            a->finite.i[i] = all_finite(logits, a->vocabulary);
+        if (a->soft_cap > 0)
+            cap_logits(logits, a->vocabulary, a->soft_cap);
+    }
+    return KERN_OK;
+}
+
+// ---------------------------------------------------------------------------------------------------------------- loss
+
+// A tile: the tokens that have a target, gathered. The arrays lie in the first thread's workspace and are shared.
+typedef struct tile {
+    const kern_head_loss_args *a;
+    const kern_rows *rows;
+    int32_t *token; // (tile_tokens) batch index
+    float *x, *dx;  // (tile_tokens, width)
+    int32_t tokens;
+} tile;
+
+static size_t shared_bytes(const kern_head_loss_args *a) {
+    size_t matrix = kern_align64((size_t)a->tile_tokens * a->width * sizeof(float));
+    return kern_align64((size_t)a->tile_tokens * sizeof(int32_t)) + matrix + (a->dx.ref ? matrix : 0);
+}
+
+static tile tile_in(const kern_cpu *cpu, const kern_rows *rows, const kern_head_loss_args *a) {
+    char *memory = kern_cpu_workspace(cpu, 0);
+    tile t = {.a = a, .rows = rows, .token = (int32_t *)memory};
+    memory += kern_align64((size_t)a->tile_tokens * sizeof(int32_t));
+    t.x = (float *)memory;
+    t.dx = (float *)(memory + kern_align64((size_t)a->tile_tokens * a->width * sizeof(float)));
+    return t;
+}
+
+// Takes the next tokens with a target from *next on.
+static void fill_tile(tile *t, int32_t *next) {
+    const int width = t->a->width;
+    t->tokens = 0;
+    for (; *next < t->rows->n_tokens && t->tokens < t->a->tile_tokens; ++*next) {
+        if (t->rows->target[*next] < 0)
+            continue;
+        memcpy(t->x + (int64_t)t->tokens * width, t->a->x.f + (int64_t)*next * width, (size_t)width * sizeof(float));
+        t->token[t->tokens++] = *next;
+    }
+}
+
+// Logits of one slice of the vocabulary. widened: room for a bf16 slice as floats.
+static void tile_logits(const tile *t, int64_t id0, float *widened, int *failed) {
+    const kern_weight *w = t->a->weight.w;
+    const int64_t width = t->a->width, vocabulary = t->a->vocabulary;
+    const int64_t ids = vocabulary - id0 < KERN_SLICE ? vocabulary - id0 : KERN_SLICE;
+    const float *weight = (const float *)w->data + (w->dtype == KERN_F32 ? id0 * width : 0);
+    if (w->dtype == KERN_BF16) {
+        vf_widen((const uint16_t *)w->data + id0 * width, widened, ids * width);
+        weight = widened;
+    }
+    kern_product('n', 't', t->tokens, ids, width, t->x, width, weight, width, 0, t->a->tile.f + id0, vocabulary,
+                 failed);
+}
+
+// One token's loss; its logits become their gradient when that is wanted.
+static void token_loss(const tile *t, int32_t index) {
+    const kern_head_loss_args *a = t->a;
+    const int64_t vocabulary = a->vocabulary;
+    const int32_t token = t->token[index], target = t->rows->target[token];
+    float *logits = a->tile.f + index * vocabulary;
+    if (a->soft_cap > 0)
+        cap_logits(logits, vocabulary, a->soft_cap);
+    const float top = largest(logits, vocabulary), wanted = logits[target];
+    const double sum = sum_of_exponentials(logits, vocabulary, top);
+    a->loss.f[token] = (float)(log(sum) + (double)top - (double)wanted);
+    if (!a->dx.f)
+        return;
+    const float weight = t->rows->target_weight[token], inverse_cap = a->soft_cap > 0 ? 1.0f / a->soft_cap : 0.0f;
+    logits_to_gradient(logits, vocabulary, top, (float)((double)weight / sum), inverse_cap);
+    const float capped = wanted * inverse_cap;
+    logits[target] -= weight * (1.0f - capped * capped);
+}
+
+static void tile_weight_gradient(const tile *t, int64_t id0, int *failed) {
+    const int64_t width = t->a->width, vocabulary = t->a->vocabulary;
+    const int64_t ids = vocabulary - id0 < KERN_SLICE ? vocabulary - id0 : KERN_SLICE;
+    kern_product('t', 'n', ids, width, t->tokens, t->a->tile.f + id0, vocabulary, t->x, width, 1.0f,
+                 t->a->grad_weight.f + id0 * width, width, failed);
+}
+
+static void tile_input_gradient(const tile *t, int64_t col0, int *failed) {
+    const int64_t width = t->a->width, vocabulary = t->a->vocabulary;
+    const int64_t cols = width - col0 < DX_COLS ? width - col0 : DX_COLS;
+    kern_product('n', 'n', t->tokens, cols, vocabulary, t->a->tile.f, vocabulary,
+                 (const float *)t->a->weight.w->data + col0, width, 0, t->dx + col0, width, failed);
+    for (int32_t i = 0; i < t->tokens; i++)
+        memcpy(t->a->dx.f + t->token[i] * width + col0, t->dx + i * width + col0, (size_t)cols * sizeof(float));
+}
+
+// widened0: offset of the widened slice in each thread's workspace.
+static void run_tile(const kern_cpu *cpu, const tile *t, size_t widened0, int *failed) {
+    const kern_head_loss_args *a = t->a;
+    const int64_t slices = (a->vocabulary + KERN_SLICE - 1) / KERN_SLICE;
+    const int64_t dx_tasks = a->dx.f ? (a->width + DX_COLS - 1) / DX_COLS : 0;
+    const int64_t grad_tasks = a->dx.f && a->grad_weight.f ? slices : 0;
+#pragma omp parallel if (kern_worth_team(2.0 * t->tokens * a->vocabulary * a->width))
+    {
+        kern_products_begin();
+        float *widened = (float *)((char *)kern_cpu_workspace(cpu, kern_team_thread()) + widened0);
+#pragma omp for schedule(static)
+        for (int64_t slice = 0; slice < slices; slice++)
+            tile_logits(t, slice * KERN_SLICE, widened, failed);
+#pragma omp for schedule(static)
+        for (int32_t index = 0; index < t->tokens; index++)
+            token_loss(t, index);
+#pragma omp for schedule(static) nowait
+        for (int64_t task = 0; task < dx_tasks; task++)
+            tile_input_gradient(t, task * DX_COLS, failed);
+#pragma omp for schedule(static) nowait
+        for (int64_t task = 0; task < grad_tasks; task++)
+            tile_weight_gradient(t, task * KERN_SLICE, failed);
+    }
+}
+
+KERN_PREPARE(head_loss, kern_head_loss_args) {
+    (void)cpu;
+    if (a->width < 1 || a->vocabulary < 1 || a->tile_tokens < 1 || !(a->soft_cap >= 0) || !a->x.ref || !a->weight.ref ||
+        !a->loss.ref || !a->tile.ref || (a->grad_weight.ref && !a->dx.ref))
+        return KERN_INVALID;
+    *thread_bytes = shared_bytes(a) + kern_align64((size_t)KERN_SLICE * a->width * sizeof(float));
+    return KERN_OK;
+}
+
+KERN_RUN(head_loss, kern_head_loss_args) {
+    const kern_weight *w = a->weight.w;
+    if (w->rows != a->vocabulary || w->cols != a->width)
+        return KERN_INVALID;
+    if (w->dtype != KERN_F32 && (w->dtype != KERN_BF16 || a->dx.f))
+        return KERN_UNSUPPORTED;
+    for (int32_t t = 0; t < rows->n_tokens; t++) {
+        if (rows->target[t] >= a->vocabulary)
+            return KERN_INVALID;
+        if (rows->target[t] >= 0)
+            continue;
+        a->loss.f[t] = 0;
+        if (a->dx.f)
+            memset(a->dx.f + (int64_t)t * a->width, 0, (size_t)a->width * sizeof(float));
+    }
+    tile t = tile_in(cpu, rows, a);
+    int failed = 0;
+    for (int32_t next = 0; next < rows->n_tokens && !failed;) {
+        fill_tile(&t, &next);
+        if (t.tokens > 0)
+            run_tile(cpu, &t, shared_bytes(a), &failed);
+    }
+    return failed ? KERN_NO_MEMORY : KERN_OK;
+}
