@@ -1,0 +1,29 @@
+// SPDX-License-Identifier: Apache-2.0
+// A checkpoint opened to be looked at: its logits for given ids, its loss and gradients. Shared by logits, check and inspect.
+#ifndef TRAINER_PROBE_H
+#define TRAINER_PROBE_H
+
+#include "engine/checkpoint.h"
+#include "kernels/kernels.h"
+
+typedef struct trn_probe {
+    kern_device *device;
+    eng_checkpoint *checkpoint;
+    const eng_model *model;
+    eng_weights *weights; // trainable
+} trn_probe;
+
+ENG_CHECKED eng_status trn_probe_open(const char *dir, const char *device, trn_probe *out, eng_error *error);
+void trn_probe_close(trn_probe *probe);
+
+// logits (count, vocab): the first `split` ids are read as one prompt, chunk by chunk, the rest as generated ids one by one.
+ENG_CHECKED eng_status trn_probe_logits(trn_probe *probe, const int32_t *ids, int32_t count, int32_t split,
+                                        kern_solver solver, float *logits, eng_error *error);
+// Mean cross entropy of ids[1..count) and its gradients into probe->weights->grad (zeroed first). The derivative is the implicit
+// one in the solver's mode.
+ENG_CHECKED eng_status trn_probe_gradients(trn_probe *probe, const int32_t *ids, int32_t count, kern_solver solver,
+                                           double *loss, eng_error *error);
+// -sum log softmax(logits[t])[ids[t + 1]] / (count - 1), in double.
+double trn_mean_cross_entropy(const float *logits, const int32_t *ids, int32_t count, int32_t vocabulary);
+
+#endif
