@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// What the mixers' declare functions call while a model's table is being built, and the init rules they choose from.
+// What the mixers' declare functions call while a model's table is being built.
 //
 // For model.c and the mixer files only. Nothing here may be called once eng_model_create has returned: the model is
 // immutable from then on. A failed add_tensor leaves the table as it was.
@@ -19,11 +19,5 @@ void eng_model_add_pages(eng_model *model, int32_t layer, size_t bytes);
 
 // Adds a table to upload beside the tensors (takes value, which free() ends, also on failure). Returns its index or -1.
 int32_t eng_model_add_constant(eng_model *model, float *value, int32_t count);
-
-// Start values, models.md 1.8: linear weights N(0, initializer_range); those that write into the residual stream
-// divided by sqrt(2 layers) unless "init" is "fla".
-eng_init eng_init_linear(const eng_model *model);
-eng_init eng_init_residual(const eng_model *model);
-eng_init eng_init_constant(float value);
 
 #endif

@@ -1,0 +1,226 @@
+// SPDX-License-Identifier: Apache-2.0
+// mesa-trainer check DIR: compares a checkpoint with the logits and gradients expected of it.
+//
+// The folder holds config.json, model.safetensors, expected.json (prompt_tokens, decode_tokens, losses) and expected.safetensors (logits,
+// grad.NAME; with Mesa layers also logits_exact_solve and grad_exact.NAME). Logits are computed twice, as one prompt and as prompt
+// + generated ids. Mesa layers run in `fixed` against logits and in `exact` against logits_exact_solve and grad_exact; grad.NAME
+// differentiates the damped iteration and is never compared for them. Errors are |mine - expected| / |expected|.
+#include <math.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "trainer/commands.h"
+#include "trainer/jsonl.h"
+#include "trainer/options.h"
+#include "engine/mixer.h"
+#include "trainer/probe.h"
+
+// Float32 noise of the expected data times a small factor; states that live long amplify it, hence the second set.
+typedef struct tolerances {
+    double logits, exact_logits, loss, gradient, small_gradient;
+} tolerances;
+
+static const tolerances plain = {1e-5, 1e-5, 1e-5, 1e-4, 1e-3};
+static const tolerances long_memory = {3e-5, 5e-5, 1e-5, 1e-3, 1e-3};
+static const double small_norm = 1e-3; // a gradient whose norm is below it is mostly rounding
+
+typedef struct check {
+    const char *dir;
+    trn_probe probe;
+    eng_st_file *expected;
+    trn_json *json;
+    int32_t *ids;
+    int32_t prompt, count; // ids: prompt, then generated
+    tolerances tolerance;
+    int compared, outside;
+} check;
+
+static double relative_error(const float *mine, const float *expected, int64_t count) {
+    double difference = 0, norm = 0;
+    for (int64_t i = 0; i < count; i++) {
+        double d = (double)mine[i] - (double)expected[i];
+        difference += d * d;
+        norm += (double)expected[i] * (double)expected[i];
+    }
+    return norm > 0 ? sqrt(difference / norm) : sqrt(difference);
+}
+
+// A NaN is outside every tolerance.
+static void judge(check *c, const char *what, double error, double tolerance) {
+    bool inside = error <= tolerance;
+    printf("%-58s %9.2e  (%.0e)%s\n", what, error, tolerance, inside ? "" : "  OUTSIDE");
+    c->compared++;
+    c->outside += !inside;
+}
+
+static eng_status read_expected(check *c, const char *name, int64_t count, float **out, eng_error *error) {
+    const eng_st_entry *entry = eng_st_find(c->expected, name);
+    if (!entry || entry->count != count)
+        return eng_fail(error, ENG_FORMAT, "%s: tensor %s: %s", eng_st_path(c->expected), name,
+                        entry ? "wrong shape" : "missing");
+    float *values = malloc(sizeof *values * (size_t)count);
+    if (!values)
+        return eng_fail(error, ENG_NO_MEMORY, "out of memory for %s", name);
+    eng_status status = eng_st_read_f32(c->expected, entry, 0, count, values, error);
+    if (status != ENG_OK) {
+        free(values);
+        return status;
+    }
+    *out = values;
+    return ENG_OK;
+}
+
+static eng_status compare_logits(check *c, const char *name, const char *loss_key, kern_solver solver, double tolerance,
+                                 eng_error *error) {
+    int32_t vocabulary = c->probe.model->config.vocab_size;
+    int64_t values = (int64_t)c->count * vocabulary;
+    float *expected = NULL, *mine = malloc(sizeof *mine * (size_t)values);
+    double expected_loss = 0;
+    char label[96];
+    eng_status status = mine ? ENG_OK : eng_fail(error, ENG_NO_MEMORY, "out of memory for logits");
+    if (status == ENG_OK)
+        status = read_expected(c, name, values, &expected, error);
+    if (status == ENG_OK)
+        status = trn_json_real(c->json, loss_key, &expected_loss, error);
+    const int32_t splits[] = {c->count, c->prompt};
+    const char *const forms[] = {"one prompt", "prompt + generated"};
+    for (int i = 0; i < 2 && status == ENG_OK; i++) {
+        status = trn_probe_logits(&c->probe, c->ids, c->count, splits[i], solver, mine, error);
+        if (status != ENG_OK)
+            break;
+        snprintf(label, sizeof label, "%s, %s", name, forms[i]);
+        judge(c, label, relative_error(mine, expected, values), tolerance);
+        snprintf(label, sizeof label, "%s, %s", loss_key, forms[i]);
+        double loss = trn_mean_cross_entropy(mine, c->ids, c->prompt, vocabulary);
+        judge(c, label, fabs(loss - expected_loss), c->tolerance.loss);
+    }
+    free(mine);
+    free(expected);
+    return status;
+}
+
+static eng_status compare_gradient(check *c, int32_t index, const char *prefix, eng_error *error) {
+    const eng_tensor *tensor = &c->probe.model->tensor[index];
+    char name[ENG_NAME_SIZE + 16];
+    float *expected = NULL;
+    snprintf(name, sizeof name, "%s%s", prefix, tensor->name);
+    eng_status status = read_expected(c, name, tensor->count, &expected, error);
+    if (status != ENG_OK)
+        return status;
+    double square = 0;
+    for (int64_t i = 0; i < tensor->count; i++)
+        square += (double)expected[i] * (double)expected[i];
+    bool small = sqrt(square) < small_norm;
+    judge(c, name, relative_error(c->probe.weights->grad[index], expected, tensor->count),
+          small ? c->tolerance.small_gradient : c->tolerance.gradient);
+    free(expected);
+    return ENG_OK;
+}
+
+static eng_status compare_gradients(check *c, const char *prefix, const char *loss_key, kern_solver solver,
+                                    eng_error *error) {
+    double loss = 0, expected_loss = 0;
+    eng_status status = trn_json_real(c->json, loss_key, &expected_loss, error);
+    if (status == ENG_OK)
+        status = trn_probe_gradients(&c->probe, c->ids, c->prompt, solver, &loss, error);
+    if (status != ENG_OK)
+        return status;
+    char label[96];
+    snprintf(label, sizeof label, "%s, training plan", loss_key);
+    judge(c, label, fabs(loss - expected_loss), c->tolerance.loss);
+    for (int32_t i = 0; i < c->probe.model->tensors && status == ENG_OK; i++)
+        status = compare_gradient(c, i, prefix, error);
+    return status;
+}
+
+static eng_status run_comparisons(check *c, eng_error *error) {
+    if (!eng_model_has_mesa(c->probe.model)) {
+        kern_solver none = {.mode = KERN_SOLVE_EXACT};
+        eng_status status =
+            compare_logits(c, "logits", "loss_mean_ce_over_prompt", none, c->tolerance.logits, error);
+        return status == ENG_OK ? compare_gradients(c, "grad.", "loss_mean_ce_over_prompt", none, error) : status;
+    }
+    int32_t steps = 0;
+    for (int32_t i = 0; i < c->probe.model->config.layers; i++)
+        if (c->probe.model->config.layer[i].mixer == eng_mixer_find("mesa_net"))
+            steps = c->probe.model->config.layer[i].mesa.cg_steps_training;
+    kern_solver fixed = {.mode = KERN_SOLVE_FIXED, .max_steps = steps};
+    kern_solver exact = {.mode = KERN_SOLVE_EXACT};
+    eng_status status = compare_logits(c, "logits", "loss_mean_ce_over_prompt", fixed, c->tolerance.logits, error);
+    if (status == ENG_OK)
+        status = compare_logits(c, "logits_exact_solve", "loss_exact_solve", exact, c->tolerance.exact_logits, error);
+    if (status == ENG_OK)
+        status = compare_gradients(c, "grad_exact.", "loss_exact_solve", exact, error);
+    return status;
+}
+
+static eng_status read_ids(check *c, eng_error *error) {
+    int32_t vocabulary = c->probe.model->config.vocab_size, decoded = 0;
+    int32_t *generated = NULL;
+    eng_status status = trn_json_ids(c->json, "prompt_tokens", vocabulary, &c->ids, &c->prompt, error);
+    if (status == ENG_OK)
+        status = trn_json_ids(c->json, "decode_tokens", vocabulary, &generated, &decoded, error);
+    if (status != ENG_OK)
+        return status;
+    int32_t *all = realloc(c->ids, sizeof *all * ((size_t)c->prompt + (size_t)decoded + 1));
+    if (all) {
+        c->ids = all;
+        memcpy(all + c->prompt, generated, sizeof *all * (size_t)decoded);
+        c->count = c->prompt + decoded;
+    }
+    free(generated);
+    if (c->prompt < 2)
+        return eng_fail(error, ENG_FORMAT, "%s: expected.json: prompt_tokens needs two ids", c->dir);
+    return all ? ENG_OK : eng_fail(error, ENG_NO_MEMORY, "out of memory for ids");
+}
+
+static eng_status open_folder(check *c, const char *device, eng_error *error) {
+    char path[4096];
+    const char *name = NULL;
+    snprintf(path, sizeof path, "%s/expected.json", c->dir);
+    eng_status status = trn_json_read(path, &c->json, error);
+    snprintf(path, sizeof path, "%s/expected.safetensors", c->dir);
+    if (status == ENG_OK)
+        status = eng_st_open(path, &c->expected, error);
+    if (status == ENG_OK)
+        status = trn_json_string(c->json, "name", &name, error);
+    if (status == ENG_OK)
+        status = trn_probe_open(c->dir, device, &c->probe, error);
+    if (status != ENG_OK)
+        return status;
+    size_t length = strlen(name);
+    bool is_long = length > 5 && strcmp(name + length - 5, "_long") == 0;
+    c->tolerance = is_long && eng_model_has_mesa(c->probe.model) ? long_memory : plain;
+    return read_ids(c, error);
+}
+
+int trn_command_check(int argc, char **argv) {
+    const char *device = "cpu", *dir = NULL;
+    const trn_option options[] = {{"device", "NAME", TRN_STRING, &device, "cpu, cpu:16, cuda:0 (default cpu)"}};
+    const trn_command_line line = {"check DIR [options]",
+                                   "Compares a checkpoint with DIR/expected.json and DIR/expected.safetensors; prints each relative "
+                                   "error.\nExit status: 0 all within their tolerances, 1 not, 2 unreadable.",
+                                   options, 1, 1, 1};
+    bool helped = false;
+    int positional = 0;
+    eng_error error = {0};
+    eng_status status = trn_options_parse(&line, argc, argv, &dir, &positional, &helped, &error);
+    check c = {.dir = dir};
+    if (status == ENG_OK && !helped)
+        status = open_folder(&c, device, &error);
+    if (status == ENG_OK && !helped)
+        status = run_comparisons(&c, &error);
+    trn_json_free(c.json);
+    eng_st_close(c.expected);
+    trn_probe_close(&c.probe);
+    free(c.ids);
+    if (helped)
+        return TRN_EXIT_OK;
+    if (status != ENG_OK) {
+        fprintf(stderr, "mesa-trainer check: %s\n", error.text);
+        return TRN_EXIT_USAGE;
+    }
+    printf("%s: %d compared, %d outside their tolerance\n", dir, c.compared, c.outside);
+    return c.outside ? TRN_EXIT_FAILED : TRN_EXIT_OK;
+}

@@ -1,0 +1,172 @@
+// SPDX-License-Identifier: Apache-2.0
+// mesa-trainer logits DIR --tokens IDS --out FILE: logits of given ids, and with --grads the loss and every gradient.
+//
+// IDS is 1,2,3 or @FILE with decimal ids separated by commas or white space. No tokenizer is needed. The output is one safetensors
+// file: `logits` (ids, vocab), and with --grads `loss` [1] and `grad.NAME`.
+#include <ctype.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "engine/files.h"
+#include "trainer/commands.h"
+#include "trainer/options.h"
+#include "trainer/probe.h"
+#include "trainer/runner.h"
+
+enum { ID_FILE_LIMIT = 64 << 20 };
+
+typedef struct logits_options {
+    const char *tokens, *out, *device, *cg_mode;
+    int64_t split, cg_steps;
+    double cg_tolerance;
+    bool gradients;
+} logits_options;
+
+// Decimal ids separated by commas or white space. *ids is new memory.
+static eng_status parse_ids(const char *text, const char *origin, int32_t limit, int32_t **ids, int32_t *count,
+                            eng_error *error) {
+    size_t length = strlen(text), used = 0;
+    int32_t *list = malloc(sizeof *list * (length / 2 + 1));
+    if (!list)
+        return eng_fail(error, ENG_NO_MEMORY, "%s: out of memory", origin);
+    for (const char *p = text; *p;) {
+        if (isspace((unsigned char)*p) || *p == ',') {
+            p++;
+            continue;
+        }
+        char *end = NULL;
+        long value = isdigit((unsigned char)*p) ? strtol(p, &end, 10) : -1;
+        if (value < 0 || value >= limit || (*end && !isspace((unsigned char)*end) && *end != ',')) {
+            free(list);
+            return eng_fail(error, ENG_INVALID, "%s: byte %zu: not an id below %d", origin, (size_t)(p - text), limit);
+        }
+        list[used++] = (int32_t)value;
+        p = end;
+    }
+    if (used == 0 || used > INT32_MAX) {
+        free(list);
+        return eng_fail(error, ENG_INVALID, "%s: no ids", origin);
+    }
+    *ids = list;
+    *count = (int32_t)used;
+    return ENG_OK;
+}
+
+static eng_status read_ids(const char *tokens, int32_t limit, int32_t **ids, int32_t *count, eng_error *error) {
+    if (tokens[0] != '@')
+        return parse_ids(tokens, "--tokens", limit, ids, count, error);
+    char *text = NULL;
+    size_t length = 0;
+    eng_status status = eng_read_file(tokens + 1, ID_FILE_LIMIT, &text, &length, error);
+    if (status != ENG_OK)
+        return status;
+    status = strlen(text) == length ? parse_ids(text, tokens + 1, limit, ids, count, error)
+                                    : eng_fail(error, ENG_FORMAT, "%s: a NUL byte at %zu", tokens + 1, strlen(text));
+    free(text);
+    return status;
+}
+
+static eng_status write_output(const char *path, const trn_probe *probe, const float *logits, int32_t count,
+                               const float *loss, eng_error *error) {
+    const eng_model *model = probe->model;
+    size_t sources = loss ? 2 + (size_t)model->tensors : 1;
+    eng_st_source *source = calloc(sources, sizeof *source);
+    char(*name)[ENG_NAME_SIZE + 8] = calloc(sources, sizeof *name);
+    eng_status status = source && name ? ENG_OK : eng_fail(error, ENG_NO_MEMORY, "out of memory for %s", path);
+    if (status == ENG_OK) {
+        source[0] = (eng_st_source){"logits", ENG_F32, 2, {count, model->config.vocab_size}, logits};
+        if (loss)
+            source[1] = (eng_st_source){"loss", ENG_F32, 1, {1}, loss};
+        for (size_t i = 2; i < sources; i++) {
+            const eng_tensor *tensor = &model->tensor[i - 2];
+            snprintf(name[i], sizeof name[i], "grad.%s", tensor->name);
+            source[i] = (eng_st_source){.name = name[i],
+                                        .dtype = ENG_F32,
+                                        .ndim = tensor->ndim,
+                                        .data = probe->weights->grad[i - 2]};
+            memcpy(source[i].shape, tensor->shape, sizeof tensor->shape);
+        }
+        status = eng_st_write(path, source, sources, NULL, error);
+    }
+    free(source);
+    free(name);
+    return status;
+}
+
+static eng_status compute(trn_probe *probe, const logits_options *o, eng_error *error) {
+    int32_t *ids = NULL, count = 0;
+    float *logits = NULL;
+    kern_solve_mode mode = KERN_SOLVE_TOLERANCE;
+    eng_status status = trn_parse_cg_mode(o->cg_mode, &mode, error);
+    if (status == ENG_OK)
+        status = read_ids(o->tokens, probe->model->config.vocab_size, &ids, &count, error);
+    if (status != ENG_OK)
+        return status;
+    kern_solver solver = {.mode = mode, .max_steps = (int32_t)o->cg_steps, .tolerance = (float)o->cg_tolerance};
+    int32_t split = o->split < 0 ? count : (int32_t)o->split;
+    double loss = 0;
+    float stored_loss = 0;
+    if (o->split > count)
+        status = eng_fail(error, ENG_INVALID, "--split: more than the %d ids given", count);
+    logits = malloc(sizeof *logits * (size_t)count * (size_t)probe->model->config.vocab_size);
+    if (status == ENG_OK && !logits)
+        status = eng_fail(error, ENG_NO_MEMORY, "out of memory for the logits of %d ids", count);
+    if (status == ENG_OK)
+        status = trn_probe_logits(probe, ids, count, split, solver, logits, error);
+    if (status == ENG_OK && o->gradients) {
+        status = trn_probe_gradients(probe, ids, count, solver, &loss, error);
+        stored_loss = (float)loss;
+    }
+    if (status == ENG_OK)
+        status = write_output(o->out, probe, logits, count, o->gradients ? &stored_loss : NULL, error);
+    free(logits);
+    free(ids);
+    return status;
+}
+
+static eng_status check_options(const logits_options *o, eng_error *error) {
+    if (!o->tokens || !o->out)
+        return eng_fail(error, ENG_INVALID, "--tokens and --out are needed");
+    if (!(o->cg_tolerance >= 0 && o->cg_tolerance <= 1))
+        return eng_fail(error, ENG_INVALID, "--cg-tolerance: not in 0..1");
+    if (!(o->cg_steps >= 0 && o->cg_steps <= 256))
+        return eng_fail(error, ENG_INVALID, "--cg-steps: not in 0..256");
+    return ENG_OK;
+}
+
+int trn_command_logits(int argc, char **argv) {
+    logits_options o = {.device = "cpu", .cg_mode = "tolerance", .split = -1, .cg_steps = 30, .cg_tolerance = 1e-4};
+    const trn_option options[] = {
+        {"tokens", "IDS", TRN_STRING, &o.tokens, "1,2,3 or @FILE of decimal ids"},
+        {"out", "FILE", TRN_STRING, &o.out, "the .safetensors file to write"},
+        {"grads", NULL, TRN_FLAG, &o.gradients, "also loss [1] and grad.NAME: mean cross entropy over all ids given"},
+        {"split", "N", TRN_INTEGER, &o.split, "the first N ids as prompt, the rest one by one as generated"},
+        {"device", "NAME", TRN_STRING, &o.device, "cpu, cpu:16, cuda:0 (default cpu)"},
+        {"cg-mode", "MODE", TRN_STRING, &o.cg_mode, "tolerance (default), steps, exact or fixed"},
+        {"cg-steps", "N", TRN_INTEGER, &o.cg_steps, "bound of steps, or their number (default 30)"},
+        {"cg-tolerance", "X", TRN_REAL, &o.cg_tolerance, "relative residual (default 1e-4)"},
+    };
+    const trn_command_line line = {"logits DIR --tokens IDS --out FILE [options]",
+                                   "Writes the logits of given ids; needs no tokenizer.", options,
+                                   sizeof options / sizeof *options, 1, 1};
+    const char *dir = NULL;
+    bool helped = false;
+    int positional = 0;
+    eng_error error = {0};
+    trn_probe probe = {0};
+    eng_status status = trn_options_parse(&line, argc, argv, &dir, &positional, &helped, &error);
+    if (helped)
+        return TRN_EXIT_OK;
+    if (status == ENG_OK)
+        status = check_options(&o, &error);
+    if (status == ENG_OK)
+        status = trn_probe_open(dir, o.device, &probe, &error);
+    if (status == ENG_OK)
+        status = compute(&probe, &o, &error);
+    trn_probe_close(&probe);
+    if (status == ENG_OK)
+        return TRN_EXIT_OK;
+    fprintf(stderr, "mesa-trainer logits: %s\n", error.text);
+    return status == ENG_DEVICE || status == ENG_INTERNAL ? TRN_EXIT_FAILED : TRN_EXIT_USAGE;
+}
