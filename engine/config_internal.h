@@ -1,0 +1,28 @@
+// SPDX-License-Identifier: Apache-2.0
+// What the readers of config files share. For config*.c and checkpoint.c only.
+//
+// The layer readers fill config->layer[0 .. layers), which is allocated and zeroed; hidden_size and layers are set and
+// checked. Faults go to keys (config_json.h).
+#ifndef ENGINE_CONFIG_INTERNAL_H
+#define ENGINE_CONFIG_INTERNAL_H
+
+#include "engine/config_json.h"
+#include "engine/model.h"
+
+// Bounds that keep every product of sizes below 2^63 and every width in an int32_t.
+enum {
+    ENG_CONFIG_MAX_HIDDEN = 1 << 17,
+    ENG_CONFIG_MAX_HEADS = 4096,
+    ENG_CONFIG_MAX_HEAD_WIDTH = 1024,
+    ENG_CONFIG_MAX_WINDOW = 1 << 20,
+};
+
+void eng_config_mesa_layers(eng_keys *keys, eng_config *config);        // model_type mesa_net and its hybrids
+void eng_config_transformer_layers(eng_keys *keys, eng_config *config); // model_type transformer and its hybrids
+void eng_config_llama_layers(eng_keys *keys, eng_config *config);       // model_type llama
+
+// Sets the end-of-text ids from eos_token_id (a number, a list or null), which must be there. The ids of
+// generation_config.json replace those of config.json, as in the public loaders.
+void eng_config_set_eos(eng_keys *keys, eng_config *config);
+
+#endif

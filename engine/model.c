@@ -1,0 +1,204 @@
+// SPDX-License-Identifier: Apache-2.0
+// The tensor table of a model in the names of its dialect, and where each layer's state and pages lie.
+//
+// The backbone's tensors are declared here, the mixers' by themselves. Start values follow models.md 1.8: linear
+// weights N(0, initializer_range), those that write into the residual stream divided by sqrt(2 layers) unless "init"
+// is "fla", norms 1, biases 0. Sizes come from a checked config, so their products cannot overflow.
+#include <math.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "engine/mixer.h"
+#include "engine/model_internal.h"
+
+enum { SLOT_ALIGNMENT = 64, FIRST_CAPACITY = 64 };
+
+typedef struct names {
+    const char *embed, *mixer_norm, *mlp_norm, *mixer;
+} names;
+
+static const names dialect_names[] = {
+    [ENG_DIALECT_FLA] = {"model.embeddings.weight", "attn_norm.weight", "mlp_norm.weight", "attn."},
+    [ENG_DIALECT_LLAMA] = {"model.embed_tokens.weight", "input_layernorm.weight", "post_attention_layernorm.weight",
+                           "self_attn."},
+};
+
+static const eng_init zeros = {ENG_INIT_CONSTANT, 0}, ones = {ENG_INIT_CONSTANT, 1};
+
+static eng_tensor *next_tensor(eng_model *model) {
+    bool full = model->tensors == 0 || (model->tensors >= FIRST_CAPACITY && (model->tensors & (model->tensors - 1)) == 0);
+    if (full) {
+        size_t capacity = model->tensors == 0 ? FIRST_CAPACITY : 2 * (size_t)model->tensors;
+        eng_tensor *larger = realloc(model->tensor, capacity * sizeof *larger);
+        if (!larger)
+            return NULL;
+        model->tensor = larger;
+    }
+    return &model->tensor[model->tensors];
+}
+
+int32_t eng_model_add_tensor(eng_model *model, int32_t layer, const char *prefix, const char *leaf, eng_role role,
+                             bool decay, eng_init init, int ndim, const int64_t *shape) {
+    eng_tensor *tensor = next_tensor(model);
+    if (!tensor)
+        return -1;
+    *tensor =
+        (eng_tensor){.ndim = ndim, .count = 1, .role = role, .decay = decay, .init = init, .layer = layer};
+    snprintf(tensor->name, sizeof tensor->name, "%s%s", prefix, leaf);
+    for (int i = 0; i < ndim; i++) {
+        tensor->shape[i] = shape[i];
+        tensor->count *= shape[i];
+    }
+    model->parameters += (uint64_t)tensor->count;
+    return model->tensors++;
+}
+
+static size_t aligned(size_t bytes) {
+    return (bytes + SLOT_ALIGNMENT - 1) / SLOT_ALIGNMENT * SLOT_ALIGNMENT;
+}
+
+void eng_model_add_state(eng_model *model, int32_t layer, size_t bytes) {
+    eng_layer *owner = &model->layer[layer];
+    if (owner->state_bytes == 0)
+        owner->state_offset = model->state_bytes;
+    owner->state_bytes += aligned(bytes);
+    model->state_bytes += aligned(bytes);
+}
+
+void eng_model_add_pages(eng_model *model, int32_t layer, size_t bytes) {
+    eng_layer *owner = &model->layer[layer];
+    if (owner->page_bytes == 0)
+        owner->page_offset = model->page_bytes;
+    owner->page_bytes += aligned(bytes);
+    model->page_bytes += aligned(bytes);
+}
+
+static int32_t add_matrix(eng_model *model, int32_t layer, const char *prefix, const char *leaf, eng_init init,
+                          int64_t rows, int64_t columns) {
+    bool linear = strstr(leaf, "_proj") || strcmp(leaf, "lm_head.weight") == 0;
+    return eng_model_add_tensor(model, layer, prefix, leaf, ENG_ROLE_MATRIX, linear, init, 2,
+                                (int64_t[]){rows, columns});
+}
+
+static int32_t add_vector(eng_model *model, int32_t layer, const char *prefix, const char *leaf, eng_init init,
+                          int64_t width) {
+    return eng_model_add_tensor(model, layer, prefix, leaf, ENG_ROLE_VECTOR, false, init, 1, &width);
+}
+
+static bool declare_mlp(eng_model *model, int32_t layer, const char *prefix) {
+    const eng_config *config = &model->config;
+    int64_t hidden = config->hidden_size, inner = config->intermediate_size;
+    eng_init linear = {ENG_INIT_NORMAL, config->initializer_range}, residual = linear;
+    if (!config->init_fla)
+        residual.value /= sqrtf(2.0F * (float)config->layers);
+    eng_layer *owner = &model->layer[layer];
+    owner->gate_proj = add_matrix(model, layer, prefix, "mlp.gate_proj.weight", linear, inner, hidden);
+    owner->up_proj = add_matrix(model, layer, prefix, "mlp.up_proj.weight", linear, inner, hidden);
+    owner->down_proj = add_matrix(model, layer, prefix, "mlp.down_proj.weight", residual, hidden, inner);
+    owner->gate_bias = owner->up_bias = owner->down_bias = -1;
+    bool done = owner->gate_proj >= 0 && owner->up_proj >= 0 && owner->down_proj >= 0;
+    if (!config->mlp_bias)
+        return done;
+    owner->gate_bias = add_vector(model, layer, prefix, "mlp.gate_proj.bias", zeros, inner);
+    owner->up_bias = add_vector(model, layer, prefix, "mlp.up_proj.bias", zeros, inner);
+    owner->down_bias = add_vector(model, layer, prefix, "mlp.down_proj.bias", zeros, hidden);
+    return done && owner->gate_bias >= 0 && owner->up_bias >= 0 && owner->down_bias >= 0;
+}
+
+static eng_status declare_layer(eng_model *model, int32_t layer, eng_error *error) {
+    const names *names = &dialect_names[model->config.dialect];
+    int64_t hidden = model->config.hidden_size;
+    eng_layer *owner = &model->layer[layer];
+    for (int i = 0; i < ENG_MAX_MIXER_TENSORS; i++)
+        owner->mixer[i] = -1;
+    char prefix[48], mixer_prefix[64];
+    snprintf(prefix, sizeof prefix, "model.layers.%d.", layer);
+    snprintf(mixer_prefix, sizeof mixer_prefix, "%s%s", prefix, names->mixer);
+    owner->mixer_norm = add_vector(model, layer, prefix, names->mixer_norm, ones, hidden);
+    eng_status status = model->config.layer[layer].mixer->declare(model, layer, mixer_prefix, error);
+    if (status != ENG_OK)
+        return status;
+    owner->mlp_norm = add_vector(model, layer, prefix, names->mlp_norm, ones, hidden);
+    bool done = declare_mlp(model, layer, prefix) && owner->mixer_norm >= 0 && owner->mlp_norm >= 0;
+    return done ? ENG_OK : eng_fail(error, ENG_NO_MEMORY, "no memory for the tensor table");
+}
+
+static eng_status declare_all(eng_model *model, eng_error *error) {
+    const eng_config *config = &model->config;
+    int64_t vocabulary = config->vocab_size, hidden = config->hidden_size;
+    eng_init linear = {ENG_INIT_NORMAL, config->initializer_range}, embed = linear;
+    if (config->scale_embeddings)
+        embed.value = 1.0F / sqrtf((float)hidden);
+    model->embed = add_matrix(model, -1, "", dialect_names[config->dialect].embed, embed, vocabulary, hidden);
+    for (int32_t i = 0; i < config->layers; i++) {
+        eng_status status = declare_layer(model, i, error);
+        if (status != ENG_OK)
+            return status;
+    }
+    model->final_norm = add_vector(model, -1, "", "model.norm.weight", ones, hidden);
+    model->head =
+        config->tied ? model->embed : add_matrix(model, -1, "", "lm_head.weight", linear, vocabulary, hidden);
+    bool done = model->embed >= 0 && model->final_norm >= 0 && model->head >= 0;
+    return done ? ENG_OK : eng_fail(error, ENG_NO_MEMORY, "no memory for the tensor table");
+}
+
+eng_status eng_model_create(eng_config *config, eng_model **out, eng_error *error) {
+    eng_model *model = calloc(1, sizeof *model);
+    if (!model) {
+        eng_config_free(config);
+        return eng_fail(error, ENG_NO_MEMORY, "no memory for a model");
+    }
+    model->config = *config;
+    memset(config, 0, sizeof *config);
+    model->layer = calloc((size_t)model->config.layers, sizeof *model->layer);
+    eng_status status =
+        model->layer ? declare_all(model, error) : eng_fail(error, ENG_NO_MEMORY, "no memory for the layers");
+    if (status == ENG_OK)
+        *out = model;
+    else
+        eng_model_free(model);
+    return status;
+}
+
+void eng_model_free(eng_model *model) {
+    if (!model)
+        return;
+    eng_config_free(&model->config);
+    free(model->tensor);
+    free(model->layer);
+    free(model);
+}
+
+int32_t eng_model_find(const eng_model *model, const char *name) {
+    for (int32_t i = 0; i < model->tensors; i++) {
+        if (strcmp(model->tensor[i].name, name) == 0)
+            return i;
+    }
+    return -1;
+}
+
+double eng_model_flops(const eng_model *model, double position, double cg_steps) {
+    double flops = 0;
+    for (int32_t i = 0; i < model->tensors; i++) {
+        const eng_tensor *tensor = &model->tensor[i];
+        bool only_looked_up = i == model->embed && i != model->head;
+        if (tensor->role == ENG_ROLE_MATRIX && !only_looked_up)
+            flops += 2.0 * (double)tensor->count;
+    }
+    for (int32_t i = 0; i < model->config.layers; i++)
+        flops += model->config.layer[i].mixer->flops(model, i, position, cg_steps);
+    return flops;
+}
+
+bool eng_model_has_pages(const eng_model *model) {
+    return model->page_bytes > 0;
+}
+
+bool eng_model_has_mesa(const eng_model *model) {
+    for (int32_t i = 0; i < model->config.layers; i++) {
+        if (model->config.layer[i].mixer == &eng_mixer_mesa)
+            return true;
+    }
+    return false;
+}
