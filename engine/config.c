@@ -10,8 +10,8 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "engine/config_json.h"
 #include "engine/config_internal.h"
+#include "engine/config_json.h"
 #include "engine/mixer.h"
 
 enum {
@@ -95,8 +95,7 @@ static int64_t intermediate_from_ratio(eng_keys *keys, int32_t hidden) {
 
 static void read_sizes(eng_keys *keys, const family *family, eng_config *config) {
     config->vocab_size = (int32_t)eng_keys_integer(keys, "vocab_size", 32000, 1, MAX_VOCABULARY);
-    config->hidden_size =
-        (int32_t)eng_keys_integer(keys, "hidden_size", family->hidden_size, 1, ENG_CONFIG_MAX_HIDDEN);
+    config->hidden_size = (int32_t)eng_keys_integer(keys, "hidden_size", family->hidden_size, 1, ENG_CONFIG_MAX_HIDDEN);
     config->layers = (int32_t)eng_keys_integer(keys, "num_hidden_layers", family->layers, 1, MAX_LAYERS);
     int64_t intermediate = family->intermediate_size;
     if (intermediate == 0 && !eng_keys_value(keys, "intermediate_size")) {
@@ -105,8 +104,7 @@ static void read_sizes(eng_keys *keys, const family *family, eng_config *config)
             eng_keys_fail(keys, ENG_FORMAT, "hidden_ratio", "gives an intermediate size of %lld",
                           (long long)intermediate);
     }
-    config->intermediate_size =
-        (int32_t)eng_keys_integer(keys, "intermediate_size", intermediate, 1, MAX_INTERMEDIATE);
+    config->intermediate_size = (int32_t)eng_keys_integer(keys, "intermediate_size", intermediate, 1, MAX_INTERMEDIATE);
     config->max_positions = eng_keys_integer(keys, "max_position_embeddings", 2048, 1, max_positions);
     config->trained_length = eng_keys_integer(keys, "trained_length", config->max_positions, 1, max_positions);
 }

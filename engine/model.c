@@ -27,7 +27,8 @@ static const names dialect_names[] = {
 static const eng_init zeros = {ENG_INIT_CONSTANT, 0}, ones = {ENG_INIT_CONSTANT, 1};
 
 static eng_tensor *next_tensor(eng_model *model) {
-    bool full = model->tensors == 0 || (model->tensors >= FIRST_CAPACITY && (model->tensors & (model->tensors - 1)) == 0);
+    bool full =
+        model->tensors == 0 || (model->tensors >= FIRST_CAPACITY && (model->tensors & (model->tensors - 1)) == 0);
     if (full) {
         size_t capacity = model->tensors == 0 ? FIRST_CAPACITY : 2 * (size_t)model->tensors;
         eng_tensor *larger = realloc(model->tensor, capacity * sizeof *larger);
@@ -43,8 +44,7 @@ int32_t eng_model_add_tensor(eng_model *model, int32_t layer, const char *prefix
     eng_tensor *tensor = next_tensor(model);
     if (!tensor)
         return -1;
-    *tensor =
-        (eng_tensor){.ndim = ndim, .count = 1, .role = role, .decay = decay, .init = init, .layer = layer};
+    *tensor = (eng_tensor){.ndim = ndim, .count = 1, .role = role, .decay = decay, .init = init, .layer = layer};
     snprintf(tensor->name, sizeof tensor->name, "%s%s", prefix, leaf);
     for (int i = 0; i < ndim; i++) {
         tensor->shape[i] = shape[i];
@@ -137,8 +137,7 @@ static eng_status declare_all(eng_model *model, eng_error *error) {
             return status;
     }
     model->final_norm = add_vector(model, -1, "", "model.norm.weight", ones, hidden);
-    model->head =
-        config->tied ? model->embed : add_matrix(model, -1, "", "lm_head.weight", linear, vocabulary, hidden);
+    model->head = config->tied ? model->embed : add_matrix(model, -1, "", "lm_head.weight", linear, vocabulary, hidden);
     bool done = model->embed >= 0 && model->final_norm >= 0 && model->head >= 0;
     return done ? ENG_OK : eng_fail(error, ENG_NO_MEMORY, "no memory for the tensor table");
 }

@@ -8,11 +8,12 @@
 
 #include "engine/model.h"
 
-// Appends "PREFIX LEAF" (joined) to the table. Returns its index, or -1 when out of memory. layer -1: outside the blocks.
+// Appends "PREFIX LEAF" (joined) to the table. Returns its index, or -1 when out of memory. layer -1: outside the
+// blocks.
 int32_t eng_model_add_tensor(eng_model *model, int32_t layer, const char *prefix, const char *leaf, eng_role role,
                              bool decay, eng_init init, int ndim, const int64_t *shape);
-// Bytes of recurrent state that a session keeps for the layer. Each call starts at a multiple of 64 inside the slot, and
-// the calls of one layer lie one after another.
+// Bytes of recurrent state that a session keeps for the layer. Each call starts at a multiple of 64 inside the slot,
+// and the calls of one layer lie one after another.
 void eng_model_add_state(eng_model *model, int32_t layer, size_t bytes);
 // Bytes that a KV page of 64 tokens holds for the layer.
 void eng_model_add_pages(eng_model *model, int32_t layer, size_t bytes);

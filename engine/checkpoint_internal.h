@@ -1,0 +1,23 @@
+// SPDX-License-Identifier: Apache-2.0
+// An open checkpoint, shared by its opener, its loader and its writer; nobody else includes it.
+#ifndef ENGINE_CHECKPOINT_INTERNAL_H
+#define ENGINE_CHECKPOINT_INTERNAL_H
+
+#include "engine/checkpoint.h"
+
+enum { ENG_MAX_CONFIG_BYTES = 1 << 20 };
+
+typedef struct eng_place { // where a tensor of the model's table lies
+    const eng_st_file *file;
+    const eng_st_entry *entry;
+} eng_place;
+
+struct eng_checkpoint {
+    char *dir;
+    eng_model *model;
+    eng_st_file **file; // (files) in the order of their names
+    size_t files;
+    eng_place *place; // (model->tensors)
+};
+
+#endif

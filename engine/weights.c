@@ -1,0 +1,263 @@
+// SPDX-License-Identifier: Apache-2.0
+// Weights on a device: from a checkpoint or from a random start, for serving or for training.
+//
+// Serving keeps each matrix in the file's own precision (F16 widens to float32, which every backend has) and each
+// vector in float32, in one allocation a tensor. Training keeps float32 masters and gradients in one allocation each,
+// every tensor padded to 16 floats, and matrices read the masters in place. A weight that is not finite is refused with
+// its tensor and the count: one NaN would silently spoil every answer. Host memory: one tensor at a time. Not for an
+// event loop's thread.
+#include "engine/checkpoint_internal.h"
+
+#include <math.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "engine/files.h"
+#include "engine/forward.h"
+#include "engine/random.h"
+
+enum { PADDING = 16 };
+
+typedef struct loader {
+    eng_weights *weights;
+    kern_stream *stream;
+    float *host;    // values of the tensor at hand, float32
+    uint16_t *half; // or bf16
+    eng_error *error;
+} loader;
+
+static int64_t padded(int64_t count) {
+    return (count + PADDING - 1) / PADDING * PADDING;
+}
+
+static int64_t largest_tensor(const eng_model *model) {
+    int64_t largest = 0;
+    for (int32_t i = 0; i < model->tensors; i++) {
+        if (model->tensor[i].count > largest)
+            largest = model->tensor[i].count;
+    }
+    return largest;
+}
+
+static eng_status allocate_trainable(eng_weights *weights, eng_error *error) {
+    const eng_model *model = weights->model;
+    size_t tensors = (size_t)model->tensors;
+    weights->master = calloc(tensors, sizeof *weights->master);
+    weights->grad = calloc(tensors, sizeof *weights->grad);
+    if (!weights->master || !weights->grad)
+        return eng_fail(error, ENG_NO_MEMORY, "no memory for the tensor table");
+    for (size_t i = 0; i < tensors; i++)
+        weights->count += padded(model->tensor[i].count);
+    size_t bytes = (size_t)weights->count * sizeof(float);
+    void *masters = NULL, *grads = NULL;
+    kern_status status = kern_alloc(weights->device, bytes, &masters);
+    if (status == KERN_OK)
+        status = kern_alloc(weights->device, bytes, &grads);
+    weights->masters = masters;
+    weights->grads = grads;
+    if (status != KERN_OK)
+        return eng_fail_kernel(error, status, "allocating weights and gradients");
+    weights->bytes = 2 * bytes;
+    int64_t offset = 0;
+    for (size_t i = 0; i < tensors; i++) {
+        weights->master[i] = weights->masters + offset;
+        weights->grad[i] = weights->grads + offset;
+        offset += padded(model->tensor[i].count);
+    }
+    return ENG_OK;
+}
+
+static void loader_close(loader *loader) {
+    if (loader->stream)
+        kern_stream_close(loader->stream);
+    free(loader->host);
+    free(loader->half);
+}
+
+// Makes empty weights and what is needed to fill them; on failure loader->weights is NULL.
+static eng_status loader_open(loader *loader, const eng_model *model, kern_device *device, bool trainable,
+                              eng_error *error) {
+    *loader = (struct loader){.error = error};
+    size_t largest = (size_t)largest_tensor(model);
+    loader->host = malloc(largest * sizeof *loader->host);
+    loader->half = malloc(largest * sizeof *loader->half);
+    loader->weights = calloc(1, sizeof *loader->weights);
+    eng_weights *weights = loader->weights;
+    if (weights)
+        *weights = (eng_weights){.device = device, .model = model, .trainable = trainable};
+    if (weights)
+        weights->param = calloc((size_t)model->tensors, sizeof *weights->param);
+    eng_status status = ENG_OK;
+    if (!loader->host || !loader->half || !weights || !weights->param)
+        status = eng_fail(error, ENG_NO_MEMORY, "no memory to load weights");
+    if (status == ENG_OK) {
+        kern_status opened = kern_stream_open(device, &loader->stream);
+        if (opened != KERN_OK)
+            status = eng_fail_kernel(error, opened, "opening a stream for the weights");
+    }
+    if (status == ENG_OK && trainable)
+        status = allocate_trainable(weights, error);
+    if (status != ENG_OK) {
+        loader_close(loader);
+        eng_weights_free(weights);
+        loader->weights = NULL;
+    }
+    return status;
+}
+
+static eng_status loader_finish(loader *loader, eng_status status, eng_weights **out) {
+    loader_close(loader);
+    if (status == ENG_OK)
+        *out = loader->weights;
+    else
+        eng_weights_free(loader->weights);
+    return status;
+}
+
+static eng_status upload(loader *loader, void *memory, const eng_tensor *tensor) {
+    kern_status status =
+        kern_upload(loader->stream, memory, loader->host, (size_t)tensor->count * sizeof *loader->host);
+    if (status == KERN_OK)
+        status = kern_synchronize(loader->stream); // the host buffer is used for the next tensor
+    return status == KERN_OK ? ENG_OK : eng_fail_kernel(loader->error, status, tensor->name);
+}
+
+static eng_status create_matrix(loader *loader, int32_t index, kern_dtype dtype, const void *host, float *master) {
+    eng_weights *weights = loader->weights;
+    const eng_tensor *tensor = &weights->model->tensor[index];
+    kern_weight_desc desc = {
+        .dtype = dtype, .rows = tensor->shape[0], .cols = tensor->shape[1], .host = host, .master = master};
+    kern_weight *weight = NULL;
+    kern_status status = kern_weight_create(weights->device, &desc, &weight);
+    if (status != KERN_OK)
+        return eng_fail_kernel(loader->error, status, tensor->name);
+    weights->param[index] = weight;
+    if (!master)
+        weights->bytes += kern_weight_bytes(weight);
+    return ENG_OK;
+}
+
+// Stores the float32 values in loader->host as tensor index. as_bf16: matrices of serving weights are rounded.
+static eng_status store_tensor(loader *loader, int32_t index, bool as_bf16) {
+    eng_weights *weights = loader->weights;
+    const eng_tensor *tensor = &weights->model->tensor[index];
+    bool matrix = tensor->role == ENG_ROLE_MATRIX;
+    if (weights->trainable) {
+        eng_status status = upload(loader, weights->master[index], tensor);
+        if (status == ENG_OK && matrix)
+            return create_matrix(loader, index, KERN_F32, NULL, weights->master[index]);
+        weights->param[index] = weights->master[index];
+        return status;
+    }
+    if (matrix && as_bf16) {
+        for (int64_t i = 0; i < tensor->count; i++)
+            loader->half[i] = eng_bf16_from_f32(loader->host[i]);
+        return create_matrix(loader, index, KERN_BF16, loader->half, NULL);
+    }
+    if (matrix)
+        return create_matrix(loader, index, KERN_F32, loader->host, NULL);
+    size_t bytes = (size_t)padded(tensor->count) * sizeof(float);
+    kern_status allocated = kern_alloc(weights->device, bytes, &weights->param[index]);
+    if (allocated != KERN_OK)
+        return eng_fail_kernel(loader->error, allocated, tensor->name);
+    weights->bytes += bytes;
+    return upload(loader, weights->param[index], tensor);
+}
+
+static eng_status refuse_nonfinite(const eng_place *place, int64_t count, eng_error *error) {
+    return eng_fail(error, ENG_NUMERIC, "%s: tensor '%.96s': %lld of %lld values are not finite",
+                    eng_path_tail(eng_st_path(place->file)), place->entry->name, (long long)count,
+                    (long long)place->entry->count);
+}
+
+static int64_t count_nonfinite_bf16(const uint16_t *values, int64_t count) {
+    int64_t found = 0;
+    for (int64_t i = 0; i < count; i++)
+        found += (values[i] & 0x7F80) == 0x7F80;
+    return found;
+}
+
+static eng_status load_tensor(loader *loader, int32_t index, const eng_place *place) {
+    const eng_st_entry *entry = place->entry;
+    bool matrix = loader->weights->model->tensor[index].role == ENG_ROLE_MATRIX;
+    eng_status status;
+    int64_t nonfinite;
+    if (matrix && entry->dtype == ENG_BF16 && !loader->weights->trainable) {
+        status = eng_st_read(place->file, entry, 0, entry->count, loader->half, loader->error);
+        if (status != ENG_OK)
+            return status;
+        nonfinite = count_nonfinite_bf16(loader->half, entry->count);
+        if (nonfinite > 0)
+            return refuse_nonfinite(place, nonfinite, loader->error);
+        return create_matrix(loader, index, KERN_BF16, loader->half, NULL);
+    }
+    status = eng_st_read_f32(place->file, entry, 0, entry->count, loader->host, loader->error);
+    if (status != ENG_OK)
+        return status;
+    nonfinite = eng_count_nonfinite(loader->host, entry->count);
+    return nonfinite > 0 ? refuse_nonfinite(place, nonfinite, loader->error) : store_tensor(loader, index, false);
+}
+
+eng_status eng_weights_load(const eng_checkpoint *checkpoint, kern_device *device, bool trainable, eng_weights **out,
+                            eng_error *error) {
+    loader loader;
+    eng_status status = loader_open(&loader, checkpoint->model, device, trainable, error);
+    if (status != ENG_OK)
+        return status;
+    for (int32_t i = 0; status == ENG_OK && i < checkpoint->model->tensors; i++)
+        status = load_tensor(&loader, i, &checkpoint->place[i]);
+    return loader_finish(&loader, status, out);
+}
+
+// Biases b with sigmoid(b) = 1 - 1/horizon, horizons log-spaced over the heads from 4 tokens to the context.
+static void fill_horizons(float *values, int64_t heads, float context) {
+    const double shortest = 4, longest = context > shortest ? context : shortest;
+    for (int64_t i = 0; i < heads; i++) {
+        double fraction = heads > 1 ? (double)i / (double)(heads - 1) : 0.5;
+        values[i] = (float)log(shortest * pow(longest / shortest, fraction) - 1);
+    }
+}
+
+static void fill_start(float *values, const eng_tensor *tensor, uint64_t seed, int32_t index) {
+    switch (tensor->init.kind) {
+    case ENG_INIT_NORMAL:
+        eng_normals(seed, (uint64_t)index, 0, tensor->count, tensor->init.value, values);
+        break;
+    case ENG_INIT_HORIZON:
+        fill_horizons(values, tensor->count, tensor->init.value);
+        break;
+    case ENG_INIT_CONSTANT:
+        for (int64_t i = 0; i < tensor->count; i++)
+            values[i] = tensor->init.value;
+    }
+}
+
+eng_status eng_weights_init(const eng_model *model, kern_device *device, uint64_t seed, bool bf16, eng_weights **out,
+                            eng_error *error) {
+    loader loader;
+    eng_status status = loader_open(&loader, model, device, !bf16, error);
+    if (status != ENG_OK)
+        return status;
+    for (int32_t i = 0; status == ENG_OK && i < model->tensors; i++) {
+        fill_start(loader.host, &model->tensor[i], seed, i);
+        status = store_tensor(&loader, i, bf16);
+    }
+    return loader_finish(&loader, status, out);
+}
+
+void eng_weights_free(eng_weights *weights) {
+    if (!weights)
+        return;
+    for (int32_t i = 0; weights->param && i < weights->model->tensors; i++) {
+        if (weights->model->tensor[i].role == ENG_ROLE_MATRIX)
+            kern_weight_free(weights->param[i]);
+        else if (!weights->trainable)
+            kern_free(weights->device, weights->param[i]);
+    }
+    kern_free(weights->device, weights->masters);
+    kern_free(weights->device, weights->grads);
+    free(weights->param);
+    free(weights->master);
+    free(weights->grad);
+    free(weights);
+}
