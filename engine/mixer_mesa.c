@@ -16,6 +16,21 @@ enum mesa_kept { Q_PRE, K_PRE, Q_CONVOLVED, K_CONVOLVED, Q, K, V, A, B, DECAY, B
 
 static const float l2_eps = 1e-6F; // models.md trap 7
 
+// Where the parts of a layer's state begin; each at a multiple of 64 bytes, as eng_model_add_state lays them.
+typedef struct state_layout {
+    size_t matrices_bytes, window_bytes; // Hk and Hv together; one convolution's inputs
+    size_t q_window, k_window;           // offsets
+} state_layout;
+
+static state_layout layout_of(const eng_mesa_config *mesa) {
+    size_t width = (size_t)mesa->heads * (size_t)mesa->head_width;
+    state_layout layout = {.matrices_bytes = 2 * sizeof(float) * width * (size_t)mesa->head_width,
+                           .window_bytes = sizeof(float) * (size_t)(mesa->conv_taps - 1) * width};
+    layout.q_window = (layout.matrices_bytes + 63) & ~(size_t)63;
+    layout.k_window = layout.q_window + ((layout.window_bytes + 63) & ~(size_t)63);
+    return layout;
+}
+
 static eng_status declare(eng_model *model, int32_t layer, const char *prefix, eng_error *error) {
     const eng_config *config = &model->config;
     const eng_mesa_config *mesa = &config->layer[layer].mesa;
@@ -61,9 +76,10 @@ static eng_status declare(eng_model *model, int32_t layer, const char *prefix, e
             return eng_fail(error, ENG_NO_MEMORY, "out of memory for the tensor table");
         model->layer[layer].mixer[table[i].which] = index;
     }
-    size_t matrices = 2 * sizeof(float) * (size_t)width * (size_t)mesa->head_width;
-    size_t windows = 2 * sizeof(float) * (size_t)(mesa->conv_taps - 1) * (size_t)width;
-    eng_model_add_state(model, layer, matrices + windows);
+    state_layout layout = layout_of(mesa);
+    eng_model_add_state(model, layer, layout.matrices_bytes);
+    eng_model_add_state(model, layer, layout.window_bytes);
+    eng_model_add_state(model, layer, layout.window_bytes);
     return ENG_OK;
 }
 
@@ -129,8 +145,7 @@ static void forward(eng_emit *emit, int32_t layer, kern_ptr x, kern_ptr residual
     const int32_t *tensor = emit->model->layer[layer].mixer;
     kern_ptr *kept = emit->kept[layer];
     int32_t width = mesa->heads * mesa->head_width;
-    size_t matrices = 2 * sizeof(float) * (size_t)width * (size_t)mesa->head_width;
-    size_t window = sizeof(float) * (size_t)(mesa->conv_taps - 1) * (size_t)width;
+    state_layout layout = layout_of(mesa);
 
     kept[Q_PRE] = eng_emit_activation(emit, width);
     kept[K_PRE] = eng_emit_activation(emit, width);
@@ -144,8 +159,8 @@ static void forward(eng_emit *emit, int32_t layer, kern_ptr x, kern_ptr residual
     eng_emit_linear(emit, x, tensor[V_PROJ], -1, eng_null(), kept[V]);
     eng_emit_linear(emit, x, tensor[A_PROJ], tensor[A_BIAS], eng_null(), kept[A]);
     eng_emit_linear(emit, x, tensor[B_PROJ], tensor[B_BIAS], eng_null(), kept[B]);
-    emit_conv_and_norm(emit, layer, Q_PRE, Q_CONV, matrices, Q_CONVOLVED, Q);
-    emit_conv_and_norm(emit, layer, K_PRE, K_CONV, matrices + window, K_CONVOLVED, K);
+    emit_conv_and_norm(emit, layer, Q_PRE, Q_CONV, layout.q_window, Q_CONVOLVED, Q);
+    emit_conv_and_norm(emit, layer, K_PRE, K_CONV, layout.k_window, K_CONVOLVED, K);
     eng_emit_op(emit, KERN_OP_GATES,
                 &(kern_gates_args){.a = kept[A],
                                    .b = kept[B],

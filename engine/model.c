@@ -74,6 +74,18 @@ void eng_model_add_pages(eng_model *model, int32_t layer, size_t bytes) {
     model->page_bytes += aligned(bytes);
 }
 
+int32_t eng_model_add_constant(eng_model *model, float *value, int32_t count) {
+    size_t wanted = ((size_t)model->constants + 1) * sizeof *model->constant;
+    eng_constant *larger = realloc(model->constant, wanted);
+    if (!larger) {
+        free(value);
+        return -1;
+    }
+    model->constant = larger;
+    larger[model->constants] = (eng_constant){value, count};
+    return model->constants++;
+}
+
 static int32_t add_matrix(eng_model *model, int32_t layer, const char *prefix, const char *leaf, eng_init init,
                           int64_t rows, int64_t columns) {
     bool linear = strstr(leaf, "_proj") || strcmp(leaf, "lm_head.weight") == 0;
@@ -164,6 +176,9 @@ void eng_model_free(eng_model *model) {
     if (!model)
         return;
     eng_config_free(&model->config);
+    for (int32_t i = 0; i < model->constants; i++)
+        free(model->constant[i].value);
+    free(model->constant);
     free(model->tensor);
     free(model->layer);
     free(model);
