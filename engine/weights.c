@@ -74,6 +74,24 @@ static void loader_close(loader *loader) {
     free(loader->half);
 }
 
+// The model's computed tables, behind the tensors in param.
+static eng_status upload_constants(loader *loader, eng_weights *weights) {
+    const eng_model *model = weights->model;
+    for (int32_t i = 0; i < model->constants; i++) {
+        size_t bytes = (size_t)model->constant[i].count * sizeof(float);
+        void **memory = &weights->param[model->tensors + i];
+        kern_status status = kern_alloc(weights->device, bytes, memory);
+        if (status == KERN_OK)
+            status = kern_upload(loader->stream, *memory, model->constant[i].value, bytes);
+        if (status == KERN_OK)
+            status = kern_synchronize(loader->stream);
+        if (status != KERN_OK)
+            return eng_fail_kernel(loader->error, status, "loading a table of constants");
+        weights->bytes += bytes;
+    }
+    return ENG_OK;
+}
+
 // Makes empty weights and what is needed to fill them; on failure loader->weights is NULL.
 static eng_status loader_open(loader *loader, const eng_model *model, kern_device *device, bool trainable,
                               eng_error *error) {
@@ -86,7 +104,7 @@ static eng_status loader_open(loader *loader, const eng_model *model, kern_devic
     if (weights)
         *weights = (eng_weights){.device = device, .model = model, .trainable = trainable};
     if (weights)
-        weights->param = calloc((size_t)model->tensors, sizeof *weights->param);
+        weights->param = calloc((size_t)model->tensors + (size_t)model->constants, sizeof *weights->param);
     eng_status status = ENG_OK;
     if (!loader->host || !loader->half || !weights || !weights->param)
         status = eng_fail(error, ENG_NO_MEMORY, "no memory to load weights");
@@ -97,6 +115,8 @@ static eng_status loader_open(loader *loader, const eng_model *model, kern_devic
     }
     if (status == ENG_OK && trainable)
         status = allocate_trainable(weights, error);
+    if (status == ENG_OK)
+        status = upload_constants(loader, weights);
     if (status != ENG_OK) {
         loader_close(loader);
         eng_weights_free(weights);
@@ -254,6 +274,8 @@ void eng_weights_free(eng_weights *weights) {
         else if (!weights->trainable)
             kern_free(weights->device, weights->param[i]);
     }
+    for (int32_t i = 0; weights->param && i < weights->model->constants; i++)
+        kern_free(weights->device, weights->param[weights->model->tensors + i]);
     kern_free(weights->device, weights->masters);
     kern_free(weights->device, weights->grads);
     free(weights->param);
