@@ -176,6 +176,11 @@ static kern_status cpu_open(const char *name, kern_device **out, char *reason, s
     cpu->threads = max_threads();
     cpu->chunk = chunk;
     describe(cpu, isa);
+    status = kern_cpu_self_test(cpu, reason, reason_size);
+    if (status) {
+        cpu_close(&cpu->device);
+        return status;
+    }
     *out = &cpu->device;
     return KERN_OK;
 }
