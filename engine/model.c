@@ -124,6 +124,7 @@ static eng_status declare_layer(eng_model *model, int32_t layer, eng_error *erro
     eng_layer *owner = &model->layer[layer];
     for (int i = 0; i < ENG_MAX_MIXER_TENSORS; i++)
         owner->mixer[i] = -1;
+    owner->constant = -1;
     char prefix[48], mixer_prefix[64];
     snprintf(prefix, sizeof prefix, "model.layers.%d.", layer);
     snprintf(mixer_prefix, sizeof mixer_prefix, "%s%s", prefix, names->mixer);
