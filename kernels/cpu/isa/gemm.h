@@ -52,4 +52,10 @@ static inline int gemm_pad(int n) {
     return (n + KERN_VL - 1) / KERN_VL * KERN_VL;
 }
 
+// gemm_lower_nn writes columns [0, this) of row i of m rows, and the products with a lower triangular A read no further.
+static inline int gemm_lower_columns(int i, int m) {
+    int end = i / GEMM_ROWS * GEMM_ROWS + GEMM_ROWS;
+    return gemm_pad(end < m ? end : m);
+}
+
 #endif

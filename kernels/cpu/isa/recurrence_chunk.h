@@ -1,0 +1,198 @@
+// SPDX-License-Identifier: Apache-2.0
+// What the recurrences with one scalar decay a head share: one chunk of one head, its decays and document masks, padded
+// copies of its rows, the update of a state by a chunk and by a token.
+//
+// With c_i the running sum of log decays inside the chunk:
+//   pair_ij = e^{c_i - c_j}  for j <= i of one document, else 0       what token j still weighs at token i
+//   from_start_i = e^{c_i}   while the first document of the chunk lasts and it began before the chunk, else 0
+//   to_end_j = pair_Lj       of the last token L
+// All exponents are <= 0, and a boundary is an index, never a decay of -infinity. c is kept as a float and its rounding
+// error, so that a difference is good to its own rounding however far c has run. Decays of a state are applied as
+// S + (e^c - 1) S: with gammas near 1 the rounding of gamma itself would otherwise be a thousandth of 1 - gamma.
+//
+// Copies are padded with zeros to whole vectors, so that the products need no edges.
+#ifndef KERNELS_CPU_ISA_RECURRENCE_CHUNK_H
+#define KERNELS_CPU_ISA_RECURRENCE_CHUNK_H
+
+#include "kernels/cpu/isa/gemm.h"
+
+enum { CHUNK_MAX = 64, RECURRENCE_WIDTH_MAX = 1024 };
+
+// Whether the family is one that recurrence.c and recurrence_backward.c run, with the operands that it needs.
+kern_status KERN_NAME(recurrence_check)(const kern_recurrence *family, bool g, bool beta);
+
+typedef struct chunk_decay {
+    int length, columns;          // tokens, and rounded up to whole vectors
+    int ld;                       // row distance of pair: C
+    int first[CHUNK_MAX];         // first token of the token's document inside the chunk; -1: it began before
+    float from_start[CHUNK_MAX];
+    float to_end[CHUNK_MAX];
+    float whole_m1;               // decay over the whole chunk, minus 1; -1: the state after it owes nothing to the one before
+    float *pair;                  // (length, columns)
+} chunk_decay;
+
+static inline bool chunk_carries(const chunk_decay *decay) {
+    return decay->first[0] < 0;
+}
+
+// The first chunk of a row; the chunks stand in the order of the rows.
+static inline int chunk_of_row(const kern_rows *rows, int row) {
+    int low = 0, high = rows->n_chunks;
+    while (low < high) {
+        int middle = low + (high - low) / 2;
+        if (rows->chunk[middle].row < row)
+            low = middle + 1;
+        else
+            high = middle;
+    }
+    return low;
+}
+
+// The log decay of token t is g[t * stride] (g already at the head); NULL: no decay. pair has room for C * C floats.
+static inline void chunk_decay_fill(chunk_decay *decay, const kern_rows *rows, const kern_chunk *chunk, const float *g,
+                                    int64_t stride, int ld, float *pair) {
+    const kern_row *row = &rows->row[chunk->row];
+    const int length = chunk->length;
+    float high[CHUNK_MAX] __attribute__((aligned(64))) = {0}, low[CHUNK_MAX] __attribute__((aligned(64))) = {0};
+    double sum = 0;
+    bool zero_start = row->slot < 0 && chunk->token0 == row->token0;
+    decay->length = length;
+    decay->columns = gemm_pad(length);
+    decay->ld = ld;
+    decay->pair = pair;
+    for (int i = 0; i < length; i++) {
+        int start = rows->token_start[chunk->token0 + i];
+        bool carried = start < chunk->token0 || (start == row->token0 && !zero_start);
+        decay->first[i] = carried ? -1 : start - chunk->token0;
+        sum += g ? (double)g[(chunk->token0 + i) * stride] : 0.0;
+        high[i] = (float)sum;
+        low[i] = (float)(sum - (double)high[i]);
+    }
+    vi lane;
+    for (int l = 0; l < KERN_VL; l++)
+        lane[l] = l;
+    for (int i = 0; i < length; i++) {
+        for (int j = 0; j < decay->columns; j += KERN_VL) {
+            vf e = {0};
+            if (j <= i) {
+                vf exponent = (high[i] - vf_load(high + j)) + (low[i] - vf_load(low + j));
+                vi column = lane + j;
+                e = g ? vf_exp(exponent) : vf_set(1);
+                e = vf_select((column <= i) & (column >= decay->first[i]), e, (vf){0});
+            }
+            vf_store(pair + i * ld + j, e);
+        }
+    }
+    for (int i = 0; i < length; i += KERN_VL) {
+        vf e = vf_exp(vf_load(high + i));
+        for (int l = 0; l < KERN_VL && i + l < length; l++)
+            decay->from_start[i + l] = decay->first[i + l] < 0 ? e[l] : 0.0f;
+    }
+    memcpy(decay->to_end, pair + (length - 1) * ld, (size_t)length * sizeof(float));
+    decay->whole_m1 = decay->first[length - 1] < 0 ? (float)expm1(sum) : -1.0f;
+}
+
+// matrix (length, columns) of a lower triangular product, times pair. What lies above the diagonal becomes 0.
+static inline void chunk_mask_pairs(const chunk_decay *decay, float *matrix, float scale) {
+    for (int i = 0; i < decay->length; i++)
+        for (int j = 0, end = gemm_lower_columns(i, decay->length); j < end; j += KERN_VL) {
+            float *m = matrix + i * decay->ld + j;
+            vf_store(m, vf_load(m) * vf_load(decay->pair + i * decay->ld + j) * scale);
+        }
+}
+
+// Padded copy of `count` rows of `width` floats: to (count, ld), ld whole vectors.
+static inline void chunk_load(float *to, int ld, const float *from, int64_t stride, int count, int width) {
+    int whole = width / KERN_VL * KERN_VL;
+    for (int i = 0; i < count; i++, to += ld, from += stride) {
+        for (int j = 0; j < whole; j += KERN_VL)
+            vf_store(to + j, vf_load(from + j));
+        if (whole < ld) {
+            memset(to + whole, 0, (size_t)(ld - whole) * sizeof(float));
+            memcpy(to + whole, from + whole, (size_t)(width - whole) * sizeof(float));
+        }
+    }
+}
+
+static inline void chunk_store(float *to, int64_t stride, const float *from, int ld, int count, int width) {
+    int whole = width / KERN_VL * KERN_VL;
+    for (int i = 0; i < count; i++, to += stride, from += ld) {
+        for (int j = 0; j < whole; j += KERN_VL)
+            vf_store(to + j, vf_load(from + j));
+        if (whole < width)
+            memcpy(to + whole, from + whole, (size_t)(width - whole) * sizeof(float));
+    }
+}
+
+// to_i = factor_i * from_i for `count` rows of ld floats (whole vectors); to may be from.
+static inline void chunk_scale_rows(float *to, const float *from, int ld, const float *factor, int count) {
+    for (int i = 0; i < count; i++)
+        for (int j = 0; j < ld; j += KERN_VL)
+            vf_store(to + i * ld + j, vf_load(from + i * ld + j) * factor[i]);
+}
+
+// The transpose (width, ld) of a padded copy (count, width): columns past count are zero up to `columns`.
+static inline void chunk_transpose(float *to, int ld, int columns, const float *from, int from_ld, int count,
+                                   int width) {
+    gemm_transpose(count, width, from, from_ld, to, ld);
+    if (count < columns)
+        for (int i = 0; i < width; i++)
+            memset(to + i * ld + count, 0, (size_t)(columns - count) * sizeof(float));
+}
+
+// A sum in fixed order over whole vectors.
+static inline float chunk_dot(const float *a, const float *b, int width) {
+    vf sum = {0};
+    for (int j = 0; j < width; j += KERN_VL)
+        sum += vf_load(a + j) * vf_load(b + j);
+    return vf_sum(sum);
+}
+
+// S (depth, width) at row distance ld: S + whole_m1 S, then + A^T B with A (length, depth), B (length, width).
+static inline void chunk_advance_state(const chunk_decay *decay, float *state, int ld, const float *a, int lda,
+                                       const float *b, int ldb, int depth, int width) {
+    bool keep = decay->first[decay->length - 1] < 0;
+    if (keep)
+        for (int i = 0; i < depth; i++)
+            for (int j = 0; j < width; j += KERN_VL) {
+                vf s = vf_load(state + i * ld + j);
+                vf_store(state + i * ld + j, s + s * decay->whole_m1);
+            }
+    gemm_tn(depth, width, decay->length, a, lda, b, ldb, state, ld, keep);
+}
+
+enum { STEP_VECTORS = 4 };
+
+// One token: S_d += gamma_m1 S_d + k_d u for the first `vectors` vectors of each of `depth` rows; with q, o = sum_d q_d S_d.
+static inline __attribute__((always_inline)) void step_columns(float *state, int64_t ld, int depth, float gamma_m1,
+                                                               const float *k, const float *u, const float *q,
+                                                               float *o, const int vectors) {
+    vf write[STEP_VECTORS], sum[STEP_VECTORS];
+    for (int v = 0; v < vectors; v++) {
+        write[v] = vf_load(u + v * KERN_VL);
+        sum[v] = (vf){0};
+    }
+    for (int d = 0; d < depth; d++, state += ld)
+        for (int v = 0; v < vectors; v++) {
+            vf s = vf_load(state + v * KERN_VL);
+            s += s * gamma_m1 + k[d] * write[v];
+            vf_store(state + v * KERN_VL, s);
+            if (q)
+                sum[v] += q[d] * s;
+        }
+    if (q)
+        for (int v = 0; v < vectors; v++)
+            vf_store(o + v * KERN_VL, sum[v]);
+}
+
+// The same over `width` columns (whole vectors). q NULL: no read-out.
+static inline void step_state(float *state, int64_t ld, int depth, int width, float gamma_m1, const float *k,
+                              const float *u, const float *q, float *o) {
+    int j = 0;
+    for (; j + STEP_VECTORS * KERN_VL <= width; j += STEP_VECTORS * KERN_VL)
+        step_columns(state + j, ld, depth, gamma_m1, k, u + j, q, o + j, STEP_VECTORS);
+    for (; j < width; j += KERN_VL)
+        step_columns(state + j, ld, depth, gamma_m1, k, u + j, q, o + j, 1);
+}
+
+#endif
