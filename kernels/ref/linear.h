@@ -1,0 +1,16 @@
+// SPDX-License-Identifier: Apache-2.0
+// linear in double precision: y = x W^T + bias + residual and its gradients. Row-major; tests only.
+#ifndef KERNELS_REF_LINEAR_H
+#define KERNELS_REF_LINEAR_H
+
+// x (tokens, cols), weight (rows, cols), bias (rows) or NULL, residual (tokens, rows) or NULL (may be y), y (tokens,
+// rows).
+void kern_ref_linear(int tokens, int rows, int cols, const double *x, const double *weight, const double *bias,
+                     const double *residual, double *y);
+
+// dx (tokens, cols) = dy W;  grad_weight (rows, cols) += dy^T x;  grad_bias (rows) += column sums of dy. NULL: not
+// wanted.
+void kern_ref_linear_backward(int tokens, int rows, int cols, const double *x, const double *weight, const double *dy,
+                              double *dx, double *grad_weight, double *grad_bias);
+
+#endif

@@ -1,0 +1,320 @@
+// SPDX-License-Identifier: Apache-2.0
+// linear: forward of generated and prompt tokens, backward, bits that do not depend on the batch, refusals.
+#ifdef _OPENMP
+#include <omp.h>
+#endif
+
+#include "kernels/ref/linear.h"
+#include "tests/kernels/kernel_test.h"
+
+typedef struct layer {
+    int rows, cols, tokens;
+    size_t x_count, w_count, y_count;
+    float *x, *w, *bias, *residual, *y;
+    kern_weight *weight;
+} layer;
+
+static uint32_t float_bits(float x) {
+    uint32_t bits;
+    memcpy(&bits, &x, sizeof bits);
+    return bits;
+}
+
+static kern_weight *make_weight(kernel_test *test, const float *w, int rows, int cols, kern_dtype dtype) {
+    uint16_t *halves = kernel_test_keep(test, malloc((size_t)rows * cols * sizeof *halves));
+    for (int i = 0; i < rows * cols; i++)
+        halves[i] = (uint16_t)(float_bits(w[i]) >> 16);
+    const kern_weight_desc desc = {
+        .dtype = dtype, .rows = rows, .cols = cols, .host = dtype == KERN_BF16 ? (const void *)halves : w};
+    kern_weight *weight = NULL;
+    ck_assert_int_eq(kern_weight_create(test->device, &desc, &weight), KERN_OK);
+    return weight;
+}
+
+static layer make_layer(kernel_test *test, int rows, int cols, int tokens, kern_dtype dtype) {
+    layer l = {.rows = rows, .cols = cols, .tokens = tokens};
+    l.x_count = (size_t)tokens * cols;
+    l.w_count = (size_t)rows * cols;
+    l.y_count = (size_t)tokens * rows;
+    l.x = kernel_test_floats(test, l.x_count, -1, 1);
+    l.w = kernel_test_floats(test, l.w_count, -1, 1);
+    for (size_t i = 0; i < l.w_count; i++) { // values that bf16 holds exactly
+        uint32_t bits = float_bits(l.w[i]) & 0xffff0000u;
+        memcpy(&l.w[i], &bits, sizeof bits);
+    }
+    l.bias = kernel_test_floats(test, (size_t)rows, -1, 1);
+    l.residual = kernel_test_floats(test, l.y_count, -1, 1);
+    l.y = kernel_test_zero_floats(test, l.y_count);
+    l.weight = make_weight(test, l.w, rows, cols, dtype);
+    return l;
+}
+
+static kern_linear_args layer_args(const layer *l, bool bias, bool residual) {
+    return (kern_linear_args){.x.f = l->x,
+                              .weight.w = l->weight,
+                              .bias.f = bias ? l->bias : NULL,
+                              .residual.f = residual ? l->residual : NULL,
+                              .y.f = l->y,
+                              .cols = l->cols,
+                              .rows = l->rows};
+}
+
+// Both kinds, prompts on and off the grid: 3 + 1 + 37 + 90 + 5 tokens.
+enum { MIXED_ROWS = 5, MIXED_TOKENS = 136 };
+static void mixed_rows(kernel_test *test) {
+    kernel_test_clear_rows(test);
+    kernel_test_row(test, KERN_ROW_GENERATED, 0, 3, 10);
+    kernel_test_row(test, KERN_ROW_GENERATED, 1, 1, 0);
+    kernel_test_row(test, KERN_ROW_PROMPT, 2, 37, 5);
+    kernel_test_row(test, KERN_ROW_PROMPT, 3, 90, 0);
+    kernel_test_row(test, KERN_ROW_PROMPT, 4, 5, 31);
+    kernel_test_prepare(test);
+}
+
+static const struct {
+    int rows, cols;
+} shapes[] = {{1, 1}, {6, 48}, {192, 64}, {193, 33}, {400, 130}, {25, 257}, {7, 15}};
+enum { SHAPES = sizeof shapes / sizeof shapes[0] };
+
+static void check_forward(kernel_test *test, layer *l, bool bias, bool residual) {
+    double *want = kernel_test_zero_doubles(test, l->y_count);
+    kern_ref_linear(l->tokens, l->rows, l->cols, kernel_test_widened(test, l->x, l->x_count),
+                    kernel_test_widened(test, l->w, l->w_count),
+                    bias ? kernel_test_widened(test, l->bias, (size_t)l->rows) : NULL,
+                    residual ? kernel_test_widened(test, l->residual, l->y_count) : NULL, want);
+    kern_linear_args args = layer_args(l, bias, residual);
+    kernel_test_launch(test, KERN_OP_LINEAR, &args);
+    kernel_test_assert_norm(l->y, want, l->y_count, 1e-6);
+    if (residual) { // in place
+        args.y.f = l->residual;
+        kernel_test_launch(test, KERN_OP_LINEAR, &args);
+        kernel_test_assert_same(l->residual, l->y, l->y_count);
+    }
+}
+
+START_TEST(forward_equals_reference) {
+    for (int s = 0; s < SHAPES; s++) {
+        kernel_test test;
+        if (!kernel_test_open(&test, _i, "cpu"))
+            MESA_TEST_SKIP("no such instruction set");
+        for (int variant = 0; variant < 16; variant++) {
+            layer l =
+                make_layer(&test, shapes[s].rows, shapes[s].cols, MIXED_TOKENS, variant & 8 ? KERN_BF16 : KERN_F32);
+            mixed_rows(&test);
+            test.rows->merge = variant & 4;
+            check_forward(&test, &l, variant & 1, variant & 2);
+            kern_weight_free(l.weight);
+        }
+        kernel_test_close(&test);
+    }
+}
+END_TEST
+
+// Every row of the mixed batch once more alone, its operands at other addresses.
+static void check_rows_alone(kernel_test *test, layer *l) {
+    kern_linear_args args = layer_args(l, true, false);
+    kern_row row[MIXED_ROWS];
+    mixed_rows(test);
+    memcpy(row, test->rows->row, sizeof row);
+    kernel_test_launch(test, KERN_OP_LINEAR, &args);
+    for (int r = 0; r < MIXED_ROWS; r++) {
+        const size_t x_count = (size_t)row[r].length * l->cols, y_count = (size_t)row[r].length * l->rows;
+        float *x = kernel_test_zero_floats(test, x_count + 3), *y = kernel_test_zero_floats(test, y_count + 1);
+        memcpy(x + 3, l->x + (size_t)row[r].token0 * l->cols, x_count * sizeof *x);
+        kernel_test_clear_rows(test);
+        kernel_test_row(test, row[r].kind, row[r].slot, row[r].length, row[r].position);
+        kernel_test_prepare(test);
+        args.x.f = x + 3;
+        args.y.f = y + 1;
+        kernel_test_launch(test, KERN_OP_LINEAR, &args);
+        kernel_test_assert_same(y + 1, l->y + (size_t)row[r].token0 * l->rows, y_count);
+    }
+}
+
+START_TEST(row_alone_equals_row_in_batch) {
+    for (int s = 0; s < SHAPES; s++) {
+        kernel_test test;
+        if (!kernel_test_open(&test, _i, "cpu"))
+            MESA_TEST_SKIP("no such instruction set");
+        for (int bf16 = 0; bf16 < 2; bf16++) {
+            layer l = make_layer(&test, shapes[s].rows, shapes[s].cols, MIXED_TOKENS, bf16 ? KERN_BF16 : KERN_F32);
+            check_rows_alone(&test, &l);
+            kern_weight_free(l.weight);
+        }
+        kernel_test_close(&test);
+    }
+}
+END_TEST
+
+// n generated rows of the same token give n equal outputs, for every number of rows.
+START_TEST(place_and_batch_size_do_not_matter) {
+    enum { ROWS = 50, COLS = 70, MOST = 19 };
+    kernel_test test;
+    if (!kernel_test_open(&test, _i, "cpu:16"))
+        MESA_TEST_SKIP("no such instruction set");
+    layer l = make_layer(&test, ROWS, COLS, MOST, KERN_F32);
+    for (int t = 1; t < MOST; t++)
+        memcpy(l.x + t * COLS, l.x, COLS * sizeof(float));
+    float first[ROWS];
+    for (int n = 1; n <= MOST; n++) {
+        kernel_test_clear_rows(&test);
+        for (int r = 0; r < n; r++)
+            kernel_test_row(&test, KERN_ROW_GENERATED, r, 1, 7 * r);
+        kernel_test_prepare(&test);
+        const kern_linear_args args = layer_args(&l, true, false);
+        kernel_test_launch(&test, KERN_OP_LINEAR, &args);
+        if (n == 1)
+            memcpy(first, l.y, sizeof first);
+        for (int t = 0; t < n; t++)
+            kernel_test_assert_same(first, l.y + t * ROWS, ROWS);
+    }
+    kern_weight_free(l.weight);
+    kernel_test_close(&test);
+}
+END_TEST
+
+// residual plays dy; the gradients start at values that must be kept.
+static void check_backward(kernel_test *test, const layer *l) {
+    const float *dy = l->residual;
+    float *dx = kernel_test_floats(test, l->x_count, -1, 1), *dw = kernel_test_floats(test, l->w_count, -1, 1);
+    float *db = kernel_test_floats(test, (size_t)l->rows, -1, 1);
+    double *dx_want = kernel_test_zero_doubles(test, l->x_count), *dx_sum = kernel_test_widened(test, dx, l->x_count);
+    double *dw_want = kernel_test_widened(test, dw, l->w_count);
+    double *db_want = kernel_test_widened(test, db, (size_t)l->rows);
+    kern_ref_linear_backward(l->tokens, l->rows, l->cols, kernel_test_widened(test, l->x, l->x_count),
+                             kernel_test_widened(test, l->w, l->w_count), kernel_test_widened(test, dy, l->y_count),
+                             dx_want, dw_want, db_want);
+    for (size_t i = 0; i < l->x_count; i++)
+        dx_sum[i] += dx_want[i];
+    kern_linear_backward_input_args input = {
+        .dy.f = l->residual, .weight.w = l->weight, .dx.f = dx, .cols = l->cols, .rows = l->rows, .accumulate = 1};
+    kernel_test_launch(test, KERN_OP_LINEAR_BACKWARD_INPUT, &input);
+    kernel_test_assert_norm(dx, dx_sum, l->x_count, 1e-6);
+    input.accumulate = 0;
+    kernel_test_launch(test, KERN_OP_LINEAR_BACKWARD_INPUT, &input);
+    kernel_test_assert_norm(dx, dx_want, l->x_count, 1e-6);
+    const kern_linear_backward_weight_args weight = {
+        .x.f = l->x, .dy.f = l->residual, .grad_weight.f = dw, .grad_bias.f = db, .cols = l->cols, .rows = l->rows};
+    kernel_test_launch(test, KERN_OP_LINEAR_BACKWARD_WEIGHT, &weight);
+    kernel_test_assert_norm(dw, dw_want, l->w_count, 1e-6);
+    kernel_test_assert_norm(db, db_want, (size_t)l->rows, 1e-6);
+}
+
+START_TEST(backward_equals_reference) {
+    for (int s = 0; s < SHAPES; s++) {
+        kernel_test test;
+        if (!kernel_test_open(&test, _i, "cpu"))
+            MESA_TEST_SKIP("no such instruction set");
+        layer l = make_layer(&test, shapes[s].rows, shapes[s].cols, MIXED_TOKENS, KERN_F32);
+        mixed_rows(&test);
+        check_backward(&test, &l);
+        kern_weight_free(l.weight);
+        kernel_test_close(&test);
+    }
+}
+END_TEST
+
+#ifdef _OPENMP
+// All of linear with one thread and with two, bit for bit.
+START_TEST(threads_do_not_matter) {
+    enum { ROWS = 400, COLS = 520, X = MIXED_TOKENS * COLS, W = ROWS * COLS, Y = MIXED_TOKENS * ROWS };
+    float *y[2], *dx[2], *dw[2];
+    kernel_test test[2];
+    for (int i = 0; i < 2; i++) {
+        omp_set_num_threads(i + 1);
+        if (!kernel_test_open(&test[i], _i, "cpu"))
+            MESA_TEST_SKIP("no such instruction set");
+        layer l = make_layer(&test[i], ROWS, COLS, MIXED_TOKENS, KERN_F32);
+        mixed_rows(&test[i]);
+        y[i] = l.y;
+        dx[i] = kernel_test_zero_floats(&test[i], X);
+        dw[i] = kernel_test_zero_floats(&test[i], W);
+        const kern_linear_args forward = layer_args(&l, true, true);
+        const kern_linear_backward_input_args input = {
+            .dy.f = l.residual, .weight.w = l.weight, .dx.f = dx[i], .cols = COLS, .rows = ROWS};
+        const kern_linear_backward_weight_args weight = {
+            .x.f = l.x, .dy.f = l.residual, .grad_weight.f = dw[i], .cols = COLS, .rows = ROWS};
+        kernel_test_launch(&test[i], KERN_OP_LINEAR, &forward);
+        kernel_test_launch(&test[i], KERN_OP_LINEAR_BACKWARD_INPUT, &input);
+        kernel_test_launch(&test[i], KERN_OP_LINEAR_BACKWARD_WEIGHT, &weight);
+        ck_assert_int_eq(omp_get_max_threads(), i + 1); // what a launch sets inside the team stays there
+        kern_weight_free(l.weight);
+    }
+    kernel_test_assert_same(y[0], y[1], Y);
+    kernel_test_assert_same(dx[0], dx[1], X);
+    kernel_test_assert_same(dw[0], dw[1], W);
+    kernel_test_close(&test[0]);
+    kernel_test_close(&test[1]);
+}
+END_TEST
+#endif
+
+// The reference's own backward against central differences of its forward.
+enum { REF_TOKENS = 3, REF_ROWS = 4, REF_COLS = 5 };
+typedef struct ref_problem {
+    double x[REF_TOKENS * REF_COLS], w[REF_ROWS * REF_COLS], b[REF_ROWS], dy[REF_TOKENS * REF_ROWS];
+} ref_problem;
+
+static double ref_loss(void *context) {
+    const ref_problem *p = context;
+    double y[REF_TOKENS * REF_ROWS];
+    kern_ref_linear(REF_TOKENS, REF_ROWS, REF_COLS, p->x, p->w, p->b, NULL, y);
+    return kernel_test_dot(y, p->dy, REF_TOKENS * REF_ROWS);
+}
+
+START_TEST(reference_backward_equals_differences) {
+    kernel_test test = {.seed = 5};
+    ref_problem p;
+    double *values = (double *)&p, dx[REF_TOKENS * REF_COLS], dw[REF_ROWS * REF_COLS] = {0}, db[REF_ROWS] = {0};
+    for (size_t i = 0; i < sizeof p / sizeof *values; i++)
+        values[i] = kernel_test_uniform(&test) - 0.5;
+    kern_ref_linear_backward(REF_TOKENS, REF_ROWS, REF_COLS, p.x, p.w, p.dy, dx, dw, db);
+    kernel_test_gradient("dx", ref_loss, &p, p.x, dx, REF_TOKENS * REF_COLS, 1e-8);
+    kernel_test_gradient("dw", ref_loss, &p, p.w, dw, REF_ROWS * REF_COLS, 1e-8);
+    kernel_test_gradient("db", ref_loss, &p, p.b, db, REF_ROWS, 1e-8);
+}
+END_TEST
+
+START_TEST(refuses_what_it_cannot_do) {
+    kernel_test test;
+    ck_assert(kernel_test_open(&test, 0, "cpu"));
+    layer l = make_layer(&test, 4, 8, 1, KERN_BF16);
+    kernel_test_clear_rows(&test);
+    kernel_test_row(&test, KERN_ROW_GENERATED, 0, 1, 0);
+    kernel_test_prepare(&test);
+    kern_linear_args args = layer_args(&l, false, false);
+    kernel_test_launch(&test, KERN_OP_LINEAR, &args);
+    args.cols = 7; // not the weight's
+    kernel_test_assert_refused(&test, KERN_OP_LINEAR, &args, KERN_OK);
+    ck_assert_int_eq(kern_launch(test.stream, KERN_OP_LINEAR, test.rows, &args), KERN_INVALID);
+    args.cols = 0;
+    kernel_test_assert_refused(&test, KERN_OP_LINEAR, &args, KERN_INVALID);
+    args.cols = 8;
+    args.y.f = NULL;
+    kernel_test_assert_refused(&test, KERN_OP_LINEAR, &args, KERN_INVALID);
+    const kern_linear_backward_input_args backward = {
+        .dy.f = l.y, .weight.w = l.weight, .dx.f = l.x, .cols = 8, .rows = 4}; // bf16 has no backward
+    ck_assert_int_eq(kern_launch(test.stream, KERN_OP_LINEAR_BACKWARD_INPUT, test.rows, &backward), KERN_UNSUPPORTED);
+    kern_weight_free(l.weight);
+    kernel_test_close(&test);
+}
+END_TEST
+
+static Suite *linear_suite(void) {
+    Suite *suite = suite_create("kernels/linear");
+    TCase *tcase = tcase_create("linear");
+    tcase_set_timeout(tcase, 60);
+    tcase_add_loop_test(tcase, forward_equals_reference, 0, KERNEL_TEST_ISAS);
+    tcase_add_loop_test(tcase, row_alone_equals_row_in_batch, 0, KERNEL_TEST_ISAS);
+    tcase_add_loop_test(tcase, place_and_batch_size_do_not_matter, 0, KERNEL_TEST_ISAS);
+    tcase_add_loop_test(tcase, backward_equals_reference, 0, KERNEL_TEST_ISAS);
+#ifdef _OPENMP
+    tcase_add_loop_test(tcase, threads_do_not_matter, 0, KERNEL_TEST_ISAS);
+#endif
+    tcase_add_test(tcase, reference_backward_equals_differences);
+    tcase_add_test(tcase, refuses_what_it_cannot_do);
+    suite_add_tcase(suite, tcase);
+    return suite;
+}
+
+MESA_TEST_MAIN(linear_suite)
