@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 // What one step runs: which timelines, which ids each, how each solves and samples.
 //
-// A batch is filled piece by piece, run once, read, and filled anew. A piece is at most one chunk of a prompt (cut at the absolute
-// grid) or ids read as generated tokens, one by one. Where logits are wanted, the next id is drawn by the piece's sampler.
+// A batch is filled piece by piece, run once, read, and filled anew. A piece is part of a prompt (cut only at the absolute grid,
+// so that the cut changes no bit) or ids read as generated tokens, one by one. Where logits are wanted, the next id is drawn by the piece's sampler.
 // All memory is allocated at creation.
 #ifndef ENGINE_BATCH_H
 #define ENGINE_BATCH_H
@@ -16,17 +16,17 @@ typedef struct eng_piece {
     eng_session *session;
     kern_row_kind kind;
     const int32_t *ids; // read in this step; borrowed until eng_batch_run returns
-    int32_t count;      // >= 1; a prompt piece must not cross a grid boundary (eng_batch_piece_length)
+    int32_t count;      // >= 1; a prompt piece ends at a grid boundary (eng_batch_piece_length) or with its prompt
     eng_knobs knobs;    // how Mesa layers solve
     bool logits;        // of the piece's last token
-    const eng_sampling *sampling; // how the next id is drawn, with logits; NULL: only logits
+    const eng_sampling *sampling; // with logits: how the next id is drawn; borrowed like ids. NULL: the logits are wanted
 } eng_piece;
 
 typedef struct eng_piece_result {
-    bool finite;       // logits and state of this piece
-    int32_t id;        // drawn
-    float logprob;
-    const float *logits; // (vocab), until the next run
+    bool finite;         // the logits of this piece, if it asked for any
+    int32_t id;          // drawn; without sampling the likeliest
+    float logprob;       // of id, by the model's logits
+    const float *logits; // (vocab) until the next run; NULL for a piece with sampling: a row of logits is not moved for nothing
     eng_compute compute; // of the piece's tokens
 } eng_piece_result;
 
@@ -36,7 +36,7 @@ ENG_CHECKED eng_status eng_batch_create(const eng_weights *weights, eng_pool *po
 void eng_batch_free(eng_batch *batch);
 
 void eng_batch_clear(eng_batch *batch);
-// How many of `left` prompt ids the next piece of this session takes: up to the next grid boundary.
+// How many of `left` prompt ids bring this session to the next grid boundary: the shortest piece; further whole chunks may follow.
 int32_t eng_batch_piece_length(const eng_batch *batch, const eng_session *session, int64_t left);
 // Adds a piece and writes its index; ENG_FULL: no room in this step. Advances nothing yet.
 ENG_CHECKED eng_status eng_batch_add(eng_batch *batch, const eng_piece *piece, int32_t *index, eng_error *error);

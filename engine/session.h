@@ -20,7 +20,9 @@ void *eng_pool_pages(const eng_pool *pool);
 size_t eng_pool_slot_stride(const eng_pool *pool);
 size_t eng_pool_page_stride(const eng_pool *pool);
 int32_t eng_pool_slots(const eng_pool *pool, int32_t *used);
-int32_t eng_pool_page_count(const eng_pool *pool, int32_t *used);
+int32_t eng_pool_page_count(const eng_pool *pool, int32_t *used); // a page is in use from the moment it is promised
+// ENG_TOO_LONG, naming the bytes, when a session of max_length tokens could never be opened.
+ENG_CHECKED eng_status eng_pool_check_length(const eng_pool *pool, int64_t max_length, eng_error *error);
 
 // One timeline: the state in `slot` has read `read` ids; the tail (normally the last generated id) is not read yet. The timeline's
 // position is read + tail_count.
@@ -37,6 +39,8 @@ typedef struct eng_session {
 // Takes a zeroed slot and reserves pages for max_length tokens. ENG_FULL: not now. Writes nothing on failure.
 ENG_CHECKED eng_status eng_session_open(eng_pool *pool, kern_stream *stream, int64_t max_length, eng_session *out,
                                         eng_error *error);
+// Takes the pages of the first `length` tokens out of those reserved; ENG_TOO_LONG beyond max_length. eng_batch_add calls it.
+ENG_CHECKED eng_status eng_session_grow(eng_session *session, kern_stream *stream, int64_t length, eng_error *error);
 void eng_session_close(eng_session *session); // slot and pages go back; a session never opened (pool NULL) is accepted
 
 #endif

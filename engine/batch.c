@@ -1,0 +1,211 @@
+// SPDX-License-Identifier: Apache-2.0
+// A step: one serving plan over the pieces that were added, and what came out of it.
+//
+// One plan of the largest size serves every step, since its operations run over the tokens that the row table counts;
+// an idle row costs nothing. After creation neither the device nor the host allocates. A piece is refused when it is
+// added, never when the step runs: whatever fails in a run is a fault of the device or of this code, not of one
+// request.
+#include "engine/batch.h"
+
+#include <inttypes.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "engine/batch_internal.h"
+
+static bool allocate_host(eng_batch *batch) {
+    const eng_config *config = &batch->weights->model->config;
+    size_t rows = (size_t)batch->max_rows;
+    batch->piece = calloc(rows, sizeof *batch->piece);
+    batch->finite = calloc(rows, sizeof *batch->finite);
+    batch->sampled = calloc(rows, sizeof *batch->sampled);
+    batch->logprob = calloc(rows, sizeof *batch->logprob);
+    batch->logits = malloc(sizeof *batch->logits * rows * (size_t)config->vocab_size);
+    batch->report = calloc((size_t)config->layers, sizeof *batch->report);
+    if (!batch->piece || !batch->finite || !batch->sampled || !batch->logprob || !batch->logits || !batch->report)
+        return false;
+    for (int32_t layer = 0; layer < config->layers; layer++) {
+        if (batch->plan->report[layer].ref == 0)
+            continue;
+        size_t solves = (size_t)batch->max_tokens * (size_t)config->layer[layer].mesa.heads;
+        batch->report[layer] = calloc(solves, sizeof **batch->report);
+        if (!batch->report[layer])
+            return false;
+    }
+    return true;
+}
+
+static eng_status allocate_device(eng_batch *batch, eng_error *error) {
+    const eng_weights *weights = batch->weights;
+    eng_plan_options options = {.kind = ENG_PLAN_SERVE,
+                                .max_tokens = batch->max_tokens,
+                                .max_rows = batch->max_rows,
+                                .max_logits = batch->max_rows};
+    eng_status status = eng_plan_create(weights->model, weights->device, &options, &batch->plan, error);
+    if (status != ENG_OK)
+        return status;
+    status = eng_memory_create(weights->device, weights, batch->plan->saved_bytes, batch->plan->scratch_bytes,
+                               eng_pool_states(batch->pool), eng_pool_pages(batch->pool), &batch->memory, error);
+    if (status != ENG_OK)
+        return status;
+    kern_status made = kern_rows_create(weights->device, batch->max_rows, batch->max_tokens, batch->max_rows, 0,
+                                        eng_pool_page_count(batch->pool, NULL), 0, &batch->rows);
+    if (made)
+        return eng_fail_kernel(error, made, "allocating the row table");
+    batch->rows->slot_stride = eng_pool_slot_stride(batch->pool);
+    batch->rows->page_stride = eng_pool_page_stride(batch->pool);
+    return ENG_OK;
+}
+
+eng_status eng_batch_create(const eng_weights *weights, eng_pool *pool, kern_stream *stream, int32_t max_rows,
+                            int32_t max_tokens, eng_batch **out, eng_error *error) {
+    if (max_rows < 1 || max_tokens < max_rows)
+        return eng_fail(error, ENG_INVALID, "a batch needs at least one row and a token for each row");
+    eng_batch *batch = calloc(1, sizeof *batch);
+    if (!batch)
+        return eng_fail(error, ENG_NO_MEMORY, "out of memory for the batch");
+    batch->weights = weights;
+    batch->pool = pool;
+    batch->stream = stream;
+    batch->chunk = kern_device_describe(weights->device)->chunk;
+    batch->max_rows = max_rows;
+    batch->max_tokens = max_tokens;
+    eng_status status = allocate_device(batch, error);
+    if (status == ENG_OK && !allocate_host(batch))
+        status = eng_fail(error, ENG_NO_MEMORY, "out of memory for the batch's results");
+    if (status != ENG_OK) {
+        eng_batch_free(batch);
+        return status;
+    }
+    *out = batch;
+    return ENG_OK;
+}
+
+void eng_batch_free(eng_batch *batch) {
+    if (!batch)
+        return;
+    for (int32_t layer = 0; batch->report && layer < batch->weights->model->config.layers; layer++)
+        free(batch->report[layer]);
+    free(batch->report);
+    free(batch->piece);
+    free(batch->finite);
+    free(batch->sampled);
+    free(batch->logprob);
+    free(batch->logits);
+    kern_rows_free(batch->rows);
+    eng_memory_free(batch->weights->device, &batch->memory);
+    eng_plan_free(batch->plan);
+    free(batch);
+}
+
+void eng_batch_clear(eng_batch *batch) {
+    batch->pieces = batch->tokens = 0;
+}
+
+int32_t eng_batch_piece_length(const eng_batch *batch, const eng_session *session, int64_t left) {
+    int64_t to_grid = batch->chunk - session->read % batch->chunk;
+    return (int32_t)(left < to_grid ? left : to_grid);
+}
+
+static eng_status check_piece(const eng_batch *batch, const eng_piece *piece, eng_error *error) {
+    const eng_session *session = piece->session;
+    int32_t vocab = batch->weights->model->config.vocab_size;
+    if (!session || session->pool != batch->pool)
+        return eng_fail(error, ENG_INVALID, "the session is not open in the batch's pool");
+    if (piece->count < 1)
+        return eng_fail(error, ENG_INVALID, "a piece holds at least one id");
+    for (int32_t i = 0; i < piece->count; i++)
+        if (piece->ids[i] < 0 || piece->ids[i] >= vocab)
+            return eng_fail(error, ENG_INVALID, "id %" PRId32 " is outside the vocabulary of %" PRId32, piece->ids[i],
+                            vocab);
+    for (int32_t i = 0; i < batch->pieces; i++)
+        if (batch->piece[i].piece.session == session)
+            return eng_fail(error, ENG_INVALID, "a session has one piece a step");
+    if (batch->pieces == batch->max_rows)
+        return eng_fail(error, ENG_FULL, "all %" PRId32 " rows of the step are taken", batch->max_rows);
+    if (piece->count > batch->max_tokens - batch->tokens)
+        return eng_fail(error, ENG_FULL, "%" PRId32 " of the step's %" PRId32 " tokens are left",
+                        batch->max_tokens - batch->tokens, batch->max_tokens);
+    return ENG_OK;
+}
+
+eng_status eng_batch_add(eng_batch *batch, const eng_piece *piece, int32_t *index, eng_error *error) {
+    eng_status status = check_piece(batch, piece, error);
+    if (status == ENG_OK)
+        status = eng_session_grow(piece->session, batch->stream, piece->session->read + piece->count, error);
+    if (status != ENG_OK)
+        return status;
+    batch->piece[batch->pieces] = (eng_batch_piece){.piece = *piece, .logits_row = -1};
+    batch->tokens += piece->count;
+    *index = batch->pieces++;
+    return ENG_OK;
+}
+
+static kern_status download(eng_batch *batch, kern_ptr from, void *to, size_t bytes) {
+    return bytes ? kern_download(batch->stream, to, eng_plan_address(&batch->memory, from), bytes) : KERN_OK;
+}
+
+static kern_status download_logits(eng_batch *batch) {
+    size_t vocab = (size_t)batch->weights->model->config.vocab_size;
+    const float *logits = eng_plan_address(&batch->memory, batch->plan->logits);
+    for (int32_t i = 0; i < batch->pieces; i++) {
+        const eng_batch_piece *entry = &batch->piece[i];
+        if (entry->logits_row < 0 || entry->piece.sampling)
+            continue;
+        size_t at = vocab * (size_t)entry->logits_row;
+        kern_status status = kern_download(batch->stream, batch->logits + at, logits + at, sizeof *logits * vocab);
+        if (status)
+            return status;
+    }
+    return KERN_OK;
+}
+
+static kern_status download_results(eng_batch *batch) {
+    const eng_config *config = &batch->weights->model->config;
+    const eng_plan *plan = batch->plan;
+    size_t logits = (size_t)batch->rows->n_logits, tokens = (size_t)batch->rows->n_tokens;
+    kern_status status = download(batch, plan->finite, batch->finite, sizeof *batch->finite * logits);
+    if (status == KERN_OK)
+        status = download(batch, plan->sampled, batch->sampled, sizeof *batch->sampled * logits);
+    if (status == KERN_OK)
+        status = download(batch, plan->logprob, batch->logprob, sizeof *batch->logprob * logits);
+    for (int32_t layer = 0; status == KERN_OK && layer < config->layers; layer++)
+        if (batch->report[layer])
+            status = download(batch, plan->report[layer], batch->report[layer],
+                              sizeof **batch->report * tokens * (size_t)config->layer[layer].mesa.heads);
+    return status ? status : download_logits(batch);
+}
+
+eng_status eng_batch_run(eng_batch *batch, eng_error *error) {
+    if (batch->pieces == 0)
+        return ENG_OK;
+    eng_batch_fill_rows(batch);
+    kern_status status = kern_rows_prepare(batch->stream, batch->rows);
+    if (status)
+        return eng_fail_kernel(error, status, "preparing the rows of a step");
+    status = kern_plan_run(batch->plan->plan, batch->stream, batch->rows, &batch->memory);
+    if (status == KERN_OK)
+        status = download_results(batch);
+    if (status == KERN_OK)
+        status = kern_synchronize(batch->stream);
+    if (status)
+        return eng_fail_kernel(error, status, "running a step");
+    for (int32_t i = 0; i < batch->pieces; i++)
+        batch->piece[i].piece.session->read += batch->piece[i].piece.count;
+    return ENG_OK;
+}
+
+void eng_batch_result(const eng_batch *batch, int32_t index, eng_piece_result *out) {
+    const eng_model *model = batch->weights->model;
+    const eng_batch_piece *entry = &batch->piece[index];
+    *out = (eng_piece_result){.finite = true, .id = -1};
+    eng_sum_reports(model, (const kern_solve_report *const *)batch->report, entry->token0, entry->piece.count,
+                    &out->compute);
+    if (entry->logits_row < 0)
+        return;
+    out->finite = batch->finite[entry->logits_row] != 0;
+    out->id = batch->sampled[entry->logits_row];
+    out->logprob = batch->logprob[entry->logits_row];
+    if (!entry->piece.sampling)
+        out->logits = batch->logits + (size_t)entry->logits_row * (size_t)model->config.vocab_size;
+}

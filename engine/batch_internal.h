@@ -1,0 +1,34 @@
+// SPDX-License-Identifier: Apache-2.0
+// What batch.c and batch_rows.c share.
+#ifndef ENGINE_BATCH_INTERNAL_H
+#define ENGINE_BATCH_INTERNAL_H
+
+#include "engine/batch.h"
+
+typedef struct eng_batch_piece {
+    eng_piece piece;
+    int32_t token0;     // first token in the batch
+    int32_t logits_row; // among the step's logits; -1: none
+} eng_batch_piece;
+
+struct eng_batch {
+    const eng_weights *weights;
+    eng_pool *pool;
+    kern_stream *stream;
+    int32_t chunk, max_rows, max_tokens;
+    eng_plan *plan;
+    kern_memory memory;
+    kern_rows *rows;
+    eng_batch_piece *piece; // (max_rows)
+    int32_t pieces, tokens;
+    // the last step's outputs on the host
+    int32_t *finite, *sampled;  // (max_rows)
+    float *logprob;             // (max_rows)
+    float *logits;              // (max_rows, vocab) touched only for pieces without sampling
+    kern_solve_report **report; // (layers) (max_tokens, heads) of Mesa layers, else NULL
+};
+
+// Writes the row table of the pieces that were added: generated rows first, whatever the order they were added in.
+void eng_batch_fill_rows(eng_batch *batch);
+
+#endif

@@ -1,0 +1,54 @@
+// SPDX-License-Identifier: Apache-2.0
+// From the pieces of a step to the kernels' row table.
+//
+// The table wants all generated rows before all prompt rows; within a kind the order of adding is kept. A row's results
+// do not depend on where it stands. What is written here is checked once more, as a whole, by kern_rows_prepare.
+#include <string.h>
+
+#include "engine/batch_internal.h"
+
+static int32_t add_pages(kern_rows *rows, const eng_session *session) {
+    if (session->pages == 0)
+        return -1;
+    int32_t page0 = rows->n_pages;
+    memcpy(rows->page + page0, session->page, sizeof *rows->page * (size_t)session->pages);
+    rows->n_pages += session->pages;
+    return page0;
+}
+
+static int32_t add_logits(kern_rows *rows, const eng_piece *piece, int32_t token) {
+    static const eng_sampling greedy = {.temperature = 0, .top_p = 1};
+    const eng_sampling *sampling = piece->sampling ? piece->sampling : &greedy;
+    rows->logits_token[rows->n_logits] = token;
+    rows->sampler[rows->n_logits] = eng_sampler(sampling, piece->session->read + piece->count);
+    return rows->n_logits++;
+}
+
+static void add_row(kern_rows *rows, eng_batch_piece *entry) {
+    const eng_piece *piece = &entry->piece;
+    const eng_session *session = piece->session;
+    entry->token0 = rows->n_tokens;
+    rows->row[rows->n_rows++] = (kern_row){.kind = piece->kind,
+                                           .slot = session->slot,
+                                           .token0 = rows->n_tokens,
+                                           .length = piece->count,
+                                           .position = session->read,
+                                           .page0 = add_pages(rows, session),
+                                           .solver = eng_solver(&piece->knobs)};
+    memcpy(rows->id + rows->n_tokens, piece->ids, sizeof *rows->id * (size_t)piece->count);
+    rows->n_tokens += piece->count;
+    if (piece->kind == KERN_ROW_GENERATED)
+        rows->n_generated += piece->count;
+    entry->logits_row = piece->logits ? add_logits(rows, piece, rows->n_tokens - 1) : -1;
+}
+
+void eng_batch_fill_rows(eng_batch *batch) {
+    static const kern_row_kind order[] = {KERN_ROW_GENERATED, KERN_ROW_PROMPT};
+    kern_rows *rows = batch->rows;
+    rows->n_rows = rows->n_tokens = rows->n_generated = rows->n_logits = 0;
+    rows->n_boundaries = rows->n_pages = rows->n_edits = 0;
+    for (size_t kind = 0; kind < sizeof order / sizeof *order; kind++)
+        for (int32_t i = 0; i < batch->pieces; i++)
+            if (batch->piece[i].piece.kind == order[kind])
+                add_row(rows, &batch->piece[i]);
+}

@@ -1,0 +1,25 @@
+// SPDX-License-Identifier: Apache-2.0
+// What engine.c and open.c share: the parts of an open engine, in the order in which they are made.
+#ifndef ENGINE_ENGINE_INTERNAL_H
+#define ENGINE_ENGINE_INTERNAL_H
+
+#include "engine/batch.h"
+#include "engine/checkpoint.h"
+#include "engine/engine.h"
+#include "engine/scheduler.h"
+#include "engine/tokenizer.h"
+
+struct eng_engine {
+    kern_device *device;
+    kern_stream *stream;
+    eng_checkpoint *checkpoint;
+    eng_tokenizer *tokenizer; // NULL: the folder has none
+    eng_weights *weights;
+    eng_pool *pool;
+    eng_batch *batch;
+    eng_scheduler *scheduler;
+    eng_model_info info;
+    char mixers[128]; // what info.mixers points to
+};
+
+#endif

@@ -1,0 +1,219 @@
+// SPDX-License-Identifier: Apache-2.0
+// From options to an engine that serves: device, files, weights, pool, batch, scheduler, in this order.
+//
+// Every byte that serving needs on the device is allocated here, so what does not fit is refused now, with the bytes
+// that were asked for, and nothing is refused later. eng_close takes an engine apart at any stage of its making, which
+// is all the unwinding that a failed eng_open needs.
+#include <inttypes.h>
+#include <stdarg.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "engine/engine_internal.h"
+#include "engine/mixer.h"
+
+enum {
+    DEFAULT_QUEUE_REQUESTS = 256,
+    DEFAULT_QUEUE_TOKENS = 1 << 20,
+    DEFAULT_KV_TOKENS = 1 << 16,
+    MINIMUM_DEFAULT_ROWS = 32,
+    MAXIMUM_ROWS = 4096,
+};
+
+static void log_text(const eng_options *options, eng_log_level level, const char *format, ...) ENG_PRINTF(3, 4);
+
+static void log_text(const eng_options *options, eng_log_level level, const char *format, ...) {
+    char text[512];
+    va_list arguments;
+    if (!options->log)
+        return;
+    va_start(arguments, format);
+    vsnprintf(text, sizeof text, format, arguments);
+    va_end(arguments);
+    options->log(options->log_context, level, text);
+}
+
+static eng_status check_options(const eng_options *options, eng_error *error) {
+    if (!options->model_dir || !options->model_dir[0])
+        return eng_fail(error, ENG_INVALID, "model_dir is empty");
+    if (options->max_rows < 0 || options->max_rows > MAXIMUM_ROWS)
+        return eng_fail(error, ENG_INVALID, "max_rows is %" PRId32 "; its range is 1 to %d, or 0 for the default",
+                        options->max_rows, MAXIMUM_ROWS);
+    return ENG_OK;
+}
+
+static eng_status open_device(const eng_options *options, eng_engine *engine, eng_error *error) {
+    const char *name = options->device && options->device[0] ? options->device : "auto";
+    char reason[256] = "";
+    kern_status status = kern_device_open(name, &engine->device, reason, sizeof reason);
+    if (status == KERN_INVALID)
+        return eng_fail(error, ENG_INVALID, "%s", reason[0] ? reason : kern_status_text(status));
+    if (status)
+        return eng_fail(error, status == KERN_NO_MEMORY ? ENG_NO_MEMORY : ENG_DEVICE, "device %s: %s", name,
+                        reason[0] ? reason : kern_status_text(status));
+    if (reason[0])
+        log_text(options, ENG_LOG_INFO, "device %s: %s", name, reason);
+    status = kern_stream_open(engine->device, &engine->stream);
+    return status ? eng_fail_kernel(error, status, "opening a stream") : ENG_OK;
+}
+
+static eng_status open_model(const eng_options *options, eng_engine *engine, eng_error *error) {
+    eng_error why = {0};
+    eng_status status = eng_checkpoint_open(options->model_dir, &engine->checkpoint, error);
+    if (status != ENG_OK)
+        return status;
+    const eng_model *model = eng_checkpoint_model(engine->checkpoint);
+    status = eng_tokenizer_open(options->model_dir, model->config.vocab_size, &engine->tokenizer, &why);
+    if (status == ENG_NOT_FOUND && !options->need_tokenizer)
+        log_text(options, ENG_LOG_WARNING, "%s: no tokenizer.json; token ids only", options->model_dir);
+    else if (status != ENG_OK)
+        return eng_fail(error, status, "%s", why.text);
+    return eng_weights_load(engine->checkpoint, engine->device, false, &engine->weights, error);
+}
+
+typedef struct pool_size {
+    int32_t slots, pages;
+    uint64_t bytes;
+} pool_size;
+
+static uint64_t align64(uint64_t bytes) {
+    return (bytes + 63) & ~UINT64_C(63);
+}
+
+// A budget is spent on as many states, up to max_rows, as leave each one page; the rest becomes pages.
+static eng_status size_pool(const eng_options *options, const eng_engine *engine, pool_size *out, eng_error *error) {
+    const eng_model *model = engine->weights->model;
+    const kern_device_info *device = kern_device_describe(engine->device);
+    uint64_t slot = align64(model->state_bytes), page = align64(model->page_bytes);
+    uint64_t rows = (uint64_t)options->max_rows, budget = options->state_budget;
+    if (rows == 0)
+        rows = (uint64_t)(device->default_rows > MINIMUM_DEFAULT_ROWS ? device->default_rows : MINIMUM_DEFAULT_ROWS);
+    if (budget == 0)
+        budget = rows * slot + page * (DEFAULT_KV_TOKENS / KERN_PAGE_TOKENS);
+    if (budget < slot + page)
+        return eng_fail(error, ENG_INVALID, "state_budget is %" PRIu64 " bytes; one state%s needs %" PRIu64, budget,
+                        page ? " and one KV page" : "", slot + page);
+    uint64_t slots = slot + page == 0 || budget / (slot + page) > rows ? rows : budget / (slot + page);
+    uint64_t pages = page ? (budget - slots * slot) / page : 0;
+    if (pages > INT32_MAX / 2)
+        pages = INT32_MAX / 2;
+    *out = (pool_size){(int32_t)slots, (int32_t)pages, slots * slot + pages * page};
+    if (device->memory_total && out->bytes > device->memory_total)
+        return eng_fail(error, ENG_NO_MEMORY,
+                        "states and KV pages need %" PRIu64 " bytes; the device has %" PRIu64
+                        " in all; lower max_rows or state_budget",
+                        out->bytes, device->memory_total);
+    if (slots < rows)
+        log_text(options, ENG_LOG_WARNING, "state_budget holds %" PRIu64 " of %" PRIu64 " states", slots, rows);
+    return ENG_OK;
+}
+
+static eng_status start_serving(const eng_options *options, eng_engine *engine, eng_error *error) {
+    const eng_model *model = engine->weights->model;
+    int32_t chunk = kern_device_describe(engine->device)->chunk;
+    pool_size size;
+    eng_status status = size_pool(options, engine, &size, error);
+    if (status == ENG_OK)
+        status = eng_pool_create(model, engine->device, size.slots, size.pages, &engine->pool, error);
+    if (status == ENG_OK)
+        status = eng_batch_create(engine->weights, engine->pool, engine->stream, size.slots,
+                                  size.slots + ENG_IDLE_CHUNKS * chunk, &engine->batch, error);
+    if (status != ENG_OK)
+        return status;
+    engine->info.max_rows = size.slots;
+    engine->info.pool_bytes = size.bytes;
+    eng_scheduler_options scheduler = {
+        .rules = {.model = model, .tokenizer = engine->tokenizer, .context_length = engine->info.context_length},
+        .pool = engine->pool,
+        .batch = engine->batch,
+        .stream = engine->stream,
+        .chunk = chunk,
+        .queue_requests = options->queue_requests ? options->queue_requests : DEFAULT_QUEUE_REQUESTS,
+        .queue_tokens = options->queue_tokens ? options->queue_tokens : DEFAULT_QUEUE_TOKENS};
+    return eng_scheduler_create(&scheduler, &engine->scheduler, error);
+}
+
+// The distinct mixers in layer order.
+static void list_mixers(const eng_model *model, char *out, size_t size) {
+    size_t length = 0;
+    out[0] = '\0';
+    for (int32_t layer = 0; layer < model->config.layers; layer++) {
+        const eng_mixer *mixer = model->config.layer[layer].mixer;
+        bool listed = false;
+        for (int32_t earlier = 0; earlier < layer && !listed; earlier++)
+            listed = model->config.layer[earlier].mixer == mixer;
+        if (!listed && length < size)
+            length += (size_t)snprintf(out + length, size - length, "%s%s", length ? "," : "", mixer->name);
+    }
+}
+
+static void describe(eng_engine *engine) {
+    const eng_model *model = engine->weights->model;
+    const eng_config *config = &model->config;
+    const kern_device_info *device = kern_device_describe(engine->device);
+    list_mixers(model, engine->mixers, sizeof engine->mixers);
+    engine->info = (eng_model_info){
+        .model_type = config->model_type,
+        .mixers = engine->mixers,
+        .device = device->description,
+        .numeric_profile = device->numeric_profile,
+        .parameters = model->parameters,
+        .layers = config->layers,
+        .loops = 1,
+        .vocab_size = config->vocab_size,
+        .hidden_size = config->hidden_size,
+        .state_bytes = model->state_bytes,
+        .kv_bytes_per_token = model->page_bytes / KERN_PAGE_TOKENS,
+        .context_length = eng_model_has_pages(model) ? config->max_positions : -1,
+        .trained_length = config->trained_length,
+        .bos_id = engine->tokenizer ? eng_tokenizer_bos(engine->tokenizer) : -1,
+        .has_tokenizer = engine->tokenizer != NULL,
+        .has_mesa = eng_model_has_mesa(model),
+        .chunk = device->chunk,
+        .default_knobs = config->knobs,
+        .weight_bytes = engine->weights->bytes,
+    };
+}
+
+eng_status eng_open(const eng_options *options, eng_engine **out, eng_error *error) {
+    eng_status status = check_options(options, error);
+    if (status != ENG_OK)
+        return status;
+    eng_engine *engine = calloc(1, sizeof *engine);
+    if (!engine)
+        return eng_fail(error, ENG_NO_MEMORY, "out of memory for the engine");
+    status = open_device(options, engine, error);
+    if (status == ENG_OK)
+        status = open_model(options, engine, error);
+    if (status == ENG_OK) {
+        describe(engine);
+        status = start_serving(options, engine, error);
+    }
+    if (status != ENG_OK) {
+        eng_close(engine);
+        return status;
+    }
+    const eng_model_info *info = &engine->info;
+    log_text(options, ENG_LOG_INFO,
+             "%s: %s (%s), %" PRIu64 " parameters on %s; %" PRId32 " rows, %" PRIu64 " bytes of states and KV pages; "
+             "between two tokens of a request lie at most one step and %" PRId32 " prompt tokens",
+             options->model_dir, info->model_type, info->mixers, info->parameters, info->device, info->max_rows,
+             info->pool_bytes, info->chunk);
+    *out = engine;
+    return ENG_OK;
+}
+
+void eng_close(eng_engine *engine) {
+    if (!engine)
+        return;
+    eng_scheduler_free(engine->scheduler);
+    eng_batch_free(engine->batch);
+    eng_pool_free(engine->pool);
+    eng_weights_free(engine->weights);
+    eng_tokenizer_close(engine->tokenizer);
+    eng_checkpoint_close(engine->checkpoint);
+    kern_stream_close(engine->stream);
+    kern_device_close(engine->device);
+    free(engine);
+}

@@ -1,0 +1,67 @@
+// SPDX-License-Identifier: Apache-2.0
+// A request inside the engine, a *job*: its prompt, its session, the ids it drew, its text and its usage.
+//
+// A job knows how to take the result of a piece and to say what may be told about it; when it runs is the scheduler's
+// affair. Ids that were drawn wait here until their text is settled, so that an event's ids and text belong together.
+// Everything belongs to the engine's thread.
+#ifndef ENGINE_REQUEST_H
+#define ENGINE_REQUEST_H
+
+#include "engine/batch.h"
+#include "engine/engine.h"
+#include "engine/session.h"
+#include "engine/text.h"
+#include "engine/tokenizer.h"
+
+typedef enum eng_phase {
+    ENG_PHASE_WAITING,    // in the queue, no session
+    ENG_PHASE_READING,    // part of the prompt is not read yet
+    ENG_PHASE_GENERATING, // the session's tail is the id drawn last
+    ENG_PHASE_ENDED,      // no session; finish and error say why
+} eng_phase;
+
+typedef struct eng_job {
+    struct eng_job *previous, *next; // the list it is in
+    uint64_t id;
+    void *user;
+    eng_phase phase;
+    bool paused;
+    int32_t *prompt; // (prompt_count) until it is read
+    int64_t prompt_count, max_tokens;
+    eng_sampling sampling;
+    eng_knobs knobs;
+    bool fail_unconverged;
+    eng_session session;
+    eng_text_out *text; // NULL: the model has no tokenizer
+    int32_t *drawn;     // ids that no event has told yet
+    size_t drawn_count, drawn_capacity, told;
+    eng_usage usage;
+    eng_finish finish;
+    eng_error error; // with ENG_FINISH_ERROR
+} eng_job;
+
+// What a request is checked against and a result is read with.
+typedef struct eng_job_rules {
+    const eng_model *model;
+    const eng_tokenizer *tokenizer; // NULL: none
+    int64_t context_length;         // -1: unbounded
+} eng_job_rules;
+
+// Checks the request as engine.h says and copies what it borrows. *out: eng_job_free.
+ENG_CHECKED eng_status eng_job_create(const eng_job_rules *rules, const eng_request *request, uint64_t id,
+                                      eng_job **out, eng_error *error);
+void eng_job_free(eng_job *job); // NULL is accepted; closes its session
+// The most ids that the job's session can come to read.
+int64_t eng_job_length(const eng_job *job);
+
+// Takes the result of the piece that was just read: adds to the usage, takes the drawn id over, ends the job where it
+// must. An ended job's session is closed.
+void eng_job_accept(const eng_job_rules *rules, eng_job *job, const eng_piece_result *result);
+// What may be told now; false: nothing. Borrowed until eng_job_told, which drops the ids (the text is dropped by taking
+// it).
+bool eng_job_event(eng_job *job, eng_event *out);
+void eng_job_told(eng_job *job, size_t id_count);
+// Ends it without a word.
+void eng_job_cancel(eng_job *job);
+
+#endif

@@ -1,0 +1,39 @@
+// SPDX-License-Identifier: Apache-2.0
+// Which jobs run in a step: the queue, admission, and the share of a step that prompts may take.
+//
+// Every generating job gets its token in every step. Prompts are read beside them by at most one chunk a step, in
+// turns, so the gap between two tokens of a client is bounded by one chunk plus one step however many and however long
+// the prompts that arrive; when nothing generates, a step reads up to ENG_IDLE_CHUNKS chunks. Admission is in the order
+// of submission: a job at the head that must wait for a slot or pages holds up those behind it, so nothing starves.
+#ifndef ENGINE_SCHEDULER_H
+#define ENGINE_SCHEDULER_H
+
+#include "engine/request.h"
+
+enum { ENG_IDLE_CHUNKS = 4, ENG_STEP_ADMISSIONS = 4 };
+
+typedef struct eng_scheduler eng_scheduler;
+
+typedef struct eng_scheduler_options {
+    eng_job_rules rules;
+    eng_pool *pool;   // borrowed, as are batch and stream
+    eng_batch *batch; // rows for every slot of the pool, and ENG_IDLE_CHUNKS chunks beside them
+    kern_stream *stream;
+    int32_t chunk; // C
+    uint64_t queue_requests, queue_tokens;
+} eng_scheduler_options;
+
+ENG_CHECKED eng_status eng_scheduler_create(const eng_scheduler_options *options, eng_scheduler **out,
+                                            eng_error *error);
+void eng_scheduler_free(eng_scheduler *scheduler);
+
+// The functions below are those of engine.h.
+ENG_CHECKED eng_status eng_scheduler_submit(eng_scheduler *scheduler, const eng_request *request, uint64_t *id,
+                                            eng_error *error);
+void eng_scheduler_cancel(eng_scheduler *scheduler, uint64_t id);
+void eng_scheduler_pause(eng_scheduler *scheduler, uint64_t id, bool paused);
+ENG_CHECKED eng_status eng_scheduler_step(eng_scheduler *scheduler, eng_event_fn on_event, void *context, bool *worked,
+                                          eng_error *error);
+void eng_scheduler_gauges(const eng_scheduler *scheduler, eng_gauges *out);
+
+#endif

@@ -1,0 +1,199 @@
+// SPDX-License-Identifier: Apache-2.0
+// The pools of state slots and KV pages, and the sessions that borrow from them.
+//
+// Two device allocations for the life of the pool, two stacks of free indices on the host. Admission is by promise: a
+// session's worst case of pages is counted when it opens, while the pages themselves are taken as it grows, so a
+// session that was let in is never refused a page. Slots and pages are zeroed when they are taken: what the last owner
+// left in them, its infinities included, reaches nobody. Everything here belongs to the engine's thread.
+#include "engine/session.h"
+
+#include <inttypes.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "engine/forward.h"
+
+struct eng_pool {
+    kern_device *device;
+    void *states, *pages;
+    size_t slot_stride, page_stride;
+    int32_t slots, page_count;
+    int32_t *free_slot, *free_page; // stacks
+    int32_t free_slots, free_pages;
+    int32_t *references; // (page_count) sessions that hold the page
+    int32_t promised;    // pages that open sessions may still take
+};
+
+static size_t align64(size_t bytes) {
+    return (bytes + 63) & ~(size_t)63;
+}
+
+// The stack 0, 1, 2 ... from the top.
+static int32_t *full_stack(int32_t count) {
+    int32_t *stack = malloc(sizeof *stack * ((size_t)count + 1));
+    for (int32_t i = 0; stack && i < count; i++)
+        stack[i] = count - 1 - i;
+    return stack;
+}
+
+static eng_status allocate(eng_pool *pool, const char *what, int32_t count, size_t stride, void **out,
+                           eng_error *error) {
+    if (count == 0 || stride == 0)
+        return ENG_OK;
+    if (stride > SIZE_MAX / (size_t)count)
+        return eng_fail(error, ENG_NO_MEMORY, "%" PRId32 " %s of %zu bytes exceed the address space", count, what,
+                        stride);
+    size_t bytes = stride * (size_t)count;
+    kern_status status = kern_alloc(pool->device, bytes, out);
+    if (status == KERN_NO_MEMORY)
+        return eng_fail(error, ENG_NO_MEMORY, "no memory for %" PRId32 " %s of %zu bytes", count, what, stride);
+    return status ? eng_fail_kernel(error, status, what) : ENG_OK;
+}
+
+eng_status eng_pool_create(const eng_model *model, kern_device *device, int32_t slots, int32_t pages, eng_pool **out,
+                           eng_error *error) {
+    if (slots < 1 || pages < 0)
+        return eng_fail(error, ENG_INVALID, "a pool needs at least one state slot and no negative number of pages");
+    eng_pool *pool = calloc(1, sizeof *pool);
+    if (!pool)
+        return eng_fail(error, ENG_NO_MEMORY, "out of memory for the pool");
+    pool->device = device;
+    pool->slot_stride = align64(model->state_bytes);
+    pool->page_stride = align64(model->page_bytes);
+    pool->slots = pool->free_slots = slots;
+    pool->page_count = pool->free_pages = pool->page_stride ? pages : 0;
+    pool->free_slot = full_stack(slots);
+    pool->free_page = full_stack(pool->page_count);
+    pool->references = calloc((size_t)pool->page_count + 1, sizeof *pool->references);
+    eng_status status = ENG_OK;
+    if (!pool->free_slot || !pool->free_page || !pool->references)
+        status = eng_fail(error, ENG_NO_MEMORY, "out of memory for the pool's lists");
+    if (status == ENG_OK)
+        status = allocate(pool, "state slots", slots, pool->slot_stride, &pool->states, error);
+    if (status == ENG_OK)
+        status = allocate(pool, "KV pages", pool->page_count, pool->page_stride, &pool->pages, error);
+    if (status != ENG_OK) {
+        eng_pool_free(pool);
+        return status;
+    }
+    *out = pool;
+    return ENG_OK;
+}
+
+void eng_pool_free(eng_pool *pool) {
+    if (!pool)
+        return;
+    kern_free(pool->device, pool->states);
+    kern_free(pool->device, pool->pages);
+    free(pool->free_slot);
+    free(pool->free_page);
+    free(pool->references);
+    free(pool);
+}
+
+void *eng_pool_states(const eng_pool *pool) {
+    return pool->states;
+}
+
+void *eng_pool_pages(const eng_pool *pool) {
+    return pool->pages;
+}
+
+size_t eng_pool_slot_stride(const eng_pool *pool) {
+    return pool->slot_stride;
+}
+
+size_t eng_pool_page_stride(const eng_pool *pool) {
+    return pool->page_stride;
+}
+
+int32_t eng_pool_slots(const eng_pool *pool, int32_t *used) {
+    if (used)
+        *used = pool->slots - pool->free_slots;
+    return pool->slots;
+}
+
+int32_t eng_pool_page_count(const eng_pool *pool, int32_t *used) {
+    if (used)
+        *used = pool->page_count - pool->free_pages + pool->promised;
+    return pool->page_count;
+}
+
+// ---------------------------------------------------------------------------------------------------------- sessions
+
+static int64_t pages_for(const eng_pool *pool, int64_t length) {
+    return pool->page_stride ? length / KERN_PAGE_TOKENS + (length % KERN_PAGE_TOKENS != 0) : 0;
+}
+
+eng_status eng_pool_check_length(const eng_pool *pool, int64_t max_length, eng_error *error) {
+    int64_t pages = pages_for(pool, max_length);
+    if (pages <= pool->page_count)
+        return ENG_OK;
+    return eng_fail(error, ENG_TOO_LONG, "%" PRId64 " tokens need %.0f bytes of KV pages; the pool has %.0f",
+                    max_length, (double)pages * (double)pool->page_stride,
+                    (double)pool->page_count * (double)pool->page_stride);
+}
+
+eng_status eng_session_open(eng_pool *pool, kern_stream *stream, int64_t max_length, eng_session *out,
+                            eng_error *error) {
+    if (max_length < 1)
+        return eng_fail(error, ENG_INVALID, "a session needs room for at least one token");
+    eng_status fits = eng_pool_check_length(pool, max_length, error);
+    if (fits != ENG_OK)
+        return fits;
+    int32_t pages = (int32_t)pages_for(pool, max_length);
+    if (pool->free_slots == 0)
+        return eng_fail(error, ENG_FULL, "all %" PRId32 " state slots are in use", pool->slots);
+    if (pages > pool->free_pages - pool->promised)
+        return eng_fail(error, ENG_FULL, "%" PRId32 " KV pages are needed, %" PRId32 " are free", pages,
+                        pool->free_pages - pool->promised);
+    int32_t *page = pages ? malloc(sizeof *page * (size_t)pages) : NULL;
+    if (pages && !page)
+        return eng_fail(error, ENG_NO_MEMORY, "out of memory for a page table");
+    int32_t slot = pool->free_slot[pool->free_slots - 1];
+    if (pool->slot_stride) {
+        kern_status status =
+            kern_zero(stream, (char *)pool->states + (size_t)slot * pool->slot_stride, pool->slot_stride);
+        if (status) {
+            free(page);
+            return eng_fail_kernel(error, status, "clearing a state slot");
+        }
+    }
+    pool->free_slots--;
+    pool->promised += pages;
+    *out = (eng_session){.pool = pool, .slot = slot, .page = page, .page_capacity = pages};
+    return ENG_OK;
+}
+
+eng_status eng_session_grow(eng_session *session, kern_stream *stream, int64_t length, eng_error *error) {
+    eng_pool *pool = session->pool;
+    int64_t wanted = pages_for(pool, length);
+    if (wanted > session->page_capacity)
+        return eng_fail(error, ENG_TOO_LONG, "%" PRId64 " tokens exceed the %" PRId32 " pages reserved for the session",
+                        length, session->page_capacity);
+    while (session->pages < wanted) {
+        int32_t page = pool->free_page[pool->free_pages - 1];
+        kern_status status =
+            kern_zero(stream, (char *)pool->pages + (size_t)page * pool->page_stride, pool->page_stride);
+        if (status)
+            return eng_fail_kernel(error, status, "clearing a KV page");
+        pool->free_pages--;
+        pool->promised--;
+        pool->references[page] = 1;
+        session->page[session->pages++] = page;
+    }
+    return ENG_OK;
+}
+
+void eng_session_close(eng_session *session) {
+    eng_pool *pool = session->pool;
+    if (!pool)
+        return;
+    for (int32_t i = 0; i < session->pages; i++)
+        if (--pool->references[session->page[i]] == 0)
+            pool->free_page[pool->free_pages++] = session->page[i];
+    pool->promised -= session->page_capacity - session->pages;
+    pool->free_slot[pool->free_slots++] = session->slot;
+    free(session->page);
+    *session = (eng_session){.slot = -1};
+}
