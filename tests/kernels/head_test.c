@@ -1,0 +1,309 @@
+// SPDX-License-Identifier: Apache-2.0
+// The output head: logits with soft cap and finite flags, cross entropy and gradients by tiles, independence of
+// threads.
+#ifdef _OPENMP
+#include <omp.h>
+#endif
+
+#include "kernels/ref/head.h"
+#include "tests/kernels/kernel_test.h"
+
+enum { WIDTH = 70, VOCABULARY = 403, TOKENS = 57, X = TOKENS * WIDTH, W = VOCABULARY * WIDTH };
+
+typedef struct head {
+    float *x, *w;
+    uint16_t *halves;
+    kern_weight *weight;
+} head;
+
+static head make_head(kernel_test *test, kern_dtype dtype) {
+    head h = {.x = kernel_test_floats(test, X, -1, 1), .w = kernel_test_floats(test, W, -1, 1)};
+    h.halves = kernel_test_keep(test, malloc(W * sizeof *h.halves));
+    for (int i = 0; i < W; i++) { // values that bf16 holds exactly
+        uint32_t bits;
+        memcpy(&bits, &h.w[i], sizeof bits);
+        h.halves[i] = (uint16_t)(bits >> 16);
+        bits &= 0xffff0000u;
+        memcpy(&h.w[i], &bits, sizeof bits);
+    }
+    const kern_weight_desc desc = {
+        .dtype = dtype, .rows = VOCABULARY, .cols = WIDTH, .host = dtype == KERN_BF16 ? (const void *)h.halves : h.w};
+    ck_assert_int_eq(kern_weight_create(test->device, &desc, &h.weight), KERN_OK);
+    return h;
+}
+
+// One generated row and two prompts. Every third token has no target; all of the tokens 20 .. 39 have none.
+static void place_rows(kernel_test *test) {
+    kernel_test_clear_rows(test);
+    kernel_test_row(test, KERN_ROW_GENERATED, 0, 2, 7);
+    kernel_test_row(test, KERN_ROW_PROMPT, 1, 40, 0);
+    kernel_test_row(test, KERN_ROW_PROMPT, 2, TOKENS - 42, 3);
+    for (int t = 0; t < TOKENS; t++) {
+        bool counted = t % 3 != 1 && (t < 20 || t >= 40);
+        test->rows->target[t] = counted ? (int32_t)(kernel_test_uniform(test) * VOCABULARY) : -1;
+        test->rows->target_weight[t] = (float)(0.5 + kernel_test_uniform(test));
+    }
+    kernel_test_prepare(test);
+}
+
+static double *logits_want(kernel_test *test, const head *h, double soft_cap) {
+    double *want = kernel_test_zero_doubles(test, TOKENS * VOCABULARY);
+    kern_ref_head_logits(TOKENS, VOCABULARY, WIDTH, soft_cap, kernel_test_widened(test, h->x, X),
+                         kernel_test_widened(test, h->w, W), want);
+    return want;
+}
+
+START_TEST(logits_equal_reference) {
+    static const int32_t wanted[] = {56, 0, 1, 41, 41, 30, 2, 3, 4, 5, 6};
+    enum { WANTED = sizeof wanted / sizeof wanted[0] };
+    for (int variant = 0; variant < 4; variant++) {
+        const float soft_cap = variant & 1 ? 4.0f : 0.0f;
+        kernel_test test;
+        if (!kernel_test_open(&test, _i, "cpu"))
+            MESA_TEST_SKIP("no such instruction set");
+        head h = make_head(&test, variant & 2 ? KERN_BF16 : KERN_F32);
+        place_rows(&test);
+        memcpy(test.rows->logits_token, wanted, sizeof wanted);
+        test.rows->n_logits = WANTED;
+        kernel_test_prepare(&test);
+        float *logits = kernel_test_zero_floats(&test, WANTED * VOCABULARY);
+        int32_t finite[WANTED];
+        const kern_head_logits_args args = {.x.f = h.x,
+                                            .weight.w = h.weight,
+                                            .logits.f = logits,
+                                            .finite.i = finite,
+                                            .width = WIDTH,
+                                            .vocabulary = VOCABULARY,
+                                            .soft_cap = soft_cap};
+        kernel_test_launch(&test, KERN_OP_HEAD_LOGITS, &args);
+        const double *want = logits_want(&test, &h, (double)soft_cap);
+        for (int i = 0; i < WANTED; i++) {
+            kernel_test_assert_norm(logits + i * VOCABULARY, want + wanted[i] * VOCABULARY, VOCABULARY, 1e-6);
+            ck_assert_int_eq(finite[i], 1);
+        }
+        kernel_test_assert_same(logits + 3 * VOCABULARY, logits + 4 * VOCABULARY, VOCABULARY);
+        kern_weight_free(h.weight);
+        kernel_test_close(&test);
+    }
+}
+END_TEST
+
+START_TEST(not_finite_is_told) {
+    kernel_test test;
+    if (!kernel_test_open(&test, _i, "cpu"))
+        MESA_TEST_SKIP("no such instruction set");
+    head h = make_head(&test, KERN_F32);
+    place_rows(&test);
+    h.x[0] = NAN;
+    h.x[WIDTH] = INFINITY;
+    float *logits = kernel_test_zero_floats(&test, 3 * VOCABULARY);
+    int32_t finite[3];
+    for (int i = 0; i < 3; i++)
+        test.rows->logits_token[i] = i;
+    test.rows->n_logits = 3;
+    kernel_test_prepare(&test);
+    const kern_head_logits_args args = {.x.f = h.x,
+                                        .weight.w = h.weight,
+                                        .logits.f = logits,
+                                        .finite.i = finite,
+                                        .width = WIDTH,
+                                        .vocabulary = VOCABULARY,
+                                        .soft_cap = 30}; // which would hide an infinity
+    kernel_test_launch(&test, KERN_OP_HEAD_LOGITS, &args);
+    ck_assert_int_eq(finite[0], 0);
+    ck_assert_int_eq(finite[1], 0);
+    ck_assert_int_eq(finite[2], 1);
+    kern_weight_free(h.weight);
+    kernel_test_close(&test);
+}
+END_TEST
+
+typedef struct loss_run {
+    float *loss, *dx, *dw;
+} loss_run;
+
+static loss_run run_loss(kernel_test *test, const head *h, int tile_tokens, float soft_cap, bool gradients) {
+    loss_run r = {.loss = kernel_test_floats(test, TOKENS, -1, 1)};
+    if (gradients) {
+        r.dx = kernel_test_floats(test, X, -1, 1);
+        r.dw = kernel_test_zero_floats(test, W);
+        for (int i = 0; i < W; i++)
+            r.dw[i] = (float)(i % 5) * 0.25f; // must be kept
+    }
+    const kern_head_loss_args args = {.x.f = h->x,
+                                      .weight.w = h->weight,
+                                      .loss.f = r.loss,
+                                      .dx.f = r.dx,
+                                      .grad_weight.f = r.dw,
+                                      .tile.f = kernel_test_zero_floats(test, (size_t)tile_tokens * VOCABULARY),
+                                      .width = WIDTH,
+                                      .vocabulary = VOCABULARY,
+                                      .tile_tokens = tile_tokens,
+                                      .soft_cap = soft_cap};
+    kernel_test_launch(test, KERN_OP_HEAD_LOSS, &args);
+    return r;
+}
+
+static void check_loss(kernel_test *test, const head *h, int tile_tokens, float soft_cap, bool gradients) {
+    const loss_run got = run_loss(test, h, tile_tokens, soft_cap, gradients);
+    double *loss = kernel_test_zero_doubles(test, TOKENS), *dx = kernel_test_zero_doubles(test, X);
+    double *dw = kernel_test_zero_doubles(test, W);
+    for (int i = 0; i < W; i++)
+        dw[i] = (i % 5) * 0.25;
+    kern_ref_head_loss(TOKENS, VOCABULARY, WIDTH, (double)soft_cap, kernel_test_widened(test, h->x, X),
+                       kernel_test_widened(test, h->w, W), test->rows->target,
+                       kernel_test_widened(test, test->rows->target_weight, TOKENS), loss, dx, dw);
+    kernel_test_assert_norm(got.loss, loss, TOKENS, 1e-6);
+    for (int t = 0; t < TOKENS; t++)
+        if (test->rows->target[t] < 0)
+            ck_assert_float_eq(got.loss[t], 0.0f);
+    if (gradients) {
+        kernel_test_assert_norm(got.dx, dx, X, 2e-6);
+        kernel_test_assert_norm(got.dw, dw, W, 2e-6);
+    }
+}
+
+START_TEST(loss_equals_reference) {
+    static const int tile_tokens[] = {1, 7, 64};
+    for (int variant = 0; variant < 12; variant++) {
+        kernel_test test;
+        if (!kernel_test_open(&test, _i, "cpu"))
+            MESA_TEST_SKIP("no such instruction set");
+        head h = make_head(&test, KERN_F32);
+        place_rows(&test);
+        check_loss(&test, &h, tile_tokens[variant % 3], variant / 3 & 1 ? 5.0f : 0.0f, variant / 6 & 1);
+        kern_weight_free(h.weight);
+        kernel_test_close(&test);
+    }
+}
+END_TEST
+
+START_TEST(bf16_loss_without_gradient) {
+    kernel_test test;
+    if (!kernel_test_open(&test, _i, "cpu"))
+        MESA_TEST_SKIP("no such instruction set");
+    head h = make_head(&test, KERN_BF16);
+    place_rows(&test);
+    check_loss(&test, &h, 16, 0, false);
+    kern_weight_free(h.weight);
+    kernel_test_close(&test);
+}
+END_TEST
+
+// Logits of +-1000: an exponential without its maximum taken off would not be finite.
+START_TEST(large_logits_stay_finite) {
+    kernel_test test;
+    if (!kernel_test_open(&test, _i, "cpu"))
+        MESA_TEST_SKIP("no such instruction set");
+    head h = make_head(&test, KERN_F32);
+    place_rows(&test);
+    for (int i = 0; i < X; i++)
+        h.x[i] *= 100;
+    check_loss(&test, &h, 16, 0, true);
+    kern_weight_free(h.weight);
+    kernel_test_close(&test);
+}
+END_TEST
+
+#ifdef _OPENMP
+START_TEST(threads_do_not_matter) {
+    loss_run run[2];
+    kernel_test test[2];
+    for (int i = 0; i < 2; i++) {
+        omp_set_num_threads(i + 1);
+        if (!kernel_test_open(&test[i], _i, "cpu"))
+            MESA_TEST_SKIP("no such instruction set");
+        head h = make_head(&test[i], KERN_F32);
+        place_rows(&test[i]);
+        run[i] = run_loss(&test[i], &h, 16, 0, true);
+        kern_weight_free(h.weight);
+    }
+    kernel_test_assert_same(run[0].loss, run[1].loss, TOKENS);
+    kernel_test_assert_same(run[0].dx, run[1].dx, X);
+    kernel_test_assert_same(run[0].dw, run[1].dw, W);
+    kernel_test_close(&test[0]);
+    kernel_test_close(&test[1]);
+}
+END_TEST
+#endif
+
+// The reference's own backward against central differences of its forward.
+enum { REF_TOKENS = 3, REF_VOCABULARY = 7, REF_WIDTH = 4 };
+typedef struct ref_problem {
+    double x[REF_TOKENS * REF_WIDTH], w[REF_VOCABULARY * REF_WIDTH], soft_cap;
+} ref_problem;
+static const int ref_target[REF_TOKENS] = {2, -1, 6};
+static const double ref_target_weight[REF_TOKENS] = {0.5, 9, 2};
+
+static double ref_loss(void *context) {
+    const ref_problem *p = context;
+    double loss[REF_TOKENS];
+    kern_ref_head_loss(REF_TOKENS, REF_VOCABULARY, REF_WIDTH, p->soft_cap, p->x, p->w, ref_target, ref_target_weight,
+                       loss, NULL, NULL);
+    return kernel_test_dot(loss, ref_target_weight, REF_TOKENS);
+}
+
+START_TEST(reference_backward_equals_differences) {
+    kernel_test test = {.seed = 3};
+    for (int capped = 0; capped < 2; capped++) {
+        ref_problem p = {.soft_cap = capped ? 1.5 : 0};
+        double loss[REF_TOKENS], dx[REF_TOKENS * REF_WIDTH], dw[REF_VOCABULARY * REF_WIDTH] = {0};
+        for (int i = 0; i < REF_TOKENS * REF_WIDTH; i++)
+            p.x[i] = kernel_test_uniform(&test) - 0.5;
+        for (int i = 0; i < REF_VOCABULARY * REF_WIDTH; i++)
+            p.w[i] = kernel_test_uniform(&test) - 0.5;
+        kern_ref_head_loss(REF_TOKENS, REF_VOCABULARY, REF_WIDTH, p.soft_cap, p.x, p.w, ref_target, ref_target_weight,
+                           loss, dx, dw);
+        kernel_test_gradient("dx", ref_loss, &p, p.x, dx, REF_TOKENS * REF_WIDTH, 1e-8);
+        kernel_test_gradient("dw", ref_loss, &p, p.w, dw, REF_VOCABULARY * REF_WIDTH, 1e-8);
+    }
+}
+END_TEST
+
+START_TEST(refuses_what_it_cannot_do) {
+    kernel_test test;
+    ck_assert(kernel_test_open(&test, 0, "cpu"));
+    head h = make_head(&test, KERN_BF16);
+    place_rows(&test);
+    kern_head_loss_args args = {.x.f = h.x,
+                                .weight.w = h.weight,
+                                .loss.f = kernel_test_zero_floats(&test, TOKENS),
+                                .tile.f = kernel_test_zero_floats(&test, VOCABULARY),
+                                .width = WIDTH,
+                                .vocabulary = VOCABULARY,
+                                .tile_tokens = 1};
+    kernel_test_launch(&test, KERN_OP_HEAD_LOSS, &args);
+    test.rows->target[0] = VOCABULARY; // no such id
+    ck_assert_int_eq(kern_launch(test.stream, KERN_OP_HEAD_LOSS, test.rows, &args), KERN_INVALID);
+    test.rows->target[0] = 0;
+    args.dx.f = kernel_test_zero_floats(&test, X); // bf16 has no backward
+    kernel_test_assert_refused(&test, KERN_OP_HEAD_LOSS, &args, KERN_OK);
+    ck_assert_int_eq(kern_launch(test.stream, KERN_OP_HEAD_LOSS, test.rows, &args), KERN_UNSUPPORTED);
+    args.tile_tokens = 0;
+    kernel_test_assert_refused(&test, KERN_OP_HEAD_LOSS, &args, KERN_INVALID);
+    kern_head_logits_args logits = {.x.f = h.x, .weight.w = h.weight, .width = WIDTH, .vocabulary = VOCABULARY};
+    kernel_test_assert_refused(&test, KERN_OP_HEAD_LOGITS, &logits, KERN_INVALID);
+    kern_weight_free(h.weight);
+    kernel_test_close(&test);
+}
+END_TEST
+
+static Suite *head_suite(void) {
+    Suite *suite = suite_create("kernels/head");
+    TCase *tcase = tcase_create("head");
+    tcase_set_timeout(tcase, 60);
+    tcase_add_loop_test(tcase, logits_equal_reference, 0, KERNEL_TEST_ISAS);
+    tcase_add_loop_test(tcase, not_finite_is_told, 0, KERNEL_TEST_ISAS);
+    tcase_add_loop_test(tcase, loss_equals_reference, 0, KERNEL_TEST_ISAS);
+    tcase_add_loop_test(tcase, bf16_loss_without_gradient, 0, KERNEL_TEST_ISAS);
+    tcase_add_loop_test(tcase, large_logits_stay_finite, 0, KERNEL_TEST_ISAS);
+#ifdef _OPENMP
+    tcase_add_loop_test(tcase, threads_do_not_matter, 0, KERNEL_TEST_ISAS);
+#endif
+    tcase_add_test(tcase, reference_backward_equals_differences);
+    tcase_add_test(tcase, refuses_what_it_cannot_do);
+    suite_add_tcase(suite, tcase);
+    return suite;
+}
+
+MESA_TEST_MAIN(head_suite)
