@@ -120,8 +120,8 @@ static void emit_core(eng_emit *emit, int32_t layer) {
     uint64_t snapshot = sizeof(float) * 2 * (uint64_t)width * (uint64_t)mesa->head_width;
     kept[OUT] = eng_emit_activation(emit, width);
     kept[SOLUTION] = eng_trains(emit) ? eng_emit_activation(emit, width) : eng_null();
-    kept[SNAPSHOTS] = eng_trains(emit) ? eng_emit_activation_bytes(emit, snapshot * (uint64_t)emit->chunks)
-                                       : eng_emit_scratch_bytes(emit, snapshot * (uint64_t)emit->chunks);
+    // Serving runs a chunk a row and step, which the heads alone spread over the team; long rows gain from the chunks too.
+    kept[SNAPSHOTS] = eng_serves(emit) ? eng_null() : eng_emit_activation_bytes(emit, snapshot * (uint64_t)emit->chunks);
     if (emit->plan->report[layer].ref == 0)
         emit->plan->report[layer] =
             eng_emit_saved_bytes(emit, sizeof(kern_solve_report) * (uint64_t)mesa->heads * (uint64_t)emit->tokens);
