@@ -1,0 +1,249 @@
+// SPDX-License-Identifier: Apache-2.0
+// RMSNorm and L2 normalisation against their references, their references against finite differences.
+#include <omp.h>
+
+#include "kernels/ref/norm.h"
+#include "tests/kernels/kernel_test.h"
+
+static const struct {
+    int32_t tokens, groups, width;
+} shape[] = {{1, 1, 1}, {1, 1, 768}, {5, 3, 5}, {70, 4, 33}, {9, 2, 128}, {700, 1, 130}, {131, 16, 64}};
+enum { SHAPES = sizeof shape / sizeof shape[0] };
+
+static void some_rows(kernel_test *test, int32_t tokens) {
+    kernel_test_clear_rows(test);
+    if (tokens > 2) {
+        kernel_test_row(test, KERN_ROW_GENERATED, -1, 2, 7);
+        kernel_test_row(test, KERN_ROW_PROMPT, -1, tokens - 2, 5);
+    } else {
+        kernel_test_row(test, KERN_ROW_GENERATED, -1, tokens, 0);
+    }
+    kernel_test_prepare(test);
+}
+
+typedef struct rms_case {
+    int32_t vectors, width;
+    double eps, offset;
+    float *x, *weight, *gate, *dy;
+    double *y, *dx, *dgate, *dweight; // by the reference
+} rms_case;
+
+static rms_case make_rms(kernel_test *test, int32_t vectors, int32_t width, bool gated, float offset) {
+    size_t count = (size_t)vectors * (size_t)width;
+    rms_case c = {.vectors = vectors, .width = width, .eps = 1e-5f, .offset = offset};
+    c.x = kernel_test_floats(test, count, -2, 2);
+    c.weight = kernel_test_floats(test, (size_t)width, -1, 2);
+    c.gate = gated ? kernel_test_floats(test, count, -6, 6) : NULL;
+    c.dy = kernel_test_floats(test, count, -1, 1);
+    double *x = kernel_test_widened(test, c.x, count), *weight = kernel_test_widened(test, c.weight, (size_t)width);
+    double *gate = gated ? kernel_test_widened(test, c.gate, count) : NULL,
+           *dy = kernel_test_widened(test, c.dy, count);
+    c.y = kernel_test_zero_doubles(test, count);
+    c.dx = kernel_test_zero_doubles(test, count);
+    c.dgate = gated ? kernel_test_zero_doubles(test, count) : NULL;
+    c.dweight = kernel_test_zero_doubles(test, (size_t)width);
+    for (int32_t i = 0; i < vectors; i++) {
+        size_t at = (size_t)i * (size_t)width;
+        kern_ref_rmsnorm(x + at, weight, gated ? gate + at : NULL, c.y + at, (size_t)width, c.eps, c.offset);
+        kern_ref_rmsnorm_backward(x + at, weight, gated ? gate + at : NULL, dy + at, c.dx + at,
+                                  gated ? c.dgate + at : NULL, c.dweight, (size_t)width, c.eps, c.offset);
+    }
+    return c;
+}
+
+static void check_rms(kernel_test *test, int32_t tokens, int32_t groups, int32_t width, bool gated, float offset) {
+    rms_case c = make_rms(test, tokens * groups, width, gated, offset);
+    size_t count = (size_t)c.vectors * (size_t)width;
+    float *y = kernel_test_zero_floats(test, count), *dx = kernel_test_floats(test, count, -1, 1);
+    float *dgate = gated ? kernel_test_zero_floats(test, count) : NULL;
+    float *grad = kernel_test_floats(test, (size_t)width, -1, 1);
+    double *grad_want = kernel_test_widened(test, grad, (size_t)width);
+    double *sum_want = kernel_test_widened(test, dx, count);
+    for (int32_t i = 0; i < width; i++)
+        grad_want[i] += c.dweight[i];
+    some_rows(test, tokens);
+    kern_rmsnorm_args forward = {{c.x}, {c.weight}, {c.gate}, {y}, groups, width, (float)c.eps, offset};
+    kernel_test_launch(test, KERN_OP_RMSNORM, &forward);
+    kernel_test_assert_norm(y, c.y, count, 5e-7);
+
+    float *dx0 = kernel_test_copy(test, dx, count);
+    kern_rmsnorm_backward_args backward = {{c.x},  {c.weight}, {c.gate}, {c.dy},       {dx},   {dgate},
+                                           {grad}, groups,     width,    (float)c.eps, offset, 0};
+    kernel_test_launch(test, KERN_OP_RMSNORM_BACKWARD, &backward);
+    kernel_test_assert_norm(dx, c.dx, width > 1 ? count : 0, 2e-6); // of width 1 the gradient is all but zero
+    kernel_test_assert_norm(grad, grad_want, (size_t)width, 2e-6);
+    if (gated)
+        kernel_test_assert_norm(dgate, c.dgate, count, 1e-6);
+    backward.dx.f = dx0;
+    backward.accumulate = 1;
+    kernel_test_launch(test, KERN_OP_RMSNORM_BACKWARD, &backward);
+    for (size_t i = 0; i < count; i++)
+        sum_want[i] += c.dx[i];
+    kernel_test_assert_norm(dx0, sum_want, count, 2e-6);
+}
+
+START_TEST(rmsnorm_equals_reference) {
+    kernel_test test;
+    if (!kernel_test_open(&test, _i, "cpu"))
+        MESA_TEST_SKIP("instruction set %d is not here", _i);
+    for (int s = 0; s < SHAPES; s++)
+        for (int gated = 0; gated < 2; gated++)
+            check_rms(&test, shape[s].tokens, shape[s].groups, shape[s].width, gated, gated ? 0.0f : 1.0f);
+    kernel_test_close(&test);
+}
+END_TEST
+
+static void check_l2(kernel_test *test, int32_t tokens, int32_t groups, int32_t width) {
+    size_t vectors = (size_t)tokens * (size_t)groups, count = vectors * (size_t)width;
+    float *x = kernel_test_floats(test, count, -1, 1), *dy = kernel_test_floats(test, count, -1, 1);
+    double *wide_x = kernel_test_widened(test, x, count), *wide_dy = kernel_test_widened(test, dy, count);
+    double *y = kernel_test_zero_doubles(test, count), *dx = kernel_test_zero_doubles(test, count);
+    const float eps = 1e-6f;
+    for (size_t i = 0; i < count; i += (size_t)width) {
+        kern_ref_l2norm(wide_x + i, y + i, (size_t)width, (double)eps);
+        kern_ref_l2norm_backward(wide_x + i, wide_dy + i, dx + i, (size_t)width, (double)eps);
+    }
+    some_rows(test, tokens);
+    kern_l2norm_backward_args backward = {{x}, {dy}, {dy}, groups, width, eps}; // dx is dy
+    kernel_test_launch(test, KERN_OP_L2NORM_BACKWARD, &backward);
+    kernel_test_assert_norm(dy, dx, width > 1 ? count : 0, 2e-6);
+    kern_l2norm_args forward = {{x}, {x}, groups, width, eps}; // y is x
+    kernel_test_launch(test, KERN_OP_L2NORM, &forward);
+    kernel_test_assert_norm(x, y, count, 5e-7);
+}
+
+START_TEST(l2norm_equals_reference) {
+    kernel_test test;
+    if (!kernel_test_open(&test, _i, "cpu"))
+        MESA_TEST_SKIP("instruction set %d is not here", _i);
+    for (int s = 0; s < SHAPES; s++)
+        check_l2(&test, shape[s].tokens, shape[s].groups, shape[s].width);
+    kernel_test_close(&test);
+}
+END_TEST
+
+// A token alone and at any place of a batch; one, two and three threads.
+START_TEST(bits_are_free_of_batch_and_threads) {
+    enum { TOKENS = 333, GROUPS = 3, WIDTH = 77, COUNT = TOKENS * GROUPS * WIDTH };
+    float *first_dx = NULL, *first_grad = NULL;
+    for (int threads = 1; threads <= 3; threads++) {
+        kernel_test test;
+        omp_set_num_threads(threads);
+        if (!kernel_test_open(&test, _i, "cpu"))
+            MESA_TEST_SKIP("instruction set %d is not here", _i);
+        rms_case c = make_rms(&test, TOKENS * GROUPS, WIDTH, true, 0);
+        float *y = kernel_test_zero_floats(&test, COUNT), *alone = kernel_test_zero_floats(&test, COUNT);
+        float *dx = kernel_test_zero_floats(&test, COUNT), *grad = kernel_test_zero_floats(&test, WIDTH);
+        kern_rmsnorm_args forward = {{c.x}, {c.weight}, {c.gate}, {y}, GROUPS, WIDTH, 1e-5f, 0};
+        kern_rmsnorm_backward_args backward = {{c.x},  {c.weight}, {c.gate}, {c.dy}, {dx}, {NULL},
+                                               {grad}, GROUPS,     WIDTH,    1e-5f,  0,    0};
+        some_rows(&test, TOKENS);
+        kernel_test_launch(&test, KERN_OP_RMSNORM, &forward);
+        kernel_test_launch(&test, KERN_OP_RMSNORM_BACKWARD, &backward);
+        some_rows(&test, 1);
+        for (int t = 0; t < TOKENS; t++) {
+            kern_rmsnorm_args one = forward;
+            one.x.f += t * GROUPS * WIDTH, one.gate.f += t * GROUPS * WIDTH;
+            one.y.f = alone + t * GROUPS * WIDTH;
+            kernel_test_launch(&test, KERN_OP_RMSNORM, &one);
+        }
+        kernel_test_assert_same(y, alone, COUNT);
+        if (threads == 1) {
+            first_dx = memcpy(malloc(COUNT * sizeof *dx), dx, COUNT * sizeof *dx);
+            first_grad = memcpy(malloc(WIDTH * sizeof *grad), grad, WIDTH * sizeof *grad);
+        }
+        kernel_test_assert_same(dx, first_dx, COUNT);
+        kernel_test_assert_same(grad, first_grad, WIDTH);
+        kernel_test_close(&test);
+    }
+    free(first_dx);
+    free(first_grad);
+}
+END_TEST
+
+START_TEST(nan_stays) {
+    kernel_test test;
+    if (!kernel_test_open(&test, _i, "cpu"))
+        MESA_TEST_SKIP("instruction set %d is not here", _i);
+    rms_case c = make_rms(&test, 2, 40, true, 0);
+    float *y = kernel_test_zero_floats(&test, 80);
+    c.x[3] = NAN;
+    c.gate[79] = NAN;
+    some_rows(&test, 2);
+    kern_rmsnorm_args args = {{c.x}, {c.weight}, {c.gate}, {y}, 1, 40, 1e-5f, 0};
+    kernel_test_launch(&test, KERN_OP_RMSNORM, &args);
+    for (int i = 0; i < 40; i++)
+        ck_assert(isnan(y[i]));
+    ck_assert(isnan(y[79]) && isfinite(y[40]));
+    kernel_test_close(&test);
+}
+END_TEST
+
+START_TEST(shapes_are_checked) {
+    kernel_test test;
+    float place[4] = {0};
+    ck_assert(kernel_test_open(&test, 0, "cpu"));
+    kern_rmsnorm_args args = {{place}, {place}, {NULL}, {place}, 0, 4, 1e-5f, 0};
+    kernel_test_assert_refused(&test, KERN_OP_RMSNORM, &args, KERN_INVALID);
+    args.groups = 1, args.width = 0;
+    kernel_test_assert_refused(&test, KERN_OP_RMSNORM, &args, KERN_INVALID);
+    args.width = 4, args.eps = NAN;
+    kernel_test_assert_refused(&test, KERN_OP_RMSNORM, &args, KERN_INVALID);
+    kern_rmsnorm_backward_args backward = {{place}, {place}, {NULL}, {place}, {place}, {place},
+                                           {place}, 1,       4,      1e-5f,   0,       0};
+    kernel_test_assert_refused(&test, KERN_OP_RMSNORM_BACKWARD, &backward, KERN_INVALID); // dgate without gate
+    kern_l2norm_args l2 = {{place}, {NULL}, 1, 4, 1e-6f};
+    kernel_test_assert_refused(&test, KERN_OP_L2NORM, &l2, KERN_INVALID);
+    kernel_test_close(&test);
+}
+END_TEST
+
+// ----------------------------------------------------------------------------------------- references, by differences
+
+enum { WIDTH = 11 };
+static struct {
+    double x[WIDTH], weight[WIDTH], gate[WIDTH], dy[WIDTH];
+    bool l2;
+} point;
+
+static double loss(void *context) {
+    (void)context;
+    double y[WIDTH];
+    if (point.l2)
+        kern_ref_l2norm(point.x, y, WIDTH, 1e-3);
+    else
+        kern_ref_rmsnorm(point.x, point.weight, point.gate, y, WIDTH, 1e-3, 0.5);
+    return kernel_test_dot(y, point.dy, WIDTH);
+}
+
+START_TEST(reference_gradients) {
+    double dx[WIDTH], dgate[WIDTH], dweight[WIDTH] = {0};
+    for (int i = 0; i < WIDTH; i++) {
+        point.x[i] = sin(i + 1.0), point.weight[i] = cos(3.0 * i), point.gate[i] = 2 * sin(5.0 * i);
+        point.dy[i] = cos(7.0 * i + 1);
+    }
+    kern_ref_rmsnorm_backward(point.x, point.weight, point.gate, point.dy, dx, dgate, dweight, WIDTH, 1e-3, 0.5);
+    kernel_test_gradient("rms dx", loss, NULL, point.x, dx, WIDTH, 1e-8);
+    kernel_test_gradient("rms dgate", loss, NULL, point.gate, dgate, WIDTH, 1e-8);
+    kernel_test_gradient("rms dweight", loss, NULL, point.weight, dweight, WIDTH, 1e-8);
+    point.l2 = true;
+    kern_ref_l2norm_backward(point.x, point.dy, dx, WIDTH, 1e-3);
+    kernel_test_gradient("l2 dx", loss, NULL, point.x, dx, WIDTH, 1e-8);
+}
+END_TEST
+
+static Suite *norm_suite(void) {
+    Suite *suite = suite_create("norm");
+    TCase *tests = tcase_create("norm");
+    tcase_add_loop_test(tests, rmsnorm_equals_reference, 0, KERNEL_TEST_ISAS);
+    tcase_add_loop_test(tests, l2norm_equals_reference, 0, KERNEL_TEST_ISAS);
+    tcase_add_loop_test(tests, bits_are_free_of_batch_and_threads, 0, KERNEL_TEST_ISAS);
+    tcase_add_loop_test(tests, nan_stays, 0, KERNEL_TEST_ISAS);
+    tcase_add_test(tests, shapes_are_checked);
+    tcase_add_test(tests, reference_gradients);
+    tcase_set_timeout(tests, 60);
+    suite_add_tcase(suite, tests);
+    return suite;
+}
+
+MESA_TEST_MAIN(norm_suite)
