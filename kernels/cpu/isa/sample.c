@@ -1,0 +1,264 @@
+// SPDX-License-Identifier: Apache-2.0
+// sample: edits, temperature, top_k, top_p, min_p, draw; one task a row of logits.
+//
+// With l the edited logits and m their maximum, every id has the mass w = e^((l - m) / temperature) (float32; sums in
+// double). Each truncation sets masses to 0: top_k and top_p keep a prefix of the order (l descending, id ascending),
+// min_p keeps w >= min_p. The prefix is found without a sort, by three rounds of counting in buckets of the bits of l,
+// each round inside the bucket where the sum (of ones or of masses) crosses its target. The draw inverts the cumulated
+// mass, ids ascending, at a Philox uniform of (seed; position, choice): neither the row's place nor its neighbours
+// enter.
+//
+// Logits that are not finite count as banned. If nothing is left, the highest finite unedited logit is taken, if none,
+// 0.
+#include "kernels/cpu/isa/isa.h"
+#include "kernels/philox.h"
+
+enum {
+    BUCKETS = 2048,
+    DRAW_BLOCK = 256,
+};
+
+// One thread's workspace, for one row at a time.
+typedef struct scratch {
+    float *logit;       // (vocabulary) edited; -INFINITY: banned
+    float *mass;        // (vocabulary)
+    int32_t *candidate; // (vocabulary)
+    double *block;      // (blocks of DRAW_BLOCK)
+    double *bucket;     // (BUCKETS)
+} scratch;
+
+static size_t array_bytes(int32_t count, size_t size) {
+    return kern_align64((size_t)count * size);
+}
+
+static int32_t block_count(int32_t vocabulary) {
+    return (vocabulary + DRAW_BLOCK - 1) / DRAW_BLOCK;
+}
+
+static size_t scratch_bytes(int32_t vocabulary) {
+    return 3 * array_bytes(vocabulary, sizeof(float)) + array_bytes(block_count(vocabulary), sizeof(double)) +
+           array_bytes(BUCKETS, sizeof(double));
+}
+
+static scratch scratch_of(const kern_cpu *cpu, int32_t vocabulary) {
+    const size_t floats = array_bytes(vocabulary, sizeof(float));
+    char *memory = kern_cpu_workspace(cpu, kern_team_thread());
+    scratch s = {.logit = (float *)memory,
+                 .mass = (float *)(memory + floats),
+                 .candidate = (int32_t *)(memory + 2 * floats),
+                 .bucket = (double *)(memory + 3 * floats)};
+    s.block = s.bucket + BUCKETS;
+    return s;
+}
+
+// ---------------------------------------------------------------------------------------------------- passes over
+// logits
+
+static inline vf finite_or_banned(vf x) {
+    return vf_select(x - x == 0.0f, x, vf_set(-INFINITY)); // x - x is NaN for infinities and NaN
+}
+
+static inline float finite_or_banned_1(float x) {
+    return x - x == 0.0f ? x : -INFINITY;
+}
+
+// The largest finite logit, -INFINITY if there is none.
+static float largest_finite(const float *x, int32_t count) {
+    vf top = vf_set(-INFINITY);
+    int32_t i = 0;
+    for (; i + KERN_VL <= count; i += KERN_VL)
+        top = vf_max(top, finite_or_banned(vf_load(x + i)));
+    float lanes[KERN_VL], best = -INFINITY;
+    vf_store(lanes, top);
+    for (int lane = 0; lane < KERN_VL; lane++)
+        best = lanes[lane] > best ? lanes[lane] : best;
+    for (; i < count; i++)
+        best = finite_or_banned_1(x[i]) > best ? x[i] : best;
+    return best;
+}
+
+static int32_t first_equal(const float *x, int32_t count, float value) {
+    for (int32_t i = 0; i < count; i++)
+        if (x[i] == value)
+            return i;
+    return 0;
+}
+
+// mass = e^((logit - top) / temperature), 0 where banned.
+static void masses(const float *logit, float *mass, int32_t count, float top, float temperature) {
+    int32_t i = 0;
+    for (; i + KERN_VL <= count; i += KERN_VL)
+        vf_store(mass + i, vf_exp((finite_or_banned(vf_load(logit + i)) - top) / temperature));
+    int rest = (int)(count - i);
+    if (rest > 0)
+        vf_store_part(mass + i, vf_exp((finite_or_banned(vf_load_part(logit + i, rest)) - top) / temperature), rest);
+}
+
+static double sum_of(const float *x, int32_t count) {
+    double sum[8] = {0};
+    int32_t i = 0;
+    for (; i + 8 <= count; i += 8)
+        for (int j = 0; j < 8; j++)
+            sum[j] += (double)x[i + j];
+    for (int j = 0; i < count; i++, j++)
+        sum[j] += (double)x[i];
+    return ((sum[0] + sum[4]) + (sum[2] + sum[6])) + ((sum[1] + sum[5]) + (sum[3] + sum[7]));
+}
+
+static float log_probability(const float *logits, int32_t vocabulary, int32_t id, float *mass) {
+    if (!(logits[id] - logits[id] == 0.0f))
+        return -INFINITY;
+    const float top = largest_finite(logits, vocabulary);
+    masses(logits, mass, vocabulary, top, 1.0f);
+    return (float)((double)logits[id] - (double)top - log(sum_of(mass, vocabulary)));
+}
+
+// ------------------------------------------------------------------------------------------------------------
+// truncation
+
+// Bits that order as floats do; the two zeros are one.
+static inline uint32_t order_of(float x) {
+    const float no_negative_zero = x + 0.0f;
+    uint32_t bits;
+    memcpy(&bits, &no_negative_zero, sizeof bits);
+    return bits & 0x80000000u ? ~bits : bits | 0x80000000u;
+}
+
+// Keeps the shortest prefix of (logit descending, id ascending) over the ids of positive mass whose sum reaches target:
+// sum of masses, or number of ids with `counting`. The mass of all others becomes 0.
+static void keep_prefix(const scratch *s, int32_t vocabulary, double target, bool counting) {
+    static const struct { int shift, bits; } round[3] = {{21, 11}, {10, 11}, {0, 10}};
+    int32_t candidates = 0;
+    for (int32_t id = 0; id < vocabulary; id++) {
+        s->candidate[candidates] = id;
+        candidates += s->mass[id] > 0.0f;
+    }
+    double above = 0; // of what lies above the buckets of this round
+    uint32_t edge = 0;
+    for (int r = 0; r < 3; r++) {
+        const uint32_t mask = (1u << round[r].bits) - 1;
+        memset(s->bucket, 0, BUCKETS * sizeof *s->bucket);
+        for (int32_t c = 0; c < candidates; c++) {
+            const int32_t id = s->candidate[c];
+            s->bucket[order_of(s->logit[id]) >> round[r].shift & mask] += counting ? 1.0 : (double)s->mass[id];
+        }
+        uint32_t last = 0, crossing = mask;
+        while (last < mask && s->bucket[last] == 0)
+            last++;
+        while (crossing > last && above + s->bucket[crossing] < target)
+            above += s->bucket[crossing--];
+        edge |= crossing << round[r].shift;
+        int32_t kept = 0;
+        for (int32_t c = 0; c < candidates; c++) {
+            const int32_t id = s->candidate[c];
+            s->candidate[kept] = id;
+            kept += (order_of(s->logit[id]) >> round[r].shift & mask) == crossing;
+        }
+        candidates = kept;
+    }
+    int32_t last_id = -1; // of those that equal the edge
+    for (int32_t c = 0; c < candidates && (c == 0 || above < target); c++) {
+        last_id = s->candidate[c];
+        above += counting ? 1.0 : (double)s->mass[last_id];
+    }
+    for (int32_t id = 0; id < vocabulary; id++) {
+        const uint32_t order = order_of(s->logit[id]);
+        s->mass[id] = order > edge || (order == edge && id <= last_id) ? s->mass[id] : 0.0f;
+    }
+}
+
+static void keep_at_least(float *mass, int32_t count, float least) {
+    for (int32_t i = 0; i < count; i++)
+        mass[i] = mass[i] >= least ? mass[i] : 0.0f;
+}
+
+// ------------------------------------------------------------------------------------------------------------------
+// draw
+
+static int32_t draw(const scratch *s, int32_t vocabulary, double uniform) {
+    const int32_t blocks = block_count(vocabulary);
+    double total = 0;
+    for (int32_t b = 0; b < blocks; b++) {
+        const int32_t left = vocabulary - b * DRAW_BLOCK;
+        s->block[b] = sum_of(s->mass + b * DRAW_BLOCK, left < DRAW_BLOCK ? left : DRAW_BLOCK);
+        total += s->block[b];
+    }
+    const double target = uniform * total;
+    double sum = 0;
+    int32_t b = 0, chosen = 0;
+    while (b < blocks - 1 && sum + s->block[b] <= target)
+        sum += s->block[b++];
+    // Rounding may leave the target a hair beyond the block: then its last id of positive mass, or the last before it.
+    for (int32_t id = b * DRAW_BLOCK; id < vocabulary && id < (b + 1) * DRAW_BLOCK; id++) {
+        if (!(s->mass[id] > 0.0f))
+            continue;
+        chosen = id;
+        sum += (double)s->mass[id];
+        if (sum > target)
+            return id;
+    }
+    for (int32_t id = (b + 1) * DRAW_BLOCK - 1; id >= 0; id--)
+        if (id < vocabulary && s->mass[id] > 0.0f)
+            return id;
+    return chosen;
+}
+
+static void edit_logits(const kern_rows *rows, const kern_sampler *sampler, float *logit) {
+    for (int32_t e = sampler->edit0; e < sampler->edit0 + sampler->edits; e++) {
+        const kern_logit_edit *edit = &rows->edit[e];
+        const float l = logit[edit->id] + edit->bias;
+        logit[edit->id] = (l > 0 ? l / edit->repetition : l * edit->repetition) - edit->penalty;
+    }
+}
+
+static int32_t sample_row(const kern_rows *rows, const kern_sampler *sampler, const float *logits, int32_t vocabulary,
+                          const scratch *s) {
+    memcpy(s->logit, logits, (size_t)vocabulary * sizeof(float));
+    edit_logits(rows, sampler, s->logit);
+    const float top = largest_finite(s->logit, vocabulary);
+    if (!(top > -INFINITY)) {
+        const float best = largest_finite(logits, vocabulary);
+        return best > -INFINITY ? first_equal(logits, vocabulary, best) : 0;
+    }
+    if (!(sampler->temperature > 0) || !(sampler->top_p > 0))
+        return first_equal(s->logit, vocabulary, top);
+    if (sampler->top_k > 0 && sampler->top_k < vocabulary) {
+        for (int32_t id = 0; id < vocabulary; id++) // ids whose mass would round to 0 count as well
+            s->mass[id] = s->logit[id] - s->logit[id] == 0.0f;
+        keep_prefix(s, vocabulary, sampler->top_k, true);
+        for (int32_t id = 0; id < vocabulary; id++)
+            s->logit[id] = s->mass[id] > 0.0f ? s->logit[id] : -INFINITY;
+    }
+    masses(s->logit, s->mass, vocabulary, top, sampler->temperature);
+    if (sampler->top_p < 1)
+        keep_prefix(s, vocabulary, (double)sampler->top_p * sum_of(s->mass, vocabulary), false);
+    if (sampler->min_p > 0)
+        keep_at_least(s->mass, vocabulary, sampler->min_p < 1 ? sampler->min_p : 1.0f);
+    return draw(s, vocabulary, kern_philox_uniform(sampler->seed, sampler->position, sampler->choice, 0));
+}
+
+KERN_PREPARE(sample, kern_sample_args) {
+    (void)cpu;
+    if (a->vocabulary < 1 || a->vocabulary > INT32_MAX - DRAW_BLOCK || !a->logits.ref || !a->id.ref)
+        return KERN_INVALID;
+    *thread_bytes = scratch_bytes(a->vocabulary);
+    return KERN_OK;
+}
+
+KERN_RUN(sample, kern_sample_args) {
+    for (int32_t i = 0; i < rows->n_logits; i++)
+        for (int32_t e = 0; e < rows->sampler[i].edits; e++)
+            if (rows->edit[rows->sampler[i].edit0 + e].id >= a->vocabulary)
+                return KERN_INVALID;
+#pragma omp parallel for schedule(static) if (rows->n_logits > 1 && \
+                                              kern_worth_team(8.0 * rows->n_logits * a->vocabulary))
+    for (int32_t i = 0; i < rows->n_logits; i++) {
+        const scratch s = scratch_of(cpu, a->vocabulary);
+        const float *logits = a->logits.f + (int64_t)i * a->vocabulary;
+        const int32_t id = sample_row(rows, &rows->sampler[i], logits, a->vocabulary, &s);
+        a->id.i[i] = id;
+        if (a->logprob.f)
+            a->logprob.f[i] = log_probability(logits, a->vocabulary, id, s.mass);
+    }
+    return KERN_OK;
+}

@@ -1,0 +1,14 @@
+// SPDX-License-Identifier: Apache-2.0
+// sample in double precision: the exact distribution of the next id. Tests only.
+#ifndef KERNELS_REF_SAMPLE_H
+#define KERNELS_REF_SAMPLE_H
+
+#include "kernels/kernels.h"
+
+// probability (vocabulary): 0 for ids that are banned or cut off, 1 for the only one when greedy. edit: the sampler's
+// edits, sampler->edits of them. margin (may be NULL): the smallest relative distance of a cumulated or single mass
+// from its threshold, so that a test can tell a wrong cut from a rounded one.
+void kern_ref_sample_probabilities(int vocabulary, const float *logits, const kern_sampler *sampler,
+                                   const kern_logit_edit *edit, double *probability, double *margin);
+
+#endif
