@@ -1,0 +1,64 @@
+// SPDX-License-Identifier: Apache-2.0
+// Private to completions.c and stream.c: one completion behind an exchange.
+//
+// Life: parsed and tokenised on the pool (then only the pool's thread touches it), after that the loop thread's alone.
+// Each choice is one job of the worker. Until the first event arrives nothing was sent, so a fault is still a status;
+// after that it is an event of the stream. `ended` is set by whatever gives the one answer.
+#ifndef SERVER_COMPLETION_H
+#define SERVER_COMPLETION_H
+
+#include "server/server.h"
+
+typedef struct srv_completion srv_completion;
+
+typedef struct srv_choice {
+    srv_completion *completion;
+    size_t index, prompt; // prompt: its position in the request
+    srv_job *job;
+    srv_event *last; // not streamed: the one event, with the whole text
+    eng_usage usage; // as of the last event that was handled
+    bool finished;
+} srv_choice;
+
+typedef struct srv_prompt_ids {
+    int32_t *ids; // malloc
+    size_t count;
+} srv_prompt_ids;
+
+struct srv_completion {
+    srv_exchange *exchange;
+    srv_request request;
+    srv_problem problem; // of the preparation
+    const srv_model *model;
+    eng_knobs knobs;
+    unsigned ignored; // SRV_GIVEN_*
+    bool fail_unconverged;
+    srv_prompt_ids *prompts; // request.prompt_count
+    int64_t prompt_tokens;   // of all of them, each once
+
+    srv_head head;
+    srv_choice *choices;
+    size_t choice_count, finished;
+    bool ended;
+
+    // Streams.
+    srv_event *first, *tail; // arrived, not yet written
+    srv_problem failure;     // closes the stream
+    srv_buf scratch;         // formatted, sent up to sent
+    size_t sent;
+    bool seed_told, closed, ping_due, active;
+    srv_timer *ping;
+};
+
+// completions.c
+void srv_completion_usage(const srv_completion *completion, srv_usage *usage);
+void srv_completion_cancel_jobs(srv_completion *completion);
+
+// stream.c
+void srv_stream_start_ping(srv_completion *completion);
+void srv_stream_add(srv_completion *completion, srv_event *event); // takes event
+void srv_stream_fail(srv_completion *completion, const srv_problem *problem);
+ssize_t srv_stream_read(void *completion, char *out, size_t room, bool *end);
+void srv_stream_clear(srv_completion *completion);
+
+#endif

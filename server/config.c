@@ -1,0 +1,631 @@
+// SPDX-License-Identifier: Apache-2.0
+// The table of options and the four sources that fill it, weakest first: defaults, file, environment, command line.
+//
+// One row an option: its name, how its value is read, where it is kept, its range, its default and its help. Help, the
+// printed configuration, the environment's names and the file's keys all come from the row. Main thread, before any
+// other thread runs.
+#include "server/config.h"
+
+#include <ctype.h>
+#include <errno.h>
+#include <ini.h>
+#include <math.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/stat.h>
+
+typedef enum kind {
+    MODELS,
+    LISTENERS,
+    TEXT,
+    INTEGER,
+    AUTO,
+    BYTES,
+    AUTO_BYTES,
+    SECONDS,
+    NUMBER,
+    YES_NO,
+    MODE,
+    LEVEL
+} kind;
+typedef enum source { DEFAULT, FROM_FILE, FROM_ENVIRONMENT, FROM_COMMAND_LINE } source;
+
+typedef struct option {
+    const char *name;
+    kind kind;
+    size_t offset; // of the member of srv_config
+    double low, high;
+    const char *fallback; // NULL: none
+    const char *argument, *about;
+} option;
+
+#define AT(member) offsetof(srv_config, member)
+static const option options[] = {
+    {"model", MODELS, AT(models), 0, 0, NULL, "[NAME=]DIR",
+     "checkpoint folder to serve; repeat for several, the first is the default; NAME defaults to the folder's name"},
+    {"listen", LISTENERS, AT(listen), 0, 0, SRV_DEFAULT_LISTEN, "HOST:PORT|unix:PATH",
+     "address to listen on; repeatable"},
+    {"device", TEXT, AT(device), 0, 0, SRV_DEFAULT_DEVICE, "NAME", "cpu, cuda:N or auto"},
+    {"socket_mode", MODE, AT(socket_mode), 0, 0777, SRV_DEFAULT_SOCKET_MODE, "OCTAL", "access mode of unix sockets"},
+    {"log_level", LEVEL, AT(log_level), 0, 0, SRV_DEFAULT_LOG_LEVEL, "LEVEL", "debug, info, warning or error"},
+    {"rows", AUTO, AT(rows), 1, 4096, "auto", "N", "requests that run together; auto: 32 on the CPU, 256 on CUDA"},
+    {"state_budget", AUTO_BYTES, AT(state_budget), 1, 1e15, "auto", "BYTES",
+     "device memory for states; auto: what the rows need"},
+    {"queue_requests", INTEGER, AT(queue_requests), 1, 1e6, SRV_DEFAULT_QUEUE_REQUESTS, "N",
+     "requests a model that may wait beyond the rows; more get 429"},
+    {"queue_tokens", INTEGER, AT(queue_tokens), 1, 1e9, SRV_DEFAULT_QUEUE_TOKENS, "N",
+     "prompt tokens a model that may wait; more get 429"},
+    {"max_body", BYTES, AT(max_body), 1024, 1 << 30, SRV_DEFAULT_MAX_BODY, "BYTES", "largest request body"},
+    {"body_memory", BYTES, AT(body_memory), 1024, 1e12, SRV_DEFAULT_BODY_MEMORY, "BYTES",
+     "memory of all request bodies together; more get 429"},
+    {"max_headers", BYTES, AT(max_headers), 1024, 1 << 20, SRV_DEFAULT_MAX_HEADERS, "BYTES", "largest request header"},
+    {"header_time", SECONDS, AT(header_time_ms), 0.05, 3600, SRV_DEFAULT_HEADER_TIME, "SECONDS",
+     "time for a request's header to arrive"},
+    {"body_time", SECONDS, AT(body_time_ms), 0.05, 3600, SRV_DEFAULT_BODY_TIME, "SECONDS",
+     "time for a request's body to arrive"},
+    {"idle_time", SECONDS, AT(idle_time_ms), 1, 86400, SRV_DEFAULT_IDLE_TIME, "SECONDS",
+     "time until a silent connection, or a client that stops reading, is closed"},
+    {"connections", INTEGER, AT(connections), 1, 1e6, SRV_DEFAULT_CONNECTIONS, "N", "connections an address"},
+    {"max_tokens", INTEGER, AT(max_tokens), 0, 1e9, SRV_DEFAULT_MAX_TOKENS, "N", "largest max_tokens of a request"},
+    {"max_prompt_tokens", INTEGER, AT(max_prompt_tokens), 1, 1e9, SRV_DEFAULT_MAX_PROMPT_TOKENS, "N",
+     "largest prompt in tokens"},
+    {"max_prompts", INTEGER, AT(max_prompts), 1, SRV_MAX_CHOICES, SRV_DEFAULT_MAX_PROMPTS, "N", "prompts a request"},
+    {"drain_time", SECONDS, AT(drain_time_ms), 0, 86400, SRV_DEFAULT_DRAIN_TIME, "SECONDS",
+     "time for running requests to finish after SIGTERM"},
+    {"ping", SECONDS, AT(ping_ms), 0, 3600, SRV_DEFAULT_PING, "SECONDS",
+     "comment line in streams that are silent for this long; 0: none"},
+    {"min_cg_tolerance", NUMBER, AT(min_cg_tolerance), 0, 1, SRV_DEFAULT_MIN_CG_TOLERANCE, "X",
+     "smallest cg_tolerance of a request"},
+    {"max_cg_steps", INTEGER, AT(max_cg_steps), 0, SRV_MAX_CG_STEPS, SRV_DEFAULT_MAX_CG_STEPS, "N",
+     "largest cg_max_steps of a request"},
+    {"max_loops", INTEGER, AT(max_loops), 1, SRV_MAX_LOOPS, SRV_DEFAULT_MAX_LOOPS, "N",
+     "largest max_loops of a request; the model's own number bounds it too"},
+    {"allow_exact", YES_NO, AT(allow_exact), 0, 0, SRV_DEFAULT_ALLOW_EXACT, "yes|no",
+     "whether requests may ask for cg_mode exact"},
+};
+enum { OPTION_COUNT = sizeof options / sizeof *options };
+
+static const char *const levels[] = {"debug", "info", "warning", "error"};
+
+typedef struct loader {
+    srv_config *config;
+    source set_by[OPTION_COUNT];
+    eng_error *error;
+} loader;
+
+// ---- values
+// ----------------------------------------------------------------------------------------------------------
+
+static eng_status read_integer(const char *text, double low, double high, bool suffixes, int64_t *out) {
+    char *end;
+    int64_t unit = 1;
+
+    if (!isdigit((unsigned char)text[0]))
+        return ENG_INVALID;
+    errno = 0;
+    const long long value = strtoll(text, &end, 10);
+    if (errno)
+        return ENG_INVALID;
+    if (suffixes && *end && !end[1]) {
+        const char *const units = "KMG", *unit_at = strchr(units, *end);
+        if (unit_at) {
+            unit = (int64_t)1 << (10 * (unit_at - units + 1));
+            end++;
+        }
+    }
+    if (*end || !((double)value * (double)unit >= low && (double)value * (double)unit <= high))
+        return ENG_INVALID;
+    *out = value * unit;
+    return ENG_OK;
+}
+
+static eng_status read_number(const char *text, double low, double high, double *out) {
+    char *end;
+
+    if (!isdigit((unsigned char)text[0]) && text[0] != '.')
+        return ENG_INVALID;
+    const double value = strtod(text, &end);
+    if (*end || !(value >= low && value <= high))
+        return ENG_INVALID;
+    *out = value;
+    return ENG_OK;
+}
+
+static eng_status read_listener(const char *text) {
+    int64_t port;
+
+    if (strncmp(text, "unix:", 5) == 0)
+        return text[5] ? ENG_OK : ENG_INVALID;
+    const char *colon = strrchr(text, ':');
+    if (!colon || colon == text)
+        return ENG_INVALID;
+    return read_integer(colon + 1, 0, 65535, false, &port);
+}
+
+static eng_status add_listener(srv_config *config, const char *text) {
+    if (read_listener(text))
+        return ENG_INVALID;
+    if (config->listen_count == SRV_MAX_LISTENERS)
+        return ENG_FULL;
+    char *copy = strdup(text);
+    if (!copy)
+        return ENG_NO_MEMORY;
+    config->listen[config->listen_count++] = copy;
+    return ENG_OK;
+}
+
+// The last component of the folder's real path, or of the path as written when there is no such folder.
+static char *folder_name(const char *folder) {
+    char *path = realpath(folder, NULL);
+    if (!path)
+        path = strdup(folder);
+    if (!path)
+        return NULL;
+    size_t length = strlen(path);
+    while (length > 1 && path[length - 1] == '/')
+        path[--length] = '\0';
+    const char *slash = strrchr(path, '/');
+    char *name = strdup(slash && slash[1] ? slash + 1 : path);
+    free(path);
+    return name;
+}
+
+static eng_status add_model(srv_config *config, const char *text) {
+    const char *equals = strchr(text, '='), *slash = strchr(text, '/');
+    const bool named = equals && (!slash || equals < slash);
+    const char *folder = named ? equals + 1 : text;
+
+    if (!*folder || (named && equals == text))
+        return ENG_INVALID;
+    if (config->model_count == SRV_MAX_MODELS)
+        return ENG_FULL;
+    srv_model_path model = {.name = named ? strndup(text, (size_t)(equals - text)) : folder_name(folder),
+                            .folder = strdup(folder)};
+    eng_status status = model.name && model.folder ? ENG_OK : ENG_NO_MEMORY;
+    for (size_t i = 0; !status && i < config->model_count; i++)
+        if (strcmp(config->models[i].name, model.name) == 0)
+            status = ENG_INVALID;
+    if (status) {
+        free(model.name);
+        free(model.folder);
+        return status;
+    }
+    config->models[config->model_count++] = model;
+    return ENG_OK;
+}
+
+static eng_status set_text(char **member, const char *text) {
+    char *copy = *text ? strdup(text) : NULL;
+    if (!copy)
+        return *text ? ENG_NO_MEMORY : ENG_INVALID;
+    free(*member);
+    *member = copy;
+    return ENG_OK;
+}
+
+static eng_status set_mode(int64_t *member, const char *text) {
+    char *end;
+    const long mode = strtol(text, &end, 8);
+    if (!isdigit((unsigned char)text[0]) || *end || mode < 0 || mode > 0777)
+        return ENG_INVALID;
+    *member = mode;
+    return ENG_OK;
+}
+
+static eng_status set_level(int64_t *member, const char *text) {
+    for (size_t i = 0; i < sizeof levels / sizeof *levels; i++)
+        if (strcmp(text, levels[i]) == 0) {
+            *member = (int64_t)i;
+            return ENG_OK;
+        }
+    return ENG_INVALID;
+}
+
+static eng_status set_yes_no(bool *member, const char *text) {
+    if (strcmp(text, "yes") != 0 && strcmp(text, "no") != 0)
+        return ENG_INVALID;
+    *member = text[0] == 'y';
+    return ENG_OK;
+}
+
+static eng_status set_value(srv_config *config, const option *row, const char *text) {
+    void *member = (char *)config + row->offset;
+    double number;
+
+    switch (row->kind) {
+    case MODELS:
+        return add_model(config, text);
+    case LISTENERS:
+        return add_listener(config, text);
+    case TEXT:
+        return set_text(member, text);
+    case AUTO:
+    case AUTO_BYTES:
+        if (strcmp(text, "auto") == 0) {
+            *(int64_t *)member = 0;
+            return ENG_OK;
+        }
+        return read_integer(text, row->low, row->high, row->kind == AUTO_BYTES, member);
+    case INTEGER:
+    case BYTES:
+        return read_integer(text, row->low, row->high, row->kind == BYTES, member);
+    case SECONDS:
+        if (read_number(text, row->low, row->high, &number))
+            return ENG_INVALID;
+        *(int64_t *)member = llround(number * 1000);
+        return ENG_OK;
+    case NUMBER:
+        return read_number(text, row->low, row->high, member);
+    case YES_NO:
+        return set_yes_no(member, text);
+    case MODE:
+        return set_mode(member, text);
+    case LEVEL:
+        return set_level(member, text);
+    }
+    return ENG_INTERNAL;
+}
+
+static void clear_models(srv_config *config) {
+    while (config->model_count) {
+        srv_model_path *model = &config->models[--config->model_count];
+        free(model->name);
+        free(model->folder);
+    }
+}
+
+static void clear_listeners(srv_config *config) {
+    while (config->listen_count)
+        free(config->listen[--config->listen_count]);
+}
+
+static void describe_range(const option *row, char *text, size_t size) {
+    static const char *const by_kind[] = {
+        [MODELS] = "[NAME=]DIR, each name once",
+        [LISTENERS] = "HOST:PORT with a port of 0 to 65535, or unix:PATH",
+        [TEXT] = "text",
+        [YES_NO] = "yes or no",
+        [MODE] = "an octal mode up to 0777",
+        [LEVEL] = "debug, info, warning or error",
+    };
+
+    if (row->kind < sizeof by_kind / sizeof *by_kind && by_kind[row->kind])
+        snprintf(text, size, "%s", by_kind[row->kind]);
+    else
+        snprintf(text, size, "%s%.15g to %.15g%s", row->kind == AUTO || row->kind == AUTO_BYTES ? "auto or " : "",
+                 row->low, row->high, row->kind == BYTES || row->kind == AUTO_BYTES ? " (K, M, G may follow)" : "");
+}
+
+// Sets one option. where: "--rows", "MESA_ROWS" or "FILE:LINE: rows".
+static eng_status apply(loader *loader, size_t index, const char *value, source from, const char *where) {
+    const option *row = &options[index];
+    const bool list = row->kind == MODELS || row->kind == LISTENERS;
+
+    if (loader->set_by[index] == from && from != DEFAULT && !list)
+        return eng_fail(loader->error, ENG_INVALID, "%s: given twice", where);
+    if (row->kind == MODELS && loader->set_by[index] < from)
+        clear_models(loader->config);
+    if (row->kind == LISTENERS && loader->set_by[index] < from)
+        clear_listeners(loader->config);
+    loader->set_by[index] = from;
+    const eng_status status = set_value(loader->config, row, value);
+    if (status == ENG_NO_MEMORY)
+        return eng_fail(loader->error, status, "%s: out of memory", where);
+    if (status == ENG_FULL)
+        return eng_fail(loader->error, status, "%s: given too often", where);
+    if (status) {
+        char range[128];
+        describe_range(row, range, sizeof range);
+        return eng_fail(loader->error, ENG_INVALID, "%s: the value must be %s", where, range);
+    }
+    return ENG_OK;
+}
+
+// ---- sources
+// ---------------------------------------------------------------------------------------------------------
+
+// Index of the option of this name, '-' counting as '_' if hyphens; OPTION_COUNT: none.
+static size_t find_option(const char *name, size_t length, bool hyphens) {
+    for (size_t i = 0; i < OPTION_COUNT; i++) {
+        size_t k = 0;
+        while (k < length && options[i].name[k] &&
+               (name[k] == options[i].name[k] || (hyphens && name[k] == '-' && options[i].name[k] == '_')))
+            k++;
+        if (k == length && !options[i].name[k])
+            return i;
+    }
+    return OPTION_COUNT;
+}
+
+typedef struct ini_source {
+    loader *loader;
+    const char *path;
+    FILE *file;
+    size_t bytes;
+    int line;
+    eng_status status;
+} ini_source;
+
+// inih's reader: counts lines, and refuses what inih would cut in silence.
+static char *read_line(char *text, int size, void *context) {
+    ini_source *source = context;
+
+    if (source->status || !fgets(text, size, source->file))
+        return NULL;
+    source->line++;
+    const size_t length = strlen(text);
+    source->bytes += length;
+    if (source->bytes > SRV_MAX_CONFIG_BYTES)
+        source->status = eng_fail(source->loader->error, ENG_INVALID, "%s: larger than %d bytes", source->path,
+                                  SRV_MAX_CONFIG_BYTES);
+    else if (length == 0 || (text[length - 1] != '\n' && !feof(source->file)))
+        source->status = eng_fail(source->loader->error, ENG_INVALID, "%s:%d: a NUL byte or more than %d bytes",
+                                  source->path, source->line, size - 2);
+    return source->status ? NULL : text;
+}
+
+static int on_setting(void *context, const char *section, const char *name, const char *value) {
+    ini_source *source = context;
+    char where[200];
+
+    if (source->status)
+        return 0;
+    if (strcmp(section, "server") != 0) {
+        source->status = eng_fail(source->loader->error, ENG_INVALID, "%s:%d: only section [server] is known",
+                                  source->path, source->line);
+        return 0;
+    }
+    const size_t index = find_option(name, strlen(name), false);
+    if (index == OPTION_COUNT) {
+        source->status =
+            eng_fail(source->loader->error, ENG_INVALID, "%s:%d: unknown key %s", source->path, source->line, name);
+        return 0;
+    }
+    snprintf(where, sizeof where, "%s:%d: %s", source->path, source->line, name);
+    source->status = apply(source->loader, index, value, FROM_FILE, where);
+    return source->status == ENG_OK;
+}
+
+static eng_status load_file(loader *loader, const char *path) {
+    struct stat info;
+    ini_source source = {.loader = loader, .path = path, .file = fopen(path, "re")};
+
+    if (!source.file)
+        return eng_fail(loader->error, ENG_INVALID, "%s: %s", path, strerror(errno));
+    if (fstat(fileno(source.file), &info) == 0 && S_ISDIR(info.st_mode)) {
+        fclose(source.file);
+        return eng_fail(loader->error, ENG_INVALID, "%s: is a directory", path);
+    }
+    const int fault = ini_parse_stream(read_line, &source, on_setting, &source);
+    if (!source.status && ferror(source.file))
+        source.status = eng_fail(loader->error, ENG_INVALID, "%s: cannot be read", path);
+    if (!source.status && fault != 0)
+        source.status = eng_fail(loader->error, ENG_INVALID, "%s:%d: neither [section] nor key = value", path, fault);
+    fclose(source.file);
+    return source.status;
+}
+
+// NAME=VALUE as MESA_OPTION=VALUE: the option's index, OPTION_COUNT for other variables.
+static size_t match_environment(const char *variable) {
+    char name[64];
+    const char *equals = strchr(variable, '=');
+
+    if (strncmp(variable, "MESA_", 5) != 0 || !equals || (size_t)(equals - variable) >= sizeof name)
+        return OPTION_COUNT;
+    size_t length = 0;
+    for (const char *at = variable + 5; at < equals; at++)
+        name[length++] = (char)(islower((unsigned char)*at) ? '?' : tolower((unsigned char)*at));
+    return find_option(name, length, false);
+}
+
+static eng_status apply_environment(loader *loader, size_t index, const char *variable) {
+    const char *equals = strchr(variable, '=');
+    char where[64];
+
+    snprintf(where, sizeof where, "%.*s", (int)(equals - variable), variable);
+    if (options[index].kind != MODELS && options[index].kind != LISTENERS)
+        return apply(loader, index, equals + 1, FROM_ENVIRONMENT, where);
+    char *list = strdup(equals + 1), *rest = NULL;
+    eng_status status = list ? ENG_OK : eng_fail(loader->error, ENG_NO_MEMORY, "%s: out of memory", where);
+    for (char *item = list ? strtok_r(list, ",", &rest) : NULL; item && !status; item = strtok_r(NULL, ",", &rest))
+        status = apply(loader, index, item, FROM_ENVIRONMENT, where);
+    free(list);
+    return status;
+}
+
+typedef struct arguments {
+    int count, next;
+    char *const *values;
+} arguments;
+
+// Takes the next argument apart. *name without its dashes, *value NULL when it has none of its own ("--name=value").
+static eng_status next_argument(arguments *arguments, const char **name, size_t *length, const char **value,
+                                eng_error *error) {
+    const char *text = arguments->values[arguments->next++];
+
+    if (strcmp(text, "-h") == 0)
+        text = "--help";
+    if (strncmp(text, "--", 2) != 0 || !text[2])
+        return eng_fail(error, ENG_INVALID, "%s: not an option (see --help)", text);
+    const char *equals = strchr(text, '=');
+    *name = text + 2;
+    *length = equals ? (size_t)(equals - *name) : strlen(*name);
+    *value = equals ? equals + 1 : NULL;
+    return ENG_OK;
+}
+
+static bool is_word(const char *name, size_t length, const char *word) {
+    return length == strlen(word) && memcmp(name, word, length) == 0;
+}
+
+// Walks the command line: once to find --config and the actions (loader NULL), once to apply the options.
+static eng_status walk_arguments(arguments arguments, loader *loader, const char **config_path,
+                                 srv_config_action *action, eng_error *error) {
+    while (arguments.next < arguments.count) {
+        const char *name = NULL, *value = NULL;
+        size_t length = 0;
+        char where[80];
+
+        if (next_argument(&arguments, &name, &length, &value, error))
+            return ENG_INVALID;
+        snprintf(where, sizeof where, "--%.*s", (int)(length < 60 ? length : 60), name);
+        static const struct {
+            const char *word;
+            srv_config_action action;
+        } actions[] = {{"help", SRV_CONFIG_HELP}, {"version", SRV_CONFIG_VERSION}, {"check-config", SRV_CONFIG_CHECK}};
+        bool is_action = false;
+        for (size_t i = 0; i < sizeof actions / sizeof *actions; i++)
+            if (is_word(name, length, actions[i].word)) {
+                is_action = true;
+                if (!loader && *action != SRV_CONFIG_HELP && *action != SRV_CONFIG_VERSION)
+                    *action = actions[i].action;
+            }
+        if (is_action && !value)
+            continue;
+        const bool is_config = is_word(name, length, "config");
+        const size_t index = find_option(name, length, true);
+        if (is_action || (!is_config && index == OPTION_COUNT))
+            return eng_fail(error, ENG_INVALID, is_action ? "%s: takes no value" : "%s: unknown option (see --help)",
+                            where);
+        if (!value && arguments.next < arguments.count)
+            value = arguments.values[arguments.next++];
+        if (!value)
+            return eng_fail(error, ENG_INVALID, "%s: the value is missing", where);
+        if (is_config)
+            *config_path = value;
+        else if (loader && apply(loader, index, value, FROM_COMMAND_LINE, where))
+            return ENG_INVALID;
+    }
+    return ENG_OK;
+}
+
+static eng_status check_whole(const srv_config *config, eng_error *error) {
+    if (config->model_count == 0)
+        return eng_fail(error, ENG_INVALID, "--model: no model is named");
+    if (config->listen_count == 0)
+        return eng_fail(error, ENG_INVALID, "--listen: no address is named");
+    if (config->body_memory < config->max_body)
+        return eng_fail(error, ENG_INVALID, "--body-memory: smaller than --max-body");
+    return ENG_OK;
+}
+
+eng_status srv_config_load(srv_config *config, int argument_count, char *const *argument_values,
+                           char *const *environment, srv_config_action *action, eng_error *error) {
+    *config = (srv_config){0};
+    *action = SRV_CONFIG_RUN;
+    loader loader = {.config = config, .error = error};
+    const arguments arguments = {.count = argument_count, .next = 1, .values = argument_values};
+    const char *path = NULL;
+
+    eng_status status = walk_arguments(arguments, NULL, &path, action, error);
+    if (status || *action == SRV_CONFIG_HELP || *action == SRV_CONFIG_VERSION)
+        return status;
+    for (size_t i = 0; i < OPTION_COUNT && !status; i++)
+        if (options[i].fallback)
+            status = apply(&loader, i, options[i].fallback, DEFAULT, options[i].name);
+    for (char *const *at = environment; *at && !path; at++)
+        if (strncmp(*at, "MESA_CONFIG=", 12) == 0)
+            path = *at + 12;
+    if (!status && path)
+        status = load_file(&loader, path);
+    for (char *const *at = environment; *at && !status; at++) {
+        const size_t index = match_environment(*at);
+        if (index < OPTION_COUNT)
+            status = apply_environment(&loader, index, *at);
+    }
+    if (!status)
+        status = walk_arguments(arguments, &loader, &path, action, error);
+    return status ? status : check_whole(config, error);
+}
+
+void srv_config_free(srv_config *config) {
+    clear_models(config);
+    clear_listeners(config);
+    free(config->device);
+    *config = (srv_config){0};
+}
+
+// ---- output
+// ----------------------------------------------------------------------------------------------------------
+
+static void print_spelling(const option *row, char *text, size_t size) {
+    snprintf(text, size, "--%s %s", row->name, row->argument);
+    for (char *at = text; *at && *at != ' '; at++)
+        if (*at == '_')
+            *at = '-';
+}
+
+void srv_config_help(FILE *out) {
+    fputs("Usage: mesa-server --model [NAME=]DIR [OPTION]...\n"
+          "Serves recurrent-state language models over an OpenAI-compatible HTTP interface.\n\n",
+          out);
+    for (size_t i = 0; i < OPTION_COUNT; i++) {
+        char spelling[80];
+        print_spelling(&options[i], spelling, sizeof spelling);
+        fprintf(out, "  %-32s %s%s%s%s\n", spelling, options[i].about, options[i].fallback ? " (default " : "",
+                options[i].fallback ? options[i].fallback : "", options[i].fallback ? ")" : "");
+    }
+    fputs("  --config FILE                    read options from section [server] of an INI file\n"
+          "  --check-config                   check the configuration, print it, and exit\n"
+          "  --help, -h                       print this and exit\n"
+          "  --version                        print the version and exit\n\n"
+          "Each option is also a key of the file (queue_tokens = N) and a variable of the environment\n"
+          "(MESA_QUEUE_TOKENS=N; lists separated by commas). The command line wins over the environment, the\n"
+          "environment over the file. Lists in the file are repeated keys.\n\n"
+          "SIGTERM and SIGINT finish the running requests, a second one ends at once.\n"
+          "Exit status: 0 ended as asked, 1 a fault while serving, 2 usage or configuration, 3 cannot listen,\n"
+          "4 a model cannot be loaded.\n",
+          out);
+}
+
+static void print_row(const srv_config *config, const option *row, FILE *out) {
+    const void *member = (const char *)config + row->offset;
+    const int64_t integer =
+        row->kind == YES_NO || row->kind == NUMBER || row->kind == TEXT || row->kind == MODELS || row->kind == LISTENERS
+            ? 0
+            : *(const int64_t *)member;
+
+    switch (row->kind) {
+    case MODELS:
+        for (size_t i = 0; i < config->model_count; i++)
+            fprintf(out, "model = %s=%s\n", config->models[i].name, config->models[i].folder);
+        break;
+    case LISTENERS:
+        for (size_t i = 0; i < config->listen_count; i++)
+            fprintf(out, "listen = %s\n", config->listen[i]);
+        break;
+    case TEXT:
+        fprintf(out, "%s = %s\n", row->name, *(char *const *)member);
+        break;
+    case AUTO:
+    case AUTO_BYTES:
+    case INTEGER:
+    case BYTES:
+        if (integer == 0 && (row->kind == AUTO || row->kind == AUTO_BYTES))
+            fprintf(out, "%s = auto\n", row->name);
+        else
+            fprintf(out, "%s = %lld\n", row->name, (long long)integer);
+        break;
+    case SECONDS:
+        fprintf(out, "%s = %.10g\n", row->name, (double)integer / 1000);
+        break;
+    case NUMBER:
+        fprintf(out, "%s = %.17g\n", row->name, *(const double *)member);
+        break;
+    case YES_NO:
+        fprintf(out, "%s = %s\n", row->name, *(const bool *)member ? "yes" : "no");
+        break;
+    case MODE:
+        fprintf(out, "%s = %04llo\n", row->name, (unsigned long long)integer);
+        break;
+    case LEVEL:
+        fprintf(out, "%s = %s\n", row->name, levels[integer]);
+        break;
+    }
+}
+
+void srv_config_print(const srv_config *config, FILE *out) {
+    fputs("[server]\n", out);
+    for (size_t i = 0; i < OPTION_COUNT; i++)
+        print_row(config, &options[i], out);
+}

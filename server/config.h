@@ -1,0 +1,60 @@
+// SPDX-License-Identifier: Apache-2.0
+// The server's configuration: one struct, filled once, constant afterwards.
+//
+// Every option is one row of a table in config.c and has three spellings: --queue-tokens N on the command line,
+// MESA_QUEUE_TOKENS=N in the environment, queue_tokens = N in section [server] of the file named by --config. The
+// command line wins over the environment, the environment over the file, the file over the default. A list (model,
+// listen) of a stronger source replaces the weaker one's whole list. A value out of range and an unknown key are
+// errors that name the place.
+#ifndef SERVER_CONFIG_H
+#define SERVER_CONFIG_H
+
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+#include <stdio.h>
+
+#include "engine/engine.h"
+#include "server/limits.h"
+
+typedef struct srv_model_path {
+    char *name; // as requests spell it
+    char *folder;
+} srv_model_path;
+
+typedef struct srv_config {
+    srv_model_path models[SRV_MAX_MODELS];
+    size_t model_count;
+    char *listen[SRV_MAX_LISTENERS]; // "HOST:PORT", "[IPV6]:PORT" or "unix:PATH"
+    size_t listen_count;
+    char *device;
+    int64_t socket_mode;
+    int64_t log_level; // eng_log_level
+    int64_t rows, state_budget;
+    int64_t queue_requests, queue_tokens;
+    int64_t max_body, body_memory, max_headers;
+    int64_t header_time_ms, body_time_ms, idle_time_ms, drain_time_ms, ping_ms;
+    int64_t connections;
+    int64_t max_tokens, max_prompt_tokens, max_prompts;
+    double min_cg_tolerance;
+    int64_t max_cg_steps, max_loops;
+    bool allow_exact;
+} srv_config;
+
+typedef enum srv_config_action {
+    SRV_CONFIG_RUN,
+    SRV_CONFIG_CHECK,
+    SRV_CONFIG_HELP,
+    SRV_CONFIG_VERSION
+} srv_config_action;
+
+// Fills *config from all sources. environment: NULL-terminated "NAME=VALUE" strings. On failure *error names option,
+// variable or file and line; *config needs srv_config_free either way. With HELP and VERSION *config is not checked.
+ENG_CHECKED eng_status srv_config_load(srv_config *config, int argument_count, char *const *arguments,
+                                       char *const *environment, srv_config_action *action, eng_error *error);
+void srv_config_free(srv_config *config);
+void srv_config_help(FILE *out);
+// The effective values as an INI file that srv_config_load reads back to the same configuration.
+void srv_config_print(const srv_config *config, FILE *out);
+
+#endif

@@ -1,0 +1,312 @@
+// SPDX-License-Identifier: Apache-2.0
+// libmicrohttpd inside the loop: one daemon an address, run by the loop, with the remedies that this needs.
+//
+// The library's epoll descriptor is watched; its timeout is a timer of the loop (it answers 0 while it still holds
+// ready connections, whose sockets are edge triggered); after a connection has ended it is run once more, because at
+// its limit it listens again only at the start of a run; nobody but run_listener runs it, never from inside its
+// callbacks. The library's timeout is one of idleness, so header and body deadlines are kept here and swept.
+#include <signal.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/socket.h>
+#include <unistd.h>
+
+#include "server/http_private.h"
+
+// ---- running
+// ---------------------------------------------------------------------------------------------------------
+
+static void run_listener(srv_listener *listener) {
+    MHD_UNSIGNED_LONG_LONG milliseconds;
+
+    listener->closed = 0;
+    MHD_run(listener->daemon);
+    if (listener->closed)
+        MHD_run(listener->daemon);
+    if (MHD_get_timeout(listener->daemon, &milliseconds) == MHD_YES)
+        srv_timer_start(listener->timer, milliseconds, 0);
+    else
+        srv_timer_stop(listener->timer);
+}
+
+void srv_http_flush(srv_http *http) {
+    for (size_t i = 0; i < http->count; i++) {
+        srv_listener *listener = &http->listeners[i];
+        if (!listener->due)
+            continue;
+        listener->due = false;
+        run_listener(listener);
+    }
+}
+
+static void on_listener(void *context) {
+    srv_listener *listener = context;
+    run_listener(listener);
+    srv_http_flush(listener->http);
+}
+
+// ---- connections
+// -----------------------------------------------------------------------------------------------------
+
+static srv_connection *open_connection(srv_listener *listener, struct MHD_Connection *mhd) {
+    const union MHD_ConnectionInfo *info = MHD_get_connection_info(mhd, MHD_CONNECTION_INFO_CONNECTION_FD);
+    srv_http *http = listener->http;
+    srv_connection *connection = info ? calloc(1, sizeof *connection) : NULL;
+
+    if (!connection)
+        return NULL;
+    *connection = (srv_connection){.listener = listener, .mhd = mhd, .descriptor = info->connect_fd};
+    connection->deadline_ms = srv_loop_now(http->server->loop) + (uint64_t)http->server->config->header_time_ms;
+    connection->next = listener->first;
+    if (listener->first)
+        listener->first->previous = connection;
+    listener->first = connection;
+    const int on = 1; // a peer that vanishes without a word is found in the end
+    (void)setsockopt(connection->descriptor, SOL_SOCKET, SO_KEEPALIVE, &on, sizeof on);
+    if (http->connections++ == 0)
+        srv_timer_start(http->sweep, SRV_SWEEP_MS, SRV_SWEEP_MS);
+    return connection;
+}
+
+static void close_connection(srv_connection *connection) {
+    srv_listener *listener = connection->listener;
+
+    srv_watch_close(connection->hangup);
+    if (connection->previous)
+        connection->previous->next = connection->next;
+    else
+        listener->first = connection->next;
+    if (connection->next)
+        connection->next->previous = connection->previous;
+    listener->closed++;
+    if (--listener->http->connections == 0)
+        srv_timer_stop(listener->http->sweep);
+    free(connection);
+}
+
+static void on_connection(void *closure, struct MHD_Connection *mhd, void **context,
+                          enum MHD_ConnectionNotificationCode code) {
+    if (code == MHD_CONNECTION_NOTIFY_STARTED)
+        *context = open_connection(closure, mhd); // NULL: its first request is refused
+    else if (*context) {
+        close_connection(*context);
+        *context = NULL;
+    }
+}
+
+// The request line is there: from now on the header must come in time. Before it, a kept-alive connection is idle.
+static void *on_request_line(void *closure, const char *uri, struct MHD_Connection *mhd) {
+    const union MHD_ConnectionInfo *info = MHD_get_connection_info(mhd, MHD_CONNECTION_INFO_SOCKET_CONTEXT);
+    srv_listener *listener = closure;
+    (void)uri;
+
+    if (info && info->socket_context) {
+        const srv_server *server = listener->http->server;
+        srv_connection *connection = info->socket_context;
+        connection->deadline_ms = srv_loop_now(server->loop) + (uint64_t)server->config->header_time_ms;
+    }
+    return NULL;
+}
+
+// The library cannot answer in the middle of a body, but nothing else is being sent at that point either.
+static void send_timeout(const srv_connection *connection) {
+    char text[512];
+    srv_buf json;
+    srv_problem problem = {0};
+
+    srv_refuse(&problem, 408, "body_timeout", NULL, "the body did not arrive in time");
+    srv_buf_init(&json, sizeof text);
+    srv_write_error(&json, &problem);
+    const int length =
+        snprintf(text, sizeof text,
+                 "HTTP/1.1 408 Request Timeout\r\nConnection: close\r\nContent-Type: application/json\r\n"
+                 "Content-Length: %zu\r\n\r\n%s",
+                 json.length, json.data ? json.data : "");
+    if (srv_buf_ok(&json) && length > 0 && (size_t)length < sizeof text) {
+        ssize_t sent = send(connection->descriptor, text, (size_t)length, MSG_DONTWAIT | MSG_NOSIGNAL);
+        (void)sent; // who does not take it is closed all the same
+    }
+    srv_buf_free(&json);
+}
+
+static void expire(srv_connection *connection) {
+    srv_exchange *exchange = connection->exchange;
+
+    connection->deadline_ms = 0;
+    if (exchange && exchange->expects_body && !exchange->dispatched) {
+        send_timeout(connection);
+        exchange->reply.status = MHD_HTTP_REQUEST_TIMEOUT; // for the log
+    }
+    shutdown(connection->descriptor, SHUT_RDWR);
+    connection->listener->due = true;
+}
+
+static void on_sweep(void *context) {
+    srv_http *http = context;
+    const uint64_t now = srv_loop_now(http->server->loop);
+
+    for (size_t i = 0; i < http->count; i++)
+        for (srv_connection *at = http->listeners[i].first; at; at = at->next)
+            if (at->deadline_ms && now >= at->deadline_ms)
+                expire(at);
+    srv_http_flush(http);
+}
+
+// ---- start
+// -----------------------------------------------------------------------------------------------------------
+
+// The library's own messages: they may quote requests, so all but those on accepting are for debugging.
+static void on_message(void *closure, const char *format, va_list arguments) {
+    srv_listener *listener = closure;
+    srv_log *log = listener->http->server->log;
+    const bool accepting = strstr(format, "accept") || strstr(format, "Accept");
+    char text[256];
+
+    vsnprintf(text, sizeof text, format, arguments);
+    srv_log_repeated(log, accepting ? ENG_LOG_WARNING : ENG_LOG_DEBUG, accepting ? "accept" : "http", "%s", text);
+}
+
+static struct MHD_Daemon *start_daemon(srv_listener *listener) {
+    const srv_config *config = listener->http->server->config;
+    const int64_t idle_seconds = (config->idle_time_ms + 999) / 1000;
+
+    return MHD_start_daemon(
+        MHD_USE_EPOLL | MHD_ALLOW_SUSPEND_RESUME | MHD_USE_ERROR_LOG, 0, NULL, NULL, srv_http_on_request, listener,
+        MHD_OPTION_EXTERNAL_LOGGER, on_message, listener, MHD_OPTION_LISTEN_SOCKET, listener->descriptor,
+        MHD_OPTION_CONNECTION_LIMIT, (unsigned)config->connections, MHD_OPTION_CONNECTION_TIMEOUT,
+        (unsigned)idle_seconds, MHD_OPTION_CONNECTION_MEMORY_LIMIT,
+        (size_t)config->max_headers + SRV_CONNECTION_SPARE_BYTES, MHD_OPTION_NOTIFY_COMPLETED, srv_http_on_completed,
+        listener, MHD_OPTION_NOTIFY_CONNECTION, on_connection, listener, MHD_OPTION_URI_LOG_CALLBACK, on_request_line,
+        listener, MHD_OPTION_SIGPIPE_HANDLED_BY_APP, 1, MHD_OPTION_END);
+}
+
+static eng_status start_listener(srv_http *http, const char *where, eng_error *error) {
+    srv_server *server = http->server;
+    srv_listener *listener = &http->listeners[http->count];
+
+    *listener = (srv_listener){.http = http, .descriptor = -1};
+    eng_status status = srv_listen(where, server->config->socket_mode, &listener->descriptor, listener->address,
+                                   sizeof listener->address, error);
+    if (status)
+        return status;
+    http->count++; // from here on srv_http_free cleans up
+    listener->daemon = start_daemon(listener);
+    if (!listener->daemon)
+        return eng_fail(error, ENG_IO, "the HTTP library does not start on %s", where);
+    const union MHD_DaemonInfo *info = MHD_get_daemon_info(listener->daemon, MHD_DAEMON_INFO_EPOLL_FD);
+    if (!info)
+        return eng_fail(error, ENG_IO, "the HTTP library has no epoll descriptor");
+    status =
+        srv_watch_create(server->loop, info->epoll_fd, SRV_WATCH_READABLE, on_listener, listener, &listener->watch);
+    if (!status)
+        status = srv_watch_start(listener->watch);
+    if (!status)
+        status = srv_timer_create(server->loop, on_listener, listener, &listener->timer);
+    if (status)
+        return eng_fail(error, status, "the loop cannot watch %s", where);
+    listener->due = true; // the first run is what makes it listen
+    return ENG_OK;
+}
+
+eng_status srv_http_create(srv_server *server, srv_http **out, eng_error *error) {
+    srv_http *http = calloc(1, sizeof *http);
+
+    if (!http)
+        return eng_fail(error, ENG_NO_MEMORY, "no memory for the HTTP server");
+    http->server = server;
+    signal(SIGPIPE, SIG_IGN);
+    eng_status status = srv_timer_create(server->loop, on_sweep, http, &http->sweep);
+    for (size_t i = 0; i < server->config->listen_count && !status; i++)
+        status = start_listener(http, server->config->listen[i], error);
+    if (status) {
+        srv_http_free(http);
+        return status;
+    }
+    *out = http;
+    return ENG_OK;
+}
+
+size_t srv_http_count(const srv_http *http) {
+    return http->count;
+}
+
+const char *srv_http_address(const srv_http *http, size_t index) {
+    return index < http->count ? http->listeners[index].address : NULL;
+}
+
+// ---- end
+// -------------------------------------------------------------------------------------------------------------
+
+static void stop_listening(srv_listener *listener) {
+    if (listener->quiet)
+        return;
+    listener->quiet = true;
+    if (listener->daemon)
+        MHD_quiesce_daemon(listener->daemon);
+    if (strncmp(listener->address, "unix:", 5) == 0)
+        unlink(listener->address + 5);
+    close(listener->descriptor);
+    listener->descriptor = -1;
+}
+
+void srv_http_quiesce(srv_http *http) {
+    for (size_t i = 0; i < http->count; i++) {
+        srv_listener *listener = &http->listeners[i];
+        stop_listening(listener);
+        for (srv_connection *at = listener->first; at; at = at->next)
+            if (!at->exchange)
+                shutdown(at->descriptor, SHUT_RD); // the library sees an end of input and closes
+        listener->due = true;
+    }
+    srv_http_flush(http);
+}
+
+size_t srv_http_connections(const srv_http *http) {
+    return http->connections;
+}
+
+void srv_http_abandon(srv_http *http) {
+    for (size_t i = 0; i < http->count; i++) {
+        for (srv_connection *at = http->listeners[i].first; at; at = at->next)
+            if (at->exchange && at->exchange->ops && !at->exchange->cancelled)
+                at->exchange->ops->abandon(at->exchange->task);
+        http->listeners[i].due = true;
+    }
+    srv_http_flush(http);
+}
+
+void srv_http_close(srv_http *http) {
+    for (size_t i = 0; i < http->count; i++) {
+        for (srv_connection *at = http->listeners[i].first; at; at = at->next) {
+            if (at->exchange)
+                srv_http_cancel(at->exchange);
+            shutdown(at->descriptor, SHUT_RDWR);
+        }
+        http->listeners[i].due = true;
+    }
+    srv_http_flush(http);
+}
+
+static void free_listener(srv_listener *listener) {
+    stop_listening(listener);
+    srv_watch_close(listener->watch);
+    srv_timer_close(listener->timer);
+    // With a connection still suspended the library would end the process.
+    for (srv_connection *at = listener->first; at; at = at->next)
+        if (at->exchange)
+            srv_http_cancel(at->exchange);
+    if (listener->daemon) {
+        MHD_run(listener->daemon);
+        MHD_stop_daemon(listener->daemon);
+    }
+}
+
+void srv_http_free(srv_http *http) {
+    if (!http)
+        return;
+    for (size_t i = 0; i < http->count; i++)
+        free_listener(&http->listeners[i]);
+    srv_timer_close(http->sweep);
+    free(http);
+}

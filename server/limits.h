@@ -1,0 +1,77 @@
+// SPDX-License-Identifier: Apache-2.0
+// Every limit of the server in one place.
+//
+// SRV_DEFAULT_* are the defaults of configuration keys (config.c prints them in --help); SRV_MAX_* and the rest are
+// fixed bounds that no configuration lifts. A buffer, queue or list of this folder takes its maximum from here or from
+// the configuration; crossing one is an answer with 400, 413 or 429, never growth.
+#ifndef SERVER_LIMITS_H
+#define SERVER_LIMITS_H
+
+#define SRV_VERSION "0.1.0"
+
+// Configuration defaults.
+#define SRV_DEFAULT_LISTEN "127.0.0.1:8080"
+#define SRV_DEFAULT_DEVICE "auto"
+#define SRV_DEFAULT_SOCKET_MODE "0660"
+#define SRV_DEFAULT_LOG_LEVEL "info"
+#define SRV_DEFAULT_ROWS "0"
+#define SRV_DEFAULT_STATE_BUDGET "0"
+#define SRV_DEFAULT_MAX_BODY "16M"
+#define SRV_DEFAULT_BODY_MEMORY "256M"
+#define SRV_DEFAULT_MAX_HEADERS "16K"
+#define SRV_DEFAULT_HEADER_TIME "10"
+#define SRV_DEFAULT_BODY_TIME "60"
+#define SRV_DEFAULT_IDLE_TIME "75"
+#define SRV_DEFAULT_CONNECTIONS "1024"
+#define SRV_DEFAULT_QUEUE_REQUESTS "256"
+#define SRV_DEFAULT_QUEUE_TOKENS "1048576"
+#define SRV_DEFAULT_MAX_TOKENS "65536"
+#define SRV_DEFAULT_MAX_PROMPT_TOKENS "1048576"
+#define SRV_DEFAULT_MAX_PROMPTS "1024"
+#define SRV_DEFAULT_DRAIN_TIME "30"
+#define SRV_DEFAULT_PING "0"
+#define SRV_DEFAULT_MIN_CG_TOLERANCE "0"
+#define SRV_DEFAULT_MAX_CG_STEPS "256"
+#define SRV_DEFAULT_MAX_LOOPS "256"
+#define SRV_DEFAULT_ALLOW_EXACT "yes"
+
+enum {
+    // Requests.
+    SRV_MAX_STOPS = 16,
+    SRV_MAX_STOP_BYTES = 1024,
+    SRV_MAX_CHOICES = 1024, // prompts times n
+    SRV_MAX_N = 128,
+    SRV_MAX_CG_STEPS = 256,
+    SRV_MAX_LOOPS = 256,
+    // A body may hold this many JSON values beside one for each permitted prompt id: without the bound 16 MiB of "[],"
+    // would cost the parser about fifty times their size.
+    SRV_SPARE_JSON_VALUES = 65536,
+    // What a refused request may still send before the connection is closed instead.
+    SRV_REFUSED_BODY_BYTES = 65536,
+
+    // Answers. A stream's client may lag this far behind before its request is paused; resumed at half of it.
+    SRV_STREAM_WINDOW_BYTES = 65536,
+    SRV_STREAM_WINDOW_MIN_BYTES = 4096, // for one of many choices
+    SRV_STREAM_SCRATCH_BYTES = 262144,  // one formatted event: its text may grow sixfold by escapes
+    SRV_MAX_TEXT_BYTES = 64 << 20,      // one choice that is not streamed
+    SRV_MAX_ANSWER_BYTES = 512 << 20,   // the JSON of one answer
+
+    // Connections.
+    SRV_LISTEN_BACKLOG = 1024,
+    SRV_CONNECTION_SPARE_BYTES = 16384, // of libmicrohttpd's pool, beside the header bytes
+    SRV_SWEEP_MS = 250,                 // how often deadlines are looked at
+    SRV_DRAIN_POLL_MS = 50,
+    SRV_DRAIN_GRACE_MS = 500, // for the last events after the drain deadline
+
+    // Retry-After in seconds.
+    SRV_RETRY_FULL_S = 1,
+    SRV_RETRY_LOADING_S = 5,
+
+    // Configuration and log.
+    SRV_MAX_MODELS = 32,
+    SRV_MAX_LISTENERS = 16,
+    SRV_MAX_CONFIG_BYTES = 1 << 20,
+    SRV_MAX_LOG_LINE = 4096,
+};
+
+#endif

@@ -1,0 +1,264 @@
+// SPDX-License-Identifier: Apache-2.0
+// The event loop on libuv: the one file that knows libuv's types.
+//
+// Each handle is allocated with the caller's function beside it and freed in its close callback, as libuv's lifetime
+// law asks: after a successful init it must be closed, and its memory may go only then.
+#include "server/loop.h"
+
+#include <signal.h>
+#include <stdlib.h>
+#include <uv.h>
+
+enum { SIGNAL_COUNT = 2 };
+
+struct srv_loop {
+    uv_loop_t uv;
+    uv_signal_t signals[SIGNAL_COUNT];
+    int signals_ready; // initialised, to be closed
+    srv_loop_fn on_terminate;
+    void *terminate_context;
+    unsigned offloaded;
+};
+
+struct srv_watch {
+    uv_poll_t uv;
+    srv_watch_kind kind;
+    srv_loop_fn fn;
+    void *context;
+};
+
+struct srv_timer {
+    uv_timer_t uv;
+    srv_loop_fn fn;
+    void *context;
+};
+
+struct srv_wake {
+    uv_async_t uv;
+    srv_loop_fn fn;
+    void *context;
+};
+
+typedef struct offload {
+    uv_work_t uv;
+    srv_loop *loop;
+    srv_loop_fn work, done;
+    void *context;
+} offload;
+
+static eng_status status_of(int result) {
+    if (result == 0)
+        return ENG_OK;
+    return result == UV_ENOMEM ? ENG_NO_MEMORY : ENG_IO;
+}
+
+static void free_handle(uv_handle_t *handle) {
+    free(handle->data);
+}
+
+// ---- loop
+// ------------------------------------------------------------------------------------------------------------
+
+eng_status srv_loop_create(srv_loop **out) {
+    srv_loop *loop = calloc(1, sizeof *loop);
+    if (!loop)
+        return ENG_NO_MEMORY;
+    const eng_status status = status_of(uv_loop_init(&loop->uv));
+    if (status) {
+        free(loop);
+        return status;
+    }
+    *out = loop;
+    return ENG_OK;
+}
+
+void srv_loop_run(srv_loop *loop) {
+    uv_run(&loop->uv, UV_RUN_DEFAULT);
+}
+
+void srv_loop_stop(srv_loop *loop) {
+    uv_stop(&loop->uv);
+}
+
+void srv_loop_free(srv_loop *loop) {
+    if (!loop)
+        return;
+    for (int i = 0; i < loop->signals_ready; i++)
+        uv_close((uv_handle_t *)&loop->signals[i], NULL);
+    uv_run(&loop->uv, UV_RUN_DEFAULT);
+    uv_loop_close(&loop->uv);
+    free(loop);
+}
+
+uint64_t srv_loop_now(const srv_loop *loop) {
+    return uv_now(&loop->uv);
+}
+
+static void on_signal(uv_signal_t *handle, int number) {
+    srv_loop *loop = handle->data;
+    (void)number;
+    loop->on_terminate(loop->terminate_context);
+}
+
+eng_status srv_loop_on_terminate(srv_loop *loop, srv_loop_fn fn, void *context) {
+    static const int numbers[SIGNAL_COUNT] = {SIGTERM, SIGINT};
+
+    loop->on_terminate = fn;
+    loop->terminate_context = context;
+    for (int i = 0; i < SIGNAL_COUNT; i++) {
+        eng_status status = status_of(uv_signal_init(&loop->uv, &loop->signals[i]));
+        if (status)
+            return status;
+        loop->signals_ready++;
+        loop->signals[i].data = loop;
+        status = status_of(uv_signal_start(&loop->signals[i], on_signal, numbers[i]));
+        if (status)
+            return status;
+    }
+    return ENG_OK;
+}
+
+// ---- watches
+// ---------------------------------------------------------------------------------------------------------
+
+eng_status srv_watch_create(srv_loop *loop, int descriptor, srv_watch_kind kind, srv_loop_fn fn, void *context,
+                            srv_watch **out) {
+    srv_watch *watch = calloc(1, sizeof *watch);
+    if (!watch)
+        return ENG_NO_MEMORY;
+    const eng_status status = status_of(uv_poll_init(&loop->uv, &watch->uv, descriptor));
+    if (status) {
+        free(watch);
+        return status;
+    }
+    watch->uv.data = watch;
+    watch->kind = kind;
+    watch->fn = fn;
+    watch->context = context;
+    *out = watch;
+    return ENG_OK;
+}
+
+static void on_poll(uv_poll_t *handle, int status, int events) {
+    srv_watch *watch = handle->data;
+    (void)status; // a reset may come as an error: the same news
+    (void)events;
+    if (watch->kind == SRV_WATCH_HANGUP)
+        uv_poll_stop(handle);
+    watch->fn(watch->context);
+}
+
+eng_status srv_watch_start(srv_watch *watch) {
+    return status_of(uv_poll_start(&watch->uv, watch->kind == SRV_WATCH_HANGUP ? UV_DISCONNECT : UV_READABLE, on_poll));
+}
+
+void srv_watch_stop(srv_watch *watch) {
+    uv_poll_stop(&watch->uv);
+}
+
+void srv_watch_close(srv_watch *watch) {
+    if (watch)
+        uv_close((uv_handle_t *)&watch->uv, free_handle);
+}
+
+// ---- timers
+// ----------------------------------------------------------------------------------------------------------
+
+eng_status srv_timer_create(srv_loop *loop, srv_loop_fn fn, void *context, srv_timer **out) {
+    srv_timer *timer = calloc(1, sizeof *timer);
+    if (!timer)
+        return ENG_NO_MEMORY;
+    uv_timer_init(&loop->uv, &timer->uv); // cannot fail
+    timer->uv.data = timer;
+    timer->fn = fn;
+    timer->context = context;
+    *out = timer;
+    return ENG_OK;
+}
+
+static void on_timer(uv_timer_t *handle) {
+    srv_timer *timer = handle->data;
+    timer->fn(timer->context);
+}
+
+void srv_timer_start(srv_timer *timer, uint64_t milliseconds, uint64_t repeat) {
+    uv_timer_start(&timer->uv, on_timer, milliseconds, repeat);
+}
+
+void srv_timer_stop(srv_timer *timer) {
+    uv_timer_stop(&timer->uv);
+}
+
+void srv_timer_close(srv_timer *timer) {
+    if (timer)
+        uv_close((uv_handle_t *)&timer->uv, free_handle);
+}
+
+// ---- wakes
+// -----------------------------------------------------------------------------------------------------------
+
+static void on_async(uv_async_t *handle) {
+    srv_wake *wake = handle->data;
+    wake->fn(wake->context);
+}
+
+eng_status srv_wake_create(srv_loop *loop, srv_loop_fn fn, void *context, srv_wake **out) {
+    srv_wake *wake = calloc(1, sizeof *wake);
+    if (!wake)
+        return ENG_NO_MEMORY;
+    wake->uv.data = wake;
+    wake->fn = fn;
+    wake->context = context;
+    const eng_status status = status_of(uv_async_init(&loop->uv, &wake->uv, on_async));
+    if (status) {
+        free(wake);
+        return status;
+    }
+    *out = wake;
+    return ENG_OK;
+}
+
+void srv_wake_send(srv_wake *wake) {
+    uv_async_send(&wake->uv);
+}
+
+void srv_wake_close(srv_wake *wake) {
+    if (wake)
+        uv_close((uv_handle_t *)&wake->uv, free_handle);
+}
+
+// ---- work off the loop
+// -----------------------------------------------------------------------------------------------
+
+static void on_work(uv_work_t *request) {
+    offload *job = request->data;
+    job->work(job->context);
+}
+
+static void on_done(uv_work_t *request, int status) {
+    offload *job = request->data;
+    const offload copy = *job;
+    (void)status; // work is never cancelled
+    free(job);
+    copy.loop->offloaded--;
+    copy.done(copy.context);
+}
+
+eng_status srv_loop_offload(srv_loop *loop, srv_loop_fn work, srv_loop_fn done, void *context) {
+    offload *job = malloc(sizeof *job);
+    if (!job)
+        return ENG_NO_MEMORY;
+    *job = (offload){.loop = loop, .work = work, .done = done, .context = context};
+    job->uv.data = job;
+    const eng_status status = status_of(uv_queue_work(&loop->uv, &job->uv, on_work, on_done));
+    if (status) {
+        free(job);
+        return status;
+    }
+    loop->offloaded++;
+    return ENG_OK;
+}
+
+unsigned srv_loop_offloaded(const srv_loop *loop) {
+    return loop->offloaded;
+}

@@ -1,0 +1,82 @@
+// SPDX-License-Identifier: Apache-2.0
+// Request bodies: JSON in, a validated struct or a named refusal out.
+//
+// What a body may hold is a table in request.c, one row a field: name, type, range, default, description, setter. What
+// is not in the table is accepted and ignored; null counts as absent; what the table knows but this version does not
+// build is refused by name unless it is neutral. Nothing of the JSON library crosses this header.
+#ifndef SERVER_REQUEST_H
+#define SERVER_REQUEST_H
+
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+
+#include "engine/engine.h"
+#include "server/limits.h"
+#include "server/problem.h"
+
+typedef struct srv_bounds { // the configuration's part in the ranges
+    int64_t max_tokens, max_prompt_tokens, max_prompts;
+    int64_t max_values; // JSON values in a body
+    double min_cg_tolerance;
+    int64_t max_cg_steps, max_loops;
+    bool allow_exact;
+} srv_bounds;
+
+typedef struct srv_prompt {
+    char *text; // with a NUL after length bytes, which may hold NULs themselves; NULL: ids
+    size_t length;
+    int32_t *ids; // not yet compared with a vocabulary
+    size_t count;
+} srv_prompt;
+
+// Which optional knobs the body gave.
+enum {
+    SRV_GIVEN_CG_TOLERANCE = 1,
+    SRV_GIVEN_CG_MAX_STEPS = 2,
+    SRV_GIVEN_CG_MODE = 4,
+    SRV_GIVEN_EXIT_THRESHOLD = 8,
+    SRV_GIVEN_MAX_LOOPS = 16,
+    SRV_GIVEN_ON_UNCONVERGED = 32,
+};
+
+typedef struct srv_request {
+    char *model; // NULL: the first
+    srv_prompt *prompts;
+    size_t prompt_count; // at least 1; an absent prompt is one empty text
+    bool add_special_tokens;
+    int64_t max_tokens;
+    int32_t n;
+    float temperature, top_p, min_p;
+    int32_t top_k;
+    int64_t seed;
+    bool seed_given;
+    eng_text *stops; // with the NUL-terminated bytes of each in new memory
+    size_t stop_count;
+    bool stream, include_usage, continuous_usage;
+    unsigned given; // SRV_GIVEN_*: the knobs below that count
+    float cg_tolerance, exit_threshold;
+    int32_t cg_max_steps, max_loops;
+    eng_cg_mode cg_mode;
+    bool fail_unconverged;
+} srv_request;
+
+// Parses a completion's body. On refusal *problem is filled and ENG_INVALID returned (ENG_NO_MEMORY: 429). *request
+// needs srv_request_free either way.
+ENG_CHECKED eng_status srv_request_parse(const char *body, size_t length, const srv_bounds *bounds,
+                                         srv_request *request, srv_problem *problem);
+void srv_request_free(srv_request *request);
+
+// POST /tokenize and /detokenize.
+typedef struct srv_token_request {
+    char *model;
+    srv_prompt prompt; // text for tokenize, ids for detokenize
+    bool add_special_tokens;
+} srv_token_request;
+ENG_CHECKED eng_status srv_tokenize_parse(const char *body, size_t length, const srv_bounds *bounds,
+                                          srv_token_request *request, srv_problem *problem);
+ENG_CHECKED eng_status srv_detokenize_parse(const char *body, size_t length, const srv_bounds *bounds,
+                                            srv_token_request *request, srv_problem *problem);
+void srv_token_request_free(srv_token_request *request);
+
+#endif

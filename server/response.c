@@ -1,0 +1,329 @@
+// SPDX-License-Identifier: Apache-2.0
+// The wording of answers. Keys and punctuation are literals here, values go through json_writer.
+// Stateless; loop thread and pool threads.
+#include "server/response.h"
+
+#include "server/json_writer.h"
+#include "server/request.h"
+
+// ---- errors
+// ----------------------------------------------------------------------------------------------------------
+
+void srv_write_error(srv_buf *out, const srv_problem *problem) {
+    srv_buf_puts(out, "{\"error\":{\"message\":");
+    srv_json_text(out, problem->message);
+    srv_buf_puts(out, ",\"type\":");
+    srv_json_text(out, srv_problem_type(problem->status));
+    srv_buf_puts(out, ",\"param\":");
+    srv_json_text(out, problem->param);
+    srv_buf_puts(out, ",\"code\":");
+    srv_json_text(out, problem->code);
+    srv_buf_puts(out, "}}");
+}
+
+void srv_write_error_event(srv_buf *out, const srv_problem *problem) {
+    srv_buf_puts(out, "data: ");
+    srv_write_error(out, problem);
+    srv_buf_puts(out, "\n\n");
+}
+
+// ---- usage
+// -----------------------------------------------------------------------------------------------------------
+
+static void write_compute(srv_buf *out, const eng_compute *compute, bool has_mesa) {
+    if (!has_mesa) {
+        srv_buf_puts(out, "{}");
+        return;
+    }
+    srv_buf_puts(out, "{\"cg_steps_mean\":");
+    srv_json_number(out, compute->solves ? (double)compute->steps / (double)compute->solves : 0);
+    srv_buf_puts(out, ",\"cg_steps_max\":");
+    srv_json_integer(out, compute->steps_max);
+    srv_buf_puts(out, ",\"cg_unconverged\":");
+    srv_json_integer(out, (int64_t)compute->unconverged);
+    srv_buf_puts(out, "}");
+}
+
+static void write_ignored(srv_buf *out, unsigned ignored) {
+    static const struct {
+        unsigned mark;
+        const char *name;
+    } knobs[] = {
+        {SRV_GIVEN_CG_TOLERANCE, "cg_tolerance"}, {SRV_GIVEN_CG_MAX_STEPS, "cg_max_steps"},
+        {SRV_GIVEN_CG_MODE, "cg_mode"},           {SRV_GIVEN_EXIT_THRESHOLD, "exit_threshold"},
+        {SRV_GIVEN_MAX_LOOPS, "max_loops"},       {SRV_GIVEN_ON_UNCONVERGED, "on_unconverged"},
+    };
+    const char *separator = "";
+
+    srv_buf_puts(out, "[");
+    for (size_t i = 0; i < sizeof knobs / sizeof *knobs; i++)
+        if (ignored & knobs[i].mark) {
+            srv_buf_puts(out, separator);
+            srv_json_text(out, knobs[i].name);
+            separator = ",";
+        }
+    srv_buf_puts(out, "]");
+}
+
+static void write_usage(srv_buf *out, const srv_usage *usage) {
+    srv_buf_puts(out, "{\"prompt_tokens\":");
+    srv_json_integer(out, usage->prompt_tokens);
+    srv_buf_puts(out, ",\"completion_tokens\":");
+    srv_json_integer(out, usage->completion_tokens);
+    srv_buf_puts(out, ",\"total_tokens\":");
+    srv_json_integer(out, usage->prompt_tokens + usage->completion_tokens);
+    srv_buf_puts(out, ",\"prompt_tokens_details\":{\"cached_tokens\":");
+    srv_json_integer(out, usage->cached_tokens);
+    srv_buf_puts(out, "},\"compute\":{\"prompt\":");
+    write_compute(out, &usage->prompt, usage->has_mesa);
+    srv_buf_puts(out, ",\"completion\":");
+    write_compute(out, &usage->completion, usage->has_mesa);
+    srv_buf_puts(out, ",\"ignored\":");
+    write_ignored(out, usage->ignored);
+    srv_buf_puts(out, "}}");
+}
+
+// ---- completions
+// -----------------------------------------------------------------------------------------------------
+
+static void write_head(srv_buf *out, const srv_head *head) {
+    srv_buf_puts(out, "{\"id\":");
+    srv_json_text(out, head->id);
+    srv_buf_puts(out, ",\"object\":\"text_completion\",\"created\":");
+    srv_json_integer(out, head->created);
+    srv_buf_puts(out, ",\"model\":");
+    srv_json_text(out, head->model);
+}
+
+static void write_seed(srv_buf *out, const srv_head *head) {
+    srv_buf_puts(out, ",\"seed\":");
+    srv_json_integer(out, head->seed);
+}
+
+static const char *finish_reason(eng_finish finish) {
+    switch (finish) {
+    case ENG_FINISH_NONE:
+        return NULL;
+    case ENG_FINISH_STOP:
+        return "stop";
+    case ENG_FINISH_LENGTH:
+        return "length";
+    case ENG_FINISH_ERROR:
+        return "error";
+    }
+    return NULL;
+}
+
+static void write_choice(srv_buf *out, size_t index, const srv_choice_text *choice) {
+    srv_buf_puts(out, "{\"index\":");
+    srv_json_integer(out, (int64_t)index);
+    srv_buf_puts(out, ",\"text\":");
+    srv_json_string(out, choice->text ? choice->text : "", choice->length);
+    srv_buf_puts(out, ",\"logprobs\":null,\"finish_reason\":");
+    srv_json_text(out, finish_reason(choice->finish));
+    srv_buf_puts(out, "}");
+}
+
+void srv_write_completion(srv_buf *out, const srv_head *head, const srv_choice_text *choices, size_t count,
+                          const srv_usage *usage) {
+    write_head(out, head);
+    write_seed(out, head);
+    srv_buf_puts(out, ",\"choices\":[");
+    for (size_t i = 0; i < count; i++) {
+        if (i)
+            srv_buf_puts(out, ",");
+        write_choice(out, i, &choices[i]);
+    }
+    srv_buf_puts(out, "],\"usage\":");
+    write_usage(out, usage);
+    srv_buf_puts(out, "}");
+}
+
+void srv_write_chunk(srv_buf *out, const srv_head *head, const srv_chunk *chunk) {
+    srv_buf_puts(out, "data: ");
+    write_head(out, head);
+    if (chunk->with_seed)
+        write_seed(out, head);
+    srv_buf_puts(out, ",\"choices\":[");
+    write_choice(out, chunk->index, &chunk->choice);
+    srv_buf_puts(out, "]");
+    if (chunk->usage) {
+        srv_buf_puts(out, ",\"usage\":");
+        write_usage(out, chunk->usage);
+    } else if (chunk->usage_null)
+        srv_buf_puts(out, ",\"usage\":null");
+    srv_buf_puts(out, "}\n\n");
+}
+
+void srv_write_usage_chunk(srv_buf *out, const srv_head *head, const srv_usage *usage) {
+    srv_buf_puts(out, "data: ");
+    write_head(out, head);
+    srv_buf_puts(out, ",\"choices\":[],\"usage\":");
+    write_usage(out, usage);
+    srv_buf_puts(out, "}\n\n");
+}
+
+void srv_write_done(srv_buf *out) {
+    srv_buf_puts(out, "data: [DONE]\n\n");
+}
+
+void srv_write_ping(srv_buf *out) {
+    srv_buf_puts(out, ": ping\n\n");
+}
+
+// ---- models and health
+// -----------------------------------------------------------------------------------------------
+
+static void member_text(srv_buf *out, const char *name, const char *value) {
+    srv_buf_printf(out, ",\"%s\":", name);
+    srv_json_text(out, value);
+}
+
+static void member_integer(srv_buf *out, const char *name, int64_t value) {
+    srv_buf_printf(out, ",\"%s\":", name);
+    srv_json_integer(out, value);
+}
+
+// -1 says "unbounded" or "unknown": null.
+static void member_length(srv_buf *out, const char *name, int64_t value) {
+    srv_buf_printf(out, ",\"%s\":", name);
+    if (value < 0)
+        srv_buf_puts(out, "null");
+    else
+        srv_json_integer(out, value);
+}
+
+static const char *mode_name(eng_cg_mode mode) {
+    switch (mode) {
+    case ENG_CG_TOLERANCE:
+        return "tolerance";
+    case ENG_CG_STEPS:
+        return "steps";
+    case ENG_CG_EXACT:
+        return "exact";
+    case ENG_CG_FIXED:
+        break;
+    }
+    return NULL;
+}
+
+static void write_knobs(srv_buf *out, const srv_model_view *model) {
+    const eng_model_info *info = model->info;
+    const char *separator = "";
+
+    srv_buf_puts(out, ",\"knobs\":{");
+    if (info->has_mesa) {
+        srv_buf_puts(out, "\"cg_tolerance\":{\"default\":");
+        srv_json_number(out, (double)info->default_knobs.cg_tolerance);
+        srv_buf_puts(out, ",\"minimum\":");
+        srv_json_number(out, model->min_cg_tolerance);
+        srv_buf_puts(out, ",\"maximum\":1},\"cg_max_steps\":{\"default\":");
+        srv_json_integer(out, info->default_knobs.cg_max_steps);
+        srv_buf_puts(out, ",\"minimum\":0,\"maximum\":");
+        srv_json_integer(out, model->max_cg_steps);
+        srv_buf_puts(out, "},\"cg_mode\":{\"default\":");
+        srv_json_text(out, mode_name(info->default_knobs.cg_mode));
+        srv_buf_puts(out, ",\"values\":[\"tolerance\",\"steps\"");
+        srv_buf_puts(out, model->allow_exact ? ",\"exact\"]}" : "]}");
+        separator = ",";
+    }
+    if (info->has_loops) {
+        srv_buf_puts(out, separator);
+        srv_buf_puts(out, "\"exit_threshold\":{\"default\":");
+        srv_json_number(out, (double)info->default_knobs.exit_threshold);
+        srv_buf_puts(out, ",\"minimum\":0,\"maximum\":1},\"max_loops\":{\"default\":");
+        srv_json_integer(out, info->default_knobs.max_loops);
+        srv_buf_puts(out, ",\"minimum\":1,\"maximum\":");
+        srv_json_integer(out, model->max_loops < info->loops ? model->max_loops : info->loops);
+        srv_buf_puts(out, "}");
+    }
+    srv_buf_puts(out, "}");
+}
+
+static void write_meta(srv_buf *out, const srv_model_view *model) {
+    const eng_model_info *info = model->info;
+
+    srv_buf_puts(out, ",\"meta\":");
+    if (!info) {
+        srv_buf_puts(out, "null");
+        return;
+    }
+    srv_buf_puts(out, "{\"model_type\":");
+    srv_json_text(out, info->model_type);
+    member_integer(out, "parameters", (int64_t)info->parameters);
+    member_integer(out, "layers", info->layers);
+    member_integer(out, "loops", info->loops);
+    member_integer(out, "vocab_size", info->vocab_size);
+    member_integer(out, "hidden_size", info->hidden_size);
+    member_text(out, "mixers", info->mixers);
+    member_integer(out, "state_bytes", (int64_t)info->state_bytes);
+    member_integer(out, "kv_bytes_per_token", (int64_t)info->kv_bytes_per_token);
+    member_length(out, "context_length", info->context_length);
+    member_length(out, "trained_length", info->trained_length);
+    member_text(out, "device", info->device);
+    member_text(out, "numeric_profile", info->numeric_profile);
+    member_integer(out, "rows", info->max_rows);
+    member_integer(out, "chunk", info->chunk);
+    srv_buf_puts(out, ",\"has_tokenizer\":");
+    srv_json_bool(out, info->has_tokenizer);
+    write_knobs(out, model);
+    srv_buf_puts(out, "}");
+}
+
+void srv_write_model(srv_buf *out, const srv_model_view *model) {
+    srv_buf_puts(out, "{\"id\":");
+    srv_json_text(out, model->name);
+    srv_buf_puts(out, ",\"object\":\"model\"");
+    member_integer(out, "created", model->created);
+    srv_buf_puts(out, ",\"owned_by\":\"mesa\"");
+    // vLLM's spelling, for clients that size their prompts by it.
+    member_length(out, "max_model_len", model->info ? model->info->context_length : -1);
+    write_meta(out, model);
+    srv_buf_puts(out, "}");
+}
+
+void srv_write_models(srv_buf *out, const srv_model_view *models, size_t count) {
+    srv_buf_puts(out, "{\"object\":\"list\",\"data\":[");
+    for (size_t i = 0; i < count; i++) {
+        if (i)
+            srv_buf_puts(out, ",");
+        srv_write_model(out, &models[i]);
+    }
+    srv_buf_puts(out, "]}");
+}
+
+void srv_write_health(srv_buf *out, const char *state, const srv_model_view *models, size_t count) {
+    srv_buf_puts(out, "{\"status\":");
+    srv_json_text(out, state);
+    srv_buf_puts(out, ",\"models\":[");
+    for (size_t i = 0; i < count; i++) {
+        srv_buf_puts(out, i ? ",{\"id\":" : "{\"id\":");
+        srv_json_text(out, models[i].name);
+        member_text(out, "state", models[i].state);
+        member_text(out, "device", models[i].info ? models[i].info->device : NULL);
+        srv_buf_puts(out, "}");
+    }
+    srv_buf_puts(out, "]}");
+}
+
+// ---- tokens
+// ----------------------------------------------------------------------------------------------------------
+
+void srv_write_tokens(srv_buf *out, const int32_t *ids, size_t count, int64_t context_length) {
+    srv_buf_puts(out, "{\"count\":");
+    srv_json_integer(out, (int64_t)count);
+    member_length(out, "max_model_len", context_length);
+    srv_buf_puts(out, ",\"tokens\":[");
+    for (size_t i = 0; i < count; i++) {
+        if (i)
+            srv_buf_puts(out, ",");
+        srv_json_integer(out, ids[i]);
+    }
+    srv_buf_puts(out, "]}");
+}
+
+void srv_write_text(srv_buf *out, const char *text, size_t length) {
+    srv_buf_puts(out, "{\"prompt\":");
+    srv_json_string(out, text, length);
+    srv_buf_puts(out, "}");
+}

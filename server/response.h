@@ -1,0 +1,72 @@
+// SPDX-License-Identifier: Apache-2.0
+// Answers as JSON and as server-sent events: everything the server says is written here.
+//
+// Each function appends to a bounded buffer and reports through its failed mark (buf.h). Streams use exactly
+// "data: " JSON, blank line; no id, no retry lines, because clients stumble over them.
+#ifndef SERVER_RESPONSE_H
+#define SERVER_RESPONSE_H
+
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+
+#include "engine/engine.h"
+#include "server/buf.h"
+#include "server/problem.h"
+
+// What is the same in every part of one answer.
+typedef struct srv_head {
+    char id[40];
+    int64_t created; // Unix seconds
+    const char *model;
+    int64_t seed;
+} srv_head;
+
+typedef struct srv_choice_text {
+    const char *text;
+    size_t length;
+    eng_finish finish; // NONE: null
+} srv_choice_text;
+
+typedef struct srv_usage {
+    int64_t prompt_tokens, completion_tokens, cached_tokens;
+    eng_compute prompt, completion;
+    bool has_mesa;
+    unsigned ignored; // SRV_GIVEN_* knobs that this model has no mechanism for
+} srv_usage;
+
+void srv_write_error(srv_buf *out, const srv_problem *problem);
+void srv_write_completion(srv_buf *out, const srv_head *head, const srv_choice_text *choices, size_t count,
+                          const srv_usage *usage);
+
+// One event with one choice. with_seed: the stream's first. usage_null: the client asked for usage, which comes later.
+typedef struct srv_chunk {
+    size_t index;
+    srv_choice_text choice;
+    bool with_seed, usage_null;
+    const srv_usage *usage; // NULL: none; wins over usage_null
+} srv_chunk;
+void srv_write_chunk(srv_buf *out, const srv_head *head, const srv_chunk *chunk);
+void srv_write_usage_chunk(srv_buf *out, const srv_head *head, const srv_usage *usage);
+void srv_write_error_event(srv_buf *out, const srv_problem *problem);
+void srv_write_done(srv_buf *out);
+void srv_write_ping(srv_buf *out);
+
+// state: "loading", "ready" or "failed". info: NULL until it is ready.
+typedef struct srv_model_view {
+    const char *name, *state;
+    int64_t created;
+    const eng_model_info *info;
+    int64_t max_cg_steps, max_loops; // the configuration's bounds
+    double min_cg_tolerance;
+    bool allow_exact;
+} srv_model_view;
+void srv_write_model(srv_buf *out, const srv_model_view *model);
+void srv_write_models(srv_buf *out, const srv_model_view *models, size_t count);
+// state: "ok", "loading" or "draining".
+void srv_write_health(srv_buf *out, const char *state, const srv_model_view *models, size_t count);
+
+void srv_write_tokens(srv_buf *out, const int32_t *ids, size_t count, int64_t context_length);
+void srv_write_text(srv_buf *out, const char *text, size_t length);
+
+#endif

@@ -1,0 +1,174 @@
+// SPDX-License-Identifier: Apache-2.0
+// Private to server/: the server, an exchange, and who owns which field.
+//
+// Everything here belongs to the loop thread unless a field says otherwise. An exchange is one HTTP request and its
+// answer. It is made and ended by the HTTP files; a handler gives it a task (what goes on behind it) and sooner or
+// later one reply or one stream. It is counted: the HTTP files hold it until the library is done with the request, and
+// work on the pool holds it until it is back, so that a client who leaves never frees what a thread still uses.
+#ifndef SERVER_SERVER_H
+#define SERVER_SERVER_H
+
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+#include <sys/types.h>
+
+#include "server/buf.h"
+#include "server/config.h"
+#include "server/log.h"
+#include "server/loop.h"
+#include "server/problem.h"
+#include "server/request.h"
+#include "server/response.h"
+#include "server/worker.h"
+
+typedef struct srv_server srv_server;
+typedef struct srv_exchange srv_exchange;
+typedef struct srv_http srv_http;
+
+// ---- routes.c ----
+
+typedef struct srv_route {
+    const char *method, *path; // a path that ends in "/" takes any non-empty rest
+    bool takes_body;
+    void (*handle)(srv_exchange *exchange); // the body is whole; must give a reply, a stream or a task
+} srv_route;
+
+// HEAD counts as GET. NULL: refused with 404, or with 405 and the methods that there are in allow.
+const srv_route *srv_route_find(const char *method, const char *path, const char **rest, char *allow, size_t allow_size,
+                                srv_problem *problem);
+
+// ---- http_exchange.c: what handlers and tasks may do ----
+
+typedef struct srv_task_ops {
+    void (*cancel)(void *task);  // the client is gone: nobody will read more. At most once
+    void (*abandon)(void *task); // the server ends: finish now, with an error if need be
+    // Streams: up to room bytes. 0 and not *end: nothing yet, srv_exchange_wake will follow. -1: a fault, cut it off.
+    ssize_t (*read)(void *task, char *out, size_t room, bool *end);
+    void (*free)(void *task);
+} srv_task_ops;
+
+struct srv_exchange {
+    // Set by the HTTP files, constant for handlers.
+    srv_server *server;
+    const srv_route *route; // NULL: refused by problem
+    const char *method;
+    char *rest; // of the path; NULL: none
+    srv_buf body;
+
+    // Set by handlers and tasks.
+    const srv_task_ops *ops; // with task; NULL: none
+    void *task;
+    const char *log_id, *log_model;                   // live as long as the task; for the log
+    int64_t log_prompt_tokens, log_completion_tokens; // -1: none
+
+    // The HTTP files' own.
+    struct srv_connection *connection; // NULL once the library is done with the request
+    unsigned references;
+    uint64_t started_ms;
+    size_t reserved; // of the memory for bodies
+    size_t dropped;  // bytes of a refused body
+    char allow[64];
+    srv_problem problem; // found before the body was whole
+    bool expects_body, dispatched, suspended, streaming, queued, cancelled;
+    struct srv_reply {
+        int status; // 0: none yet
+        char *body;
+        size_t length;
+        int retry_after;
+        bool never_retry;
+    } reply;
+};
+
+void srv_exchange_attach(srv_exchange *exchange, const srv_task_ops *ops, void *task);
+// Whether an answer can still reach anyone. After false, only srv_exchange_release.
+bool srv_exchange_open(const srv_exchange *exchange);
+// One of these, once. json is emptied; if it failed, the answer is 429 for want of memory.
+void srv_exchange_reply(srv_exchange *exchange, int status, srv_buf *json);
+void srv_exchange_refuse(srv_exchange *exchange, const srv_problem *problem);
+void srv_exchange_stream(srv_exchange *exchange);
+// The stream's read has something.
+void srv_exchange_wake(srv_exchange *exchange);
+void srv_exchange_hold(srv_exchange *exchange);
+void srv_exchange_release(srv_exchange *exchange);   // NULL is accepted
+void srv_exchange_drop_body(srv_exchange *exchange); // as soon as it is parsed
+
+// ---- http.c ----
+
+// Binds the addresses and starts serving when the loop runs. *error names the address.
+ENG_CHECKED eng_status srv_http_create(srv_server *server, srv_http **out, eng_error *error);
+void srv_http_free(srv_http *http); // NULL is accepted; ends what is open
+size_t srv_http_count(const srv_http *http);
+const char *srv_http_address(const srv_http *http, size_t index); // "http://127.0.0.1:8080", "unix:/run/mesa.sock"
+// Runs the listeners for which something happened outside of them. At the end of every callback of the loop.
+void srv_http_flush(srv_http *http);
+void srv_http_quiesce(srv_http *http); // no new connections; idle ones are closed, the others after their answer
+size_t srv_http_connections(const srv_http *http);
+void srv_http_abandon(srv_http *http); // asks every task to finish at once
+void srv_http_close(srv_http *http);   // closes every connection
+
+// ---- listen.c ----
+
+// A listening, non-blocking socket for "HOST:PORT", "[IPV6]:PORT" or "unix:PATH". address gets its URL, with the real
+// port. A stale unix socket is replaced only if nobody listens on it, and nothing but a socket is ever removed.
+ENG_CHECKED eng_status srv_listen(const char *where, int64_t mode, int *descriptor, char *address, size_t size,
+                                  eng_error *error);
+
+// ---- server.c ----
+
+typedef struct srv_model {
+    const srv_model_path *path;
+    srv_worker *worker;
+    srv_worker_state seen; // the state that was acted upon
+    int64_t created;
+} srv_model;
+
+typedef enum srv_phase { SRV_LOADING, SRV_SERVING, SRV_DRAINING, SRV_ENDING } srv_phase;
+
+struct srv_server {
+    // Constant.
+    const srv_config *config;
+    srv_log *log;
+    srv_bounds bounds;
+    // Loop thread.
+    srv_loop *loop;
+    srv_http *http;
+    srv_model *models;
+    size_t model_count;
+    srv_phase phase;
+    int exit_status;
+    bool announced; // READY was said
+    uint64_t drain_until_ms;
+    srv_timer *drain_timer, *notify_timer;
+    // Any thread may send them.
+    srv_wake *events, *stop;
+};
+
+// Binds the addresses; ENG_IO: cannot listen. config and log outlive the server.
+ENG_CHECKED eng_status srv_server_create(const srv_config *config, srv_log *log, srv_server **out, eng_error *error);
+// The first signal drains, the second one ends the process with status 1.
+ENG_CHECKED eng_status srv_server_handle_signals(srv_server *server);
+// Loads the models and serves until it is drained. Returns the exit status (config.c's help lists them). Models that
+// are still loading are left to it: srv_server_free waits for them.
+int srv_server_run(srv_server *server);
+bool srv_server_loading(const srv_server *server);                      // after run: a model's load is still in flight
+void srv_server_stop(srv_server *server);                               // drain; any thread, until srv_server_free
+void srv_server_free(srv_server *server);                               // NULL is accepted
+const char *srv_server_address(const srv_server *server, size_t index); // NULL: none
+
+// The model of this name (NULL: the first) that is ready; NULL with a refusal. Any thread.
+const srv_model *srv_server_model(const srv_server *server, const char *name, srv_problem *problem);
+void srv_server_view(const srv_server *server, size_t index, srv_model_view *view);
+
+// ---- handlers ----
+
+void srv_handle_health(srv_exchange *exchange);                                       // models_api.c
+void srv_handle_ready(srv_exchange *exchange);                                        // models_api.c
+void srv_handle_models(srv_exchange *exchange);                                       // models_api.c
+void srv_handle_model(srv_exchange *exchange);                                        // models_api.c
+void srv_handle_tokenize(srv_exchange *exchange);                                     // tokenize.c
+void srv_handle_detokenize(srv_exchange *exchange);                                   // tokenize.c
+void srv_handle_completions(srv_exchange *exchange);                                  // completions.c
+void srv_completions_event(srv_server *server, srv_worker *worker, srv_event *event); // completions.c; takes event
+
+#endif

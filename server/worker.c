@@ -1,0 +1,581 @@
+// SPDX-License-Identifier: Apache-2.0
+// The engine thread and the two queues between it and the loop thread.
+//
+// One mutex guards everything both sides touch; it is held for a few pointer operations and never while the engine
+// computes. Inbox: a list of jobs with marks for what is wanted of them (submit, cancel, resume); a job stands in it
+// once however many marks it has, so the inbox needs no memory of its own and a cancellation cannot fail. Outbox: a
+// list of events that one step filled and one lock moves over; the loop is woken when it was empty.
+#include "server/worker.h"
+
+#include <pthread.h>
+#include <stdatomic.h>
+#include <stdlib.h>
+#include <string.h>
+#include <time.h>
+
+#include "server/buf.h"
+#include "server/limits.h"
+
+struct srv_job {
+    atomic_int references;
+    // Constant after creation.
+    int32_t *ids;
+    eng_request request; // its pointers lead into this job
+    eng_text *stops;     // one block: the table, then the bytes
+    size_t window;
+    // Loop thread.
+    void *owner;
+    // Under the lock.
+    bool wants_submit, wants_cancel, wants_resume;
+    bool in_inbox;
+    bool counted, waiting; // in the worker's jobs, in its waiting tokens
+    bool paused;
+    size_t unread; // bytes of events not yet freed by the loop
+    srv_job *inbox_next;
+    // Engine thread.
+    uint64_t id;  // 0: not in the engine
+    bool started; // an event came: its prompt waits no more
+    bool ended;
+    srv_buf text; // not streamed: all text so far
+    srv_job *active_previous, *active_next;
+};
+
+struct srv_worker {
+    srv_worker_options options;
+    pthread_t thread;
+    _Atomic(srv_worker_state) state;
+    _Atomic(const eng_engine *) published;
+    atomic_uint_least64_t busy_since; // 0: idle
+    eng_error error;                  // written before the state that makes it readable
+
+    pthread_mutex_t lock;
+    pthread_cond_t news; // inbox or stop
+    // Under the lock.
+    srv_job *inbox_head, *inbox_tail;
+    srv_event *outbox_head, *outbox_tail;
+    uint64_t jobs, waiting_tokens, max_jobs;
+    bool stop, failed;
+
+    // Engine thread.
+    eng_engine *engine;
+    srv_job *active;
+    srv_event *step_head, *step_tail; // events of the present step
+    bool step_started;                // a job's first event is among what happened in it
+};
+
+static uint64_t monotonic_ms(void) {
+    struct timespec now;
+    clock_gettime(CLOCK_MONOTONIC, &now);
+    return (uint64_t)now.tv_sec * 1000 + (uint64_t)now.tv_nsec / 1000000;
+}
+
+// ---- jobs
+// ------------------------------------------------------------------------------------------------------------
+
+static eng_status copy_stops(srv_job *job, const eng_text *stops, size_t count) {
+    if (count == 0)
+        return ENG_OK;
+    size_t bytes = count * sizeof *stops;
+    for (size_t i = 0; i < count; i++)
+        bytes += stops[i].length;
+    eng_text *copy = malloc(bytes);
+    if (!copy)
+        return ENG_NO_MEMORY;
+    char *at = (char *)(copy + count);
+    for (size_t i = 0; i < count; i++) {
+        memcpy(at, stops[i].bytes, stops[i].length);
+        copy[i] = (eng_text){.bytes = at, .length = stops[i].length};
+        at += stops[i].length;
+    }
+    job->stops = copy;
+    return ENG_OK;
+}
+
+srv_job *srv_job_create(const srv_job_options *options) {
+    srv_job *job = calloc(1, sizeof *job);
+    if (!job) {
+        free(options->ids);
+        return NULL;
+    }
+    atomic_init(&job->references, 1);
+    job->ids = options->ids;
+    job->window = options->window;
+    job->owner = options->owner;
+    srv_buf_init(&job->text, SRV_MAX_TEXT_BYTES);
+    if (copy_stops(job, options->stops, options->stop_count)) {
+        srv_job_release(job);
+        return NULL;
+    }
+    job->request = (eng_request){
+        .ids = job->ids,
+        .count = options->count,
+        .max_tokens = options->max_tokens,
+        .sampling = options->sampling,
+        .knobs = options->knobs,
+        .stops = job->stops,
+        .stop_count = options->stop_count,
+        .fail_unconverged = options->fail_unconverged,
+        .user = job,
+    };
+    return job;
+}
+
+static void retain(srv_job *job) {
+    atomic_fetch_add_explicit(&job->references, 1, memory_order_relaxed);
+}
+
+void srv_job_release(srv_job *job) {
+    if (!job || atomic_fetch_sub_explicit(&job->references, 1, memory_order_acq_rel) != 1)
+        return;
+    srv_buf_free(&job->text);
+    free(job->stops);
+    free(job->ids);
+    free(job);
+}
+
+void *srv_job_owner(const srv_job *job) {
+    return job->owner;
+}
+
+// ---- under the lock
+// --------------------------------------------------------------------------------------------------
+
+static void put_in_inbox(srv_worker *worker, srv_job *job) {
+    if (job->in_inbox)
+        return;
+    job->in_inbox = true;
+    job->inbox_next = NULL;
+    retain(job);
+    if (worker->inbox_tail)
+        worker->inbox_tail->inbox_next = job;
+    else
+        worker->inbox_head = job;
+    worker->inbox_tail = job;
+    pthread_cond_signal(&worker->news);
+}
+
+static void uncount_waiting(srv_worker *worker, srv_job *job) {
+    if (job->waiting)
+        worker->waiting_tokens -= job->request.count;
+    job->waiting = false;
+}
+
+static void uncount(srv_worker *worker, srv_job *job) {
+    uncount_waiting(worker, job);
+    if (job->counted)
+        worker->jobs--;
+    job->counted = false;
+}
+
+// ---- loop thread
+// -----------------------------------------------------------------------------------------------------
+
+eng_status srv_worker_submit(srv_worker *worker, srv_job *const *jobs, size_t count) {
+    uint64_t tokens = 0;
+    eng_status status = ENG_OK;
+
+    for (size_t i = 0; i < count; i++)
+        tokens += jobs[i]->request.count;
+    pthread_mutex_lock(&worker->lock);
+    // One request with many choices may overshoot the number of jobs: otherwise it would never find room.
+    if (worker->failed)
+        status = ENG_DEVICE;
+    else if (worker->jobs >= worker->max_jobs || worker->waiting_tokens + tokens > worker->options.queue_tokens)
+        status = ENG_FULL;
+    for (size_t i = 0; !status && i < count; i++) {
+        jobs[i]->wants_submit = jobs[i]->counted = jobs[i]->waiting = true;
+        put_in_inbox(worker, jobs[i]);
+    }
+    if (!status) {
+        worker->jobs += count;
+        worker->waiting_tokens += tokens;
+    }
+    pthread_mutex_unlock(&worker->lock);
+    return status;
+}
+
+void srv_worker_cancel(srv_worker *worker, srv_job *job) {
+    job->owner = NULL;
+    pthread_mutex_lock(&worker->lock);
+    // What counts no more has ended.
+    if (job->counted) {
+        job->wants_cancel = true;
+        put_in_inbox(worker, job);
+    }
+    uncount(worker, job);
+    pthread_mutex_unlock(&worker->lock);
+}
+
+srv_event *srv_worker_take(srv_worker *worker) {
+    pthread_mutex_lock(&worker->lock);
+    srv_event *events = worker->outbox_head;
+    worker->outbox_head = worker->outbox_tail = NULL;
+    pthread_mutex_unlock(&worker->lock);
+    return events;
+}
+
+void srv_event_free(srv_worker *worker, srv_event *event) {
+    srv_job *job = event->job;
+
+    pthread_mutex_lock(&worker->lock);
+    job->unread -= event->size;
+    if (job->paused && job->counted && job->unread <= job->window / 2) {
+        job->paused = false;
+        job->wants_resume = true;
+        put_in_inbox(worker, job);
+    }
+    pthread_mutex_unlock(&worker->lock);
+    srv_job_release(job);
+    free(event);
+}
+
+srv_worker_state srv_worker_read_state(const srv_worker *worker) {
+    return atomic_load_explicit(&worker->state, memory_order_acquire);
+}
+
+const eng_engine *srv_worker_engine(const srv_worker *worker) {
+    return atomic_load_explicit(&worker->published, memory_order_acquire);
+}
+
+const eng_error *srv_worker_error(const srv_worker *worker) {
+    return &worker->error;
+}
+
+uint64_t srv_worker_busy_ms(const srv_worker *worker) {
+    const uint64_t since = atomic_load_explicit(&worker->busy_since, memory_order_relaxed);
+    const uint64_t now = monotonic_ms();
+    return since && now > since ? now - since : 0;
+}
+
+// ---- engine thread: events
+// -------------------------------------------------------------------------------------------
+
+static void activate(srv_worker *worker, srv_job *job) {
+    retain(job);
+    job->active_previous = NULL;
+    job->active_next = worker->active;
+    if (worker->active)
+        worker->active->active_previous = job;
+    worker->active = job;
+}
+
+static void deactivate(srv_worker *worker, srv_job *job) {
+    if (job->active_previous)
+        job->active_previous->active_next = job->active_next;
+    else
+        worker->active = job->active_next;
+    if (job->active_next)
+        job->active_next->active_previous = job->active_previous;
+    job->id = 0;
+    srv_job_release(job);
+}
+
+static srv_event *make_event(srv_job *job, const eng_event *from, const char *text, size_t length) {
+    const char *message =
+        from->finish == ENG_FINISH_ERROR ? (from->message ? from->message : eng_status_text(from->status)) : "";
+    const size_t message_bytes = strlen(message) + 1;
+    srv_event *event = malloc(sizeof *event + length + message_bytes);
+    if (!event)
+        return NULL;
+    *event = (srv_event){
+        .job = job,
+        .finish = from->finish,
+        .status = from->status,
+        .size = sizeof *event + length + message_bytes,
+        .text_length = length,
+        .message = event->text + length,
+    };
+    if (from->usage)
+        event->usage = *from->usage;
+    if (length)
+        memcpy(event->text, text, length);
+    memcpy(event->text + length, message, message_bytes);
+    retain(job);
+    return event;
+}
+
+static void add_to_step(srv_worker *worker, srv_event *event) {
+    event->next = NULL;
+    if (worker->step_tail)
+        worker->step_tail->next = event;
+    else
+        worker->step_head = event;
+    worker->step_tail = event;
+}
+
+// Without memory for an event there is none to say so either: the text is short then, hence the smallest error event,
+// and when even that fails the whole engine counts as failed (see run_step).
+static eng_status report(srv_worker *worker, srv_job *job, const eng_event *from, const char *text, size_t length) {
+    srv_event *event = make_event(job, from, text, length);
+    if (!event) {
+        const eng_event short_of_memory = {.finish = ENG_FINISH_ERROR, .status = ENG_NO_MEMORY, .usage = from->usage};
+        event = make_event(job, &short_of_memory, NULL, 0);
+    }
+    if (!event)
+        return ENG_NO_MEMORY;
+    if (event->finish != ENG_FINISH_NONE)
+        job->ended = true;
+    add_to_step(worker, event);
+    return ENG_OK;
+}
+
+static void on_engine_event(void *context, const eng_event *from) {
+    srv_worker *worker = context;
+    srv_job *job = from->user;
+    eng_status status = ENG_OK;
+
+    if (job->ended)
+        return;
+    if (!job->started)
+        job->started = worker->step_started = true;
+    if (job->window) {
+        if (from->text_length || from->finish != ENG_FINISH_NONE)
+            status = report(worker, job, from, from->text, from->text_length);
+    } else {
+        srv_buf_append(&job->text, from->text, from->text_length);
+        const eng_event too_long = {.finish = ENG_FINISH_ERROR, .status = ENG_NO_MEMORY, .usage = from->usage};
+        if (!srv_buf_ok(&job->text))
+            status = report(worker, job, &too_long, NULL, 0);
+        else if (from->finish != ENG_FINISH_NONE)
+            status = report(worker, job, from, job->text.data, job->text.length);
+    }
+    if (status)
+        eng_fail(&worker->error, status, "no memory for an event");
+}
+
+// Under the lock: what the step's events mean for the counts and windows.
+static void account_step(srv_worker *worker) {
+    for (srv_job *job = worker->step_started ? worker->active : NULL; job; job = job->active_next)
+        if (job->started)
+            uncount_waiting(worker, job);
+    worker->step_started = false;
+    for (srv_event *event = worker->step_head; event; event = event->next) {
+        srv_job *job = event->job;
+        job->unread += event->size;
+        if (job->ended)
+            uncount(worker, job);
+        else if (job->window && !job->paused && job->unread > job->window) {
+            job->paused = true;
+            eng_pause(worker->engine, job->id, true); // sets a mark, so the lock may be held
+        }
+    }
+}
+
+// Moves the step's events over and takes ended jobs out of the active ones.
+static void publish(srv_worker *worker) {
+    if (!worker->step_head && !worker->step_started)
+        return;
+    pthread_mutex_lock(&worker->lock);
+    account_step(worker);
+    const bool wake = worker->step_head && !worker->outbox_head;
+    if (worker->outbox_head)
+        worker->outbox_tail->next = worker->step_head;
+    else
+        worker->outbox_head = worker->step_head;
+    if (worker->step_tail)
+        worker->outbox_tail = worker->step_tail;
+    worker->step_head = worker->step_tail = NULL;
+    pthread_mutex_unlock(&worker->lock);
+    for (srv_job *job = worker->active, *next; job; job = next) {
+        next = job->active_next;
+        if (job->ended)
+            deactivate(worker, job);
+    }
+    if (wake)
+        worker->options.wake(worker->options.wake_context);
+}
+
+// ---- engine thread: the loop
+// -----------------------------------------------------------------------------------------
+
+static void fail_job(srv_worker *worker, srv_job *job, eng_status status, const char *message) {
+    const eng_event failure = {.finish = ENG_FINISH_ERROR, .status = status, .message = message};
+    if (job->ended)
+        return;
+    job->ended = true;
+    // Without memory the client's answer never comes; the worker fails right after this, and the server ends.
+    if (report(worker, job, &failure, NULL, 0))
+        eng_fail(&worker->error, ENG_NO_MEMORY, "no memory for an event");
+}
+
+static void submit(srv_worker *worker, srv_job *job) {
+    eng_error error = {0};
+
+    activate(worker, job);
+    const eng_status status = eng_submit(worker->engine, &job->request, &job->id, &error);
+    if (status)
+        fail_job(worker, job, status, error.code ? error.text : NULL);
+}
+
+// One job out of the inbox, with the marks it had when it was taken.
+static void handle(srv_worker *worker, srv_job *job, bool wants_submit, bool wants_cancel, bool wants_resume) {
+    if (wants_cancel) {
+        if (!wants_submit && !job->ended) {
+            job->ended = true;
+            eng_cancel(worker->engine, job->id);
+            deactivate(worker, job);
+        }
+        return;
+    }
+    if (wants_submit)
+        submit(worker, job);
+    else if (wants_resume && !job->ended)
+        eng_pause(worker->engine, job->id, false);
+}
+
+// Empties the inbox; waits for it while the engine has nothing to do. False: stop.
+static bool take_inbox(srv_worker *worker, bool idle) {
+    pthread_mutex_lock(&worker->lock);
+    while (idle && !worker->inbox_head && !worker->stop) {
+        atomic_store_explicit(&worker->busy_since, 0, memory_order_relaxed);
+        pthread_cond_wait(&worker->news, &worker->lock);
+    }
+    while (worker->inbox_head && !worker->stop) {
+        srv_job *job = worker->inbox_head;
+        worker->inbox_head = job->inbox_next;
+        if (!worker->inbox_head)
+            worker->inbox_tail = NULL;
+        const bool wants_submit = job->wants_submit, wants_cancel = job->wants_cancel;
+        const bool wants_resume = job->wants_resume;
+        job->in_inbox = job->wants_submit = job->wants_cancel = job->wants_resume = false;
+        pthread_mutex_unlock(&worker->lock);
+        handle(worker, job, wants_submit, wants_cancel, wants_resume);
+        srv_job_release(job);
+        pthread_mutex_lock(&worker->lock);
+    }
+    const bool stop = worker->stop;
+    pthread_mutex_unlock(&worker->lock);
+    return !stop;
+}
+
+static void serve(srv_worker *worker) {
+    bool worked = false;
+
+    while (take_inbox(worker, !worked)) {
+        atomic_store_explicit(&worker->busy_since, monotonic_ms(), memory_order_relaxed);
+        const eng_status status = eng_step(worker->engine, on_engine_event, worker, &worked, &worker->error);
+        if (status && !worker->error.code)
+            eng_fail(&worker->error, status, "%s", eng_status_text(status));
+        if (worker->error.code)
+            return;
+        publish(worker);
+    }
+}
+
+// The engine is unusable: everyone who waits is told, and later submissions are refused.
+static void fail_all(srv_worker *worker) {
+    pthread_mutex_lock(&worker->lock);
+    worker->failed = true;
+    pthread_mutex_unlock(&worker->lock);
+    for (;;) { // what was submitted before the mark
+        pthread_mutex_lock(&worker->lock);
+        srv_job *job = worker->inbox_head;
+        const bool fresh = job && job->wants_submit;
+        if (job) {
+            worker->inbox_head = job->inbox_next;
+            job->in_inbox = job->wants_submit = false;
+        }
+        pthread_mutex_unlock(&worker->lock);
+        if (!job)
+            break;
+        if (fresh)
+            activate(worker, job);
+        srv_job_release(job);
+    }
+    worker->inbox_tail = NULL;
+    for (srv_job *job = worker->active; job; job = job->active_next)
+        fail_job(worker, job, worker->error.code, worker->error.text);
+    publish(worker);
+}
+
+static void drop_all(srv_worker *worker) {
+    pthread_mutex_lock(&worker->lock);
+    for (srv_job *job = worker->inbox_head, *next; job; job = next) {
+        next = job->inbox_next;
+        srv_job_release(job);
+    }
+    worker->inbox_head = worker->inbox_tail = NULL;
+    pthread_mutex_unlock(&worker->lock);
+    while (worker->active)
+        deactivate(worker, worker->active);
+}
+
+static void set_state(srv_worker *worker, srv_worker_state state) {
+    atomic_store_explicit(&worker->state, state, memory_order_release);
+    worker->options.wake(worker->options.wake_context);
+}
+
+// The engine's own data may be in use by other threads until the worker is stopped.
+static void wait_for_stop(srv_worker *worker) {
+    pthread_mutex_lock(&worker->lock);
+    while (!worker->stop)
+        pthread_cond_wait(&worker->news, &worker->lock);
+    pthread_mutex_unlock(&worker->lock);
+}
+
+static void *engine_thread(void *context) {
+    srv_worker *worker = context;
+
+    atomic_store_explicit(&worker->busy_since, monotonic_ms(), memory_order_relaxed);
+    if (eng_open(&worker->options.engine, &worker->engine, &worker->error)) {
+        atomic_store_explicit(&worker->busy_since, 0, memory_order_relaxed);
+        set_state(worker, SRV_WORKER_UNLOADABLE);
+        return NULL;
+    }
+    pthread_mutex_lock(&worker->lock);
+    worker->max_jobs = worker->options.queue_requests + (uint64_t)eng_info(worker->engine)->max_rows;
+    pthread_mutex_unlock(&worker->lock);
+    atomic_store_explicit(&worker->published, worker->engine, memory_order_release);
+    set_state(worker, SRV_WORKER_READY);
+    serve(worker);
+    atomic_store_explicit(&worker->busy_since, 0, memory_order_relaxed);
+    if (worker->error.code) {
+        fail_all(worker);
+        set_state(worker, SRV_WORKER_FAILED);
+        wait_for_stop(worker);
+    }
+    drop_all(worker);
+    eng_close(worker->engine);
+    return NULL;
+}
+
+eng_status srv_worker_start(const srv_worker_options *options, srv_worker **out, eng_error *error) {
+    srv_worker *worker = calloc(1, sizeof *worker);
+    if (!worker)
+        return eng_fail(error, ENG_NO_MEMORY, "no memory for an engine thread");
+    worker->options = *options;
+    worker->max_jobs = options->queue_requests;
+    if (pthread_mutex_init(&worker->lock, NULL) != 0)
+        goto free_worker;
+    if (pthread_cond_init(&worker->news, NULL) != 0)
+        goto destroy_lock;
+    if (pthread_create(&worker->thread, NULL, engine_thread, worker) != 0)
+        goto destroy_news;
+    *out = worker;
+    return ENG_OK;
+
+destroy_news:
+    pthread_cond_destroy(&worker->news);
+destroy_lock:
+    pthread_mutex_destroy(&worker->lock);
+free_worker:
+    free(worker);
+    return eng_fail(error, ENG_NO_MEMORY, "an engine thread cannot be started");
+}
+
+void srv_worker_stop(srv_worker *worker) {
+    if (!worker)
+        return;
+    pthread_mutex_lock(&worker->lock);
+    worker->stop = true;
+    pthread_cond_signal(&worker->news);
+    pthread_mutex_unlock(&worker->lock);
+    pthread_join(worker->thread, NULL);
+    for (srv_event *event = srv_worker_take(worker), *next; event; event = next) {
+        next = event->next;
+        srv_event_free(worker, event);
+    }
+    pthread_cond_destroy(&worker->news);
+    pthread_mutex_destroy(&worker->lock);
+    free(worker);
+}

@@ -1,0 +1,99 @@
+// SPDX-License-Identifier: Apache-2.0
+// One model, its engine and the thread that owns them.
+//
+// The engine thread opens the engine, loops on eng_step and closes it. The loop thread hands jobs over whole and takes
+// events back whole; nothing else is shared. A job is one engine request: the loop thread makes it, submits it, may
+// cancel it and may tell what it has consumed; the engine thread runs it. Both hold a reference, and so does every
+// event on its way, so a late event of a cancelled job finds a job that nobody owns any more and is dropped.
+//
+// Bounds: jobs and prompt tokens that wait are counted at submission, and what is too much is refused at once
+// (ENG_FULL). A streamed job whose unread events outgrow its window is paused in the engine until half of them are
+// read. A job that is not streamed collects its text on the engine thread and sends one event.
+#ifndef SERVER_WORKER_H
+#define SERVER_WORKER_H
+
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+
+#include "engine/engine.h"
+
+typedef struct srv_worker srv_worker;
+typedef struct srv_job srv_job;
+
+typedef struct srv_worker_options {
+    eng_options engine;
+    uint64_t queue_requests; // jobs beyond the engine's rows
+    uint64_t queue_tokens;   // prompt tokens not yet read
+    // Called on the engine thread when events or a new state are there to be taken after there were none.
+    void (*wake)(void *context);
+    void *wake_context;
+} srv_worker_options;
+
+typedef enum srv_worker_state {
+    SRV_WORKER_LOADING,
+    SRV_WORKER_READY,
+    SRV_WORKER_UNLOADABLE, // the engine could not be opened
+    SRV_WORKER_FAILED,     // the engine failed while serving; every job got its error event
+} srv_worker_state;
+
+// Starts the thread. The strings of options.engine are borrowed for the worker's life.
+ENG_CHECKED eng_status srv_worker_start(const srv_worker_options *options, srv_worker **out, eng_error *error);
+// Ends the thread after its present step (or load), closes the engine, drops what is left. NULL is accepted. No call of
+// srv_worker_engine's result may be in flight.
+void srv_worker_stop(srv_worker *worker);
+
+// Any thread.
+srv_worker_state srv_worker_read_state(const srv_worker *worker);
+// For eng_info, eng_encode, eng_decode; NULL until READY.
+const eng_engine *srv_worker_engine(const srv_worker *worker);
+// Why it is UNLOADABLE or FAILED; constant from then on.
+const eng_error *srv_worker_error(const srv_worker *worker);
+// Milliseconds that the present step or load has taken; 0: the engine is idle.
+uint64_t srv_worker_busy_ms(const srv_worker *worker);
+
+// ---- jobs: loop thread ----
+
+typedef struct srv_job_options {
+    int32_t *ids; // taken, also on failure: free()
+    size_t count;
+    int64_t max_tokens;
+    eng_sampling sampling;
+    eng_knobs knobs;
+    const eng_text *stops; // borrowed until the job has ended or its cancellation was taken: see keep
+    size_t stop_count;
+    bool fail_unconverged;
+    size_t window; // bytes of unread events before a pause; 0: not streamed
+    void *owner;
+} srv_job_options;
+
+// NULL: no memory. The stop strings are copied.
+srv_job *srv_job_create(const srv_job_options *options);
+// Drops the caller's reference. NULL is accepted.
+void srv_job_release(srv_job *job);
+// What srv_job_options.owner said, NULL after srv_worker_cancel.
+void *srv_job_owner(const srv_job *job);
+
+// Submits all or none. ENG_FULL: too much waits; ENG_DEVICE: the engine has failed.
+ENG_CHECKED eng_status srv_worker_submit(srv_worker *worker, srv_job *const *jobs, size_t count);
+// Ends a job wherever it is; its owner hears no more of it. A job that has ended is no fault.
+void srv_worker_cancel(srv_worker *worker, srv_job *job);
+
+typedef struct srv_event {
+    struct srv_event *next;
+    srv_job *job;
+    void *receiver; // free for whoever took it
+    eng_finish finish;
+    eng_status status;   // with ENG_FINISH_ERROR
+    const char *message; // with ENG_FINISH_ERROR; in this event's memory
+    eng_usage usage;
+    size_t size; // what it counts in the job's window
+    size_t text_length;
+    char text[];
+} srv_event;
+
+// The events that are there, oldest first. Each is freed by srv_event_free, which also counts it as read.
+srv_event *srv_worker_take(srv_worker *worker);
+void srv_event_free(srv_worker *worker, srv_event *event);
+
+#endif
