@@ -289,7 +289,7 @@ static inline void mesa_multiply_lanes(const mesa_system *system, const int *ind
     bool carries = false;
     for (int l = 0; l < count; l++) {
         reach = index[l] + 1 > reach ? index[l] + 1 : reach;
-        carries |= decay->first[index[l]] < 0;
+        carries |= chunk_carries(decay) && decay->first[index[l]] < 0;
     }
     const int columns = gemm_pad(reach);
     if (carries)
@@ -319,8 +319,7 @@ static inline void mesa_solve_chunk_exact(const mesa_system *system, const float
     const int depth = system->depth, width = system->width;
     float *h = work, *scaled = h + depth * width, *rest = scaled + width;
     double *factor = (double *)(rest + width);
-    if (chunk_carries(decay))
-        chunk_load(h, width, system->hk, system->ld, depth, width);
+    chunk_load(h, width, system->hk, system->ld, depth, width);
     for (int t = 0; t < decay->length; t++) {
         const float gamma = t == 0 ? decay->from_start[0] : decay->pair[t * decay->ld + t - 1];
         const float root = sqrtf(system->beta[t]);

@@ -24,6 +24,7 @@ kern_status KERN_NAME(recurrence_check)(const kern_recurrence *family, bool g, b
 typedef struct chunk_decay {
     int length, columns;          // tokens, and rounded up to whole vectors
     int ld;                       // row distance of pair: C
+    bool empty;                   // the state before the chunk is known to be zero: products with it are left out
     int first[CHUNK_MAX];         // first token of the token's document inside the chunk; -1: it began before
     float from_start[CHUNK_MAX];
     float to_end[CHUNK_MAX];
@@ -31,8 +32,9 @@ typedef struct chunk_decay {
     float *pair;                  // (length, columns)
 } chunk_decay;
 
+// Whether the state before the chunk contributes to it.
 static inline bool chunk_carries(const chunk_decay *decay) {
-    return decay->first[0] < 0;
+    return decay->first[0] < 0 && !decay->empty;
 }
 
 // The first chunk of a row; the chunks stand in the order of the rows.
@@ -55,14 +57,14 @@ static inline void chunk_decay_fill(chunk_decay *decay, const kern_rows *rows, c
     const int length = chunk->length;
     float high[CHUNK_MAX] __attribute__((aligned(64))) = {0}, low[CHUNK_MAX] __attribute__((aligned(64))) = {0};
     double sum = 0;
-    bool zero_start = row->slot < 0 && chunk->token0 == row->token0;
+    decay->empty = row->slot < 0 && chunk->token0 == row->token0;
     decay->length = length;
     decay->columns = gemm_pad(length);
     decay->ld = ld;
     decay->pair = pair;
     for (int i = 0; i < length; i++) {
         int start = rows->token_start[chunk->token0 + i];
-        bool carried = start < chunk->token0 || (start == row->token0 && !zero_start);
+        bool carried = start < chunk->token0 || start == row->token0;
         decay->first[i] = carried ? -1 : start - chunk->token0;
         sum += g ? (double)g[(chunk->token0 + i) * stride] : 0.0;
         high[i] = (float)sum;
@@ -124,6 +126,12 @@ static inline void chunk_store(float *to, int64_t stride, const float *from, int
     }
 }
 
+static inline void chunk_store_add(float *to, int64_t stride, const float *from, int ld, int count, int width) {
+    for (int i = 0; i < count; i++, to += stride, from += ld)
+        for (int j = 0; j < width; j++)
+            to[j] += from[j];
+}
+
 // to_i = factor_i * from_i for `count` rows of ld floats (whole vectors); to may be from.
 static inline void chunk_scale_rows(float *to, const float *from, int ld, const float *factor, int count) {
     for (int i = 0; i < count; i++)
@@ -159,6 +167,49 @@ static inline void chunk_advance_state(const chunk_decay *decay, float *state, i
                 vf_store(state + i * ld + j, s + s * decay->whole_m1);
             }
     gemm_tn(depth, width, decay->length, a, lda, b, ldb, state, ld, keep);
+}
+
+// The other way: dL/dS at the chunk's start from the one at its end, + A^T B with A already times from_start.
+static inline void chunk_retreat_state(const chunk_decay *decay, float *state, int ld, const float *a, int lda,
+                                       const float *b, int ldb, int depth, int width) {
+    if (decay->first[0] < 0) {
+        chunk_advance_state(decay, state, ld, a, lda, b, ldb, depth, width);
+        return;
+    }
+    for (int i = 0; i < depth; i++)
+        memset(state + i * ld, 0, (size_t)width * sizeof(float));
+}
+
+// Gradient of the log decays of a chunk. A decay scales all that flows from before its token to the token and after it;
+// pairs_ij is what flows from token j to token i (j < i, loss gradient times value; the diagonal flows past no decay and is
+// overwritten), enter_i from the state before the chunk to token i, leave_j from token j to the state after the chunk, through
+// from state to state. dg_t is the running sum from the chunk's end of what arrives minus what departs; sums never
+// leave the chunk (models.md 11.7). dg of a document's first token is 0, and so it is behind a zero state.
+static inline void chunk_decay_gradient(const chunk_decay *decay, float *pairs, const float *enter, const float *leave,
+                                        float through, float *dg, int64_t stride) {
+    const int n = decay->length, ld = decay->ld;
+    float departs[CHUNK_MAX] __attribute__((aligned(64))) = {0}, arrives[CHUNK_MAX];
+    double running = (double)through;
+    for (int i = 0; i < n; i++) {
+        float *row = pairs + i * ld;
+        vf sum = {0};
+        row[i] = 0;
+        for (int j = 0, end = gemm_lower_columns(i, n); j < end; j += KERN_VL) {
+            vf flow = vf_load(row + j);
+            sum += flow;
+            vf_store(departs + j, vf_load(departs + j) + flow);
+        }
+        arrives[i] = vf_sum(sum) + enter[i];
+        running += (double)leave[i];
+    }
+    for (int i = n - 1; i >= 0; i--) {
+        running += (double)arrives[i] - (double)departs[i] - (double)leave[i];
+        dg[i * stride] = decay->first[i] == i ? 0.0f : (float)running;
+        if (decay->first[i] == i)
+            running = 0;
+    }
+    if (decay->empty)
+        dg[0] = 0;
 }
 
 enum { STEP_VECTORS = 4 };

@@ -1,0 +1,450 @@
+// SPDX-License-Identifier: Apache-2.0
+// Mesa: chunk and step forms against the double reference in every solver mode, the implicit backward against reference
+// and finite differences, documents, slots, independence of neighbours, of cuts and of the number of threads.
+#ifdef _OPENMP
+#include <omp.h>
+#endif
+
+#include "kernels/ref/mesa.h"
+#include "tests/kernels/sequence_test.h"
+
+enum { SLOTS = 4 };
+
+typedef struct problem {
+    kernel_test *test;
+    kern_mesa mesa;
+    size_t tokens, key_size, value_size, slot_size; // of q, of v, floats of a slot
+    float *q, *k, *v, *g, *beta, *params, *o, *x, *snapshots, *slots, *slots_before;
+    kern_solve_report *report;
+} problem;
+
+static void make_problem(problem *p, kernel_test *test, int heads, int depth, int width, double gamma_low) {
+    const size_t h = (size_t)heads, tokens = (size_t)test->rows->n_tokens;
+    *p = (problem){.test = test, .mesa = {heads, depth, width, 0.25f}, .tokens = tokens};
+    p->key_size = tokens * h * (size_t)depth;
+    p->value_size = tokens * h * (size_t)width;
+    p->slot_size = h * (size_t)(depth * (depth + width));
+    p->q = sequence_keys(test, tokens * h, depth);
+    p->k = sequence_keys(test, tokens * h, depth);
+    p->v = kernel_test_floats(test, p->value_size, -1, 1);
+    p->g = sequence_decays(test, tokens * h, gamma_low, 1);
+    p->beta = kernel_test_floats(test, tokens * h, 0.1, 0.95);
+    p->params = kernel_test_floats(test, h * (size_t)depth, -2, 2);
+    p->o = kernel_test_zero_floats(test, p->value_size);
+    p->x = kernel_test_zero_floats(test, p->key_size);
+    p->report = kernel_test_keep(test, calloc(tokens * h, sizeof *p->report));
+    p->snapshots = kernel_test_zero_floats(test, (size_t)test->rows->n_chunks * p->slot_size);
+    p->slots = kernel_test_zero_floats(test, SLOTS * p->slot_size);
+    test->rows->slot_stride = p->slot_size * sizeof(float);
+}
+
+// States as a real prefix would leave them: Hk = sum of w k k^T, Hv random.
+static void fill_slots(problem *p) {
+    const int depth = p->mesa.key_width, heads = p->mesa.heads;
+    for (int s = 0; s < SLOTS; s++)
+        for (int h = 0; h < heads; h++) {
+            float *hk = p->slots + (size_t)s * p->slot_size + (size_t)(h * depth * depth);
+            float *keys = sequence_keys(p->test, 12, depth);
+            for (int i = 0; i < depth; i++)
+                for (int j = 0; j < depth; j++)
+                    for (int n = 0; n < 12; n++)
+                        hk[i * depth + j] += 0.5f * (keys[n * depth + i] * keys[n * depth + j]);
+            float *hv = p->slots + (size_t)s * p->slot_size + (size_t)(heads * depth * depth);
+            for (int i = 0; i < heads * depth * p->mesa.value_width; i++)
+                hv[i] = (float)(kernel_test_uniform(p->test) - 0.5);
+        }
+    p->slots_before = kernel_test_copy(p->test, p->slots, SLOTS * p->slot_size);
+}
+
+static kern_mesa_args arguments(const problem *p, bool snapshots) {
+    return (kern_mesa_args){.q.f = p->q,
+                            .k.f = p->k,
+                            .v.f = p->v,
+                            .g.f = p->g,
+                            .beta.f = p->beta,
+                            .lambda_params.f = p->params,
+                            .state.f = p->slots,
+                            .o.f = p->o,
+                            .x.f = p->x,
+                            .snapshots.f = snapshots ? p->snapshots : NULL,
+                            .report.p = p->report,
+                            .mesa = p->mesa};
+}
+
+static void set_solver(kernel_test *test, kern_solver solver) {
+    for (int r = 0; r < test->rows->n_rows; r++)
+        test->rows->row[r].solver = solver;
+}
+
+static void run_forward(problem *p, kern_solver solver, bool snapshots) {
+    set_solver(p->test, solver);
+    kern_mesa_args args = arguments(p, snapshots);
+    kernel_test_launch(p->test, KERN_OP_MESA, &args);
+}
+
+static kern_ref_mesa_inputs reference_inputs(const problem *p, const kern_row *row) {
+    kernel_test *test = p->test;
+    const size_t h = (size_t)p->mesa.heads, d = h * (size_t)p->mesa.key_width, w = h * (size_t)p->mesa.value_width;
+    const size_t first = (size_t)row->token0, n = (size_t)row->length;
+    return (kern_ref_mesa_inputs){.q = kernel_test_widened(test, p->q + first * d, n * d),
+                                  .k = kernel_test_widened(test, p->k + first * d, n * d),
+                                  .v = kernel_test_widened(test, p->v + first * w, n * w),
+                                  .g = kernel_test_widened(test, p->g + first * h, n * h),
+                                  .beta = kernel_test_widened(test, p->beta + first * h, n * h),
+                                  .lambda_params = kernel_test_widened(test, p->params, d),
+                                  .begins = sequence_begins(test, row)};
+}
+
+// The whole batch against the reference, row by row: o, x and the slots after.
+static void check_forward(problem *p, kern_solver solver, double tolerance) {
+    kernel_test *test = p->test;
+    const size_t h = (size_t)p->mesa.heads, depth = (size_t)p->mesa.key_width;
+    const size_t d = h * depth, w = h * (size_t)p->mesa.value_width;
+    for (int r = 0; r < test->rows->n_rows; r++) {
+        const kern_row *row = &test->rows->row[r];
+        const size_t n = (size_t)row->length, first = (size_t)row->token0;
+        kern_ref_mesa_inputs in = reference_inputs(p, row);
+        double *state = kernel_test_zero_doubles(test, p->slot_size);
+        if (row->slot >= 0)
+            state = kernel_test_widened(test, p->slots_before + (size_t)row->slot * p->slot_size, p->slot_size);
+        double *o = kernel_test_zero_doubles(test, n * w), *x = kernel_test_zero_doubles(test, n * d);
+        kern_ref_mesa(&p->mesa, row->length, &in, &solver, state, state + d * depth, x, o);
+        kernel_test_assert_norm(p->o + first * w, o, n * w, tolerance);
+        kernel_test_assert_norm(p->x + first * d, x, n * d, tolerance);
+        if (row->slot >= 0)
+            kernel_test_assert_norm(p->slots + (size_t)row->slot * p->slot_size, state, p->slot_size, 1e-6);
+    }
+}
+
+static const struct {
+    int heads, depth, width;
+} shapes[] = {{2, 64, 64}, {1, 5, 7}, {3, 24, 40}, {1, 128, 128}};
+enum { SHAPES = sizeof shapes / sizeof shapes[0] };
+
+START_TEST(forward_matches_reference) {
+    static const struct {
+        kern_solver solver;
+        double tolerance;
+    } modes[] = {{{KERN_SOLVE_EXACT, 0, 0}, 2e-6},
+                 {{KERN_SOLVE_TOLERANCE, 200, 1e-6f}, 1e-5},
+                 {{KERN_SOLVE_STEPS, 6, 0}, 1e-5},
+                 {{KERN_SOLVE_STEPS, 0, 0}, 2e-6},
+                 {{KERN_SOLVE_FIXED, 10, 0}, 1e-5},
+                 {{KERN_SOLVE_FIXED, 30, 0}, 1e-5}};
+    for (int shape = 0; shape < SHAPES; shape++)
+        for (int device = 0; device < SEQUENCE_DEVICES; device++) {
+            kernel_test test;
+            if (!kernel_test_open(&test, _i, sequence_devices[device]))
+                return;
+            sequence_mixed_rows(&test);
+            problem p;
+            make_problem(&p, &test, shapes[shape].heads, shapes[shape].depth, shapes[shape].width, 0.9);
+            fill_slots(&p);
+            for (size_t m = 0; m < sizeof modes / sizeof modes[0]; m++) {
+                memcpy(p.slots, p.slots_before, SLOTS * p.slot_size * sizeof(float));
+                run_forward(&p, modes[m].solver, m % 2 == 0);
+                check_forward(&p, modes[m].solver, modes[m].tolerance);
+            }
+            kernel_test_close(&test);
+        }
+}
+END_TEST
+
+
+// A batch of two rows with the same tokens, once as prompt and once as generated row, from the same state.
+static void same_tokens_twice(problem *p, kernel_test *test, int depth, int length, double gamma_low) {
+    kernel_test_clear_rows(test);
+    kernel_test_row(test, KERN_ROW_GENERATED, 0, length, 11);
+    kernel_test_boundary(test, 20);
+    kernel_test_row(test, KERN_ROW_PROMPT, 1, length, 11);
+    kernel_test_boundary(test, 20);
+    kernel_test_prepare(test);
+    make_problem(p, test, 2, depth, depth, gamma_low);
+    fill_slots(p);
+    memcpy(p->slots + p->slot_size, p->slots, p->slot_size * sizeof(float));
+    float *both[] = {p->q, p->k, p->v, p->g, p->beta};
+    for (int i = 0; i < 5; i++) {
+        const size_t half = (i < 3 ? p->key_size : p->tokens * 2) / 2;
+        memcpy(both[i] + half, both[i], half * sizeof(float));
+    }
+}
+
+START_TEST(chunk_equals_step) {
+    static const struct {
+        kern_solver solver;
+        double tolerance;
+    } modes[] = {{{KERN_SOLVE_EXACT, 0, 0}, 1e-5},
+                 {{KERN_SOLVE_TOLERANCE, 200, 1e-6f}, 1e-4},
+                 {{KERN_SOLVE_TOLERANCE, 200, 1e-3f}, 5e-3},
+                 {{KERN_SOLVE_FIXED, 30, 0}, 1e-4}};
+    for (int device = 0; device < SEQUENCE_DEVICES; device++) {
+        kernel_test test;
+        if (!kernel_test_open(&test, _i, sequence_devices[device]))
+            return;
+        problem p;
+        same_tokens_twice(&p, &test, 48, 300, 0.99);
+        for (size_t m = 0; m < sizeof modes / sizeof modes[0]; m++) {
+            run_forward(&p, modes[m].solver, false);
+            double *step = kernel_test_widened(&test, p.o, p.value_size / 2);
+            kernel_test_assert_norm(p.o + p.value_size / 2, step, p.value_size / 2, modes[m].tolerance);
+            double *state = kernel_test_widened(&test, p.slots, p.slot_size);
+            kernel_test_assert_norm(p.slots + p.slot_size, state, p.slot_size, 1e-5);
+        }
+        kernel_test_close(&test);
+    }
+}
+END_TEST
+
+START_TEST(keys_state_stays_symmetric) {
+    kernel_test test;
+    if (!kernel_test_open(&test, _i, "cpu:32"))
+        return;
+    problem p;
+    same_tokens_twice(&p, &test, 40, 200, 0.95);
+    for (size_t i = 0; i < p.slot_size; i++) // the filled states are symmetric up to rounding only
+        p.slots[i] = p.slots[p.slot_size + i] = 0;
+    run_forward(&p, (kern_solver){KERN_SOLVE_TOLERANCE, 30, 1e-4f}, false);
+    for (int slot = 0; slot < 2; slot++)
+        for (int i = 0; i < 40; i++)
+            for (int j = 0; j < i; j++)
+                ck_assert_float_eq(p.slots[slot * p.slot_size + i * 40 + j], p.slots[slot * p.slot_size + j * 40 + i]);
+    kernel_test_close(&test);
+}
+END_TEST
+
+// The same row alone, at slot 1, after `before` other rows and before as many: bits of o, x, reports and state.
+static void run_among(problem *p, kernel_test *test, kern_row_kind kind, int before, kern_solver solver) {
+    enum { LENGTH = 75, HEADS = 2, DEPTH = 32, WIDTH = 48 };
+    kernel_test_clear_rows(test);
+    for (int r = 0; r < before; r++)
+        kernel_test_row(test, KERN_ROW_GENERATED, 2, 1 + r % 3, 5);
+    kern_row *row = kernel_test_row(test, kind, 1, LENGTH, 3);
+    for (int r = 0; r < before; r++)
+        kernel_test_row(test, KERN_ROW_PROMPT, -1, 7 + 5 * r, r);
+    kernel_test_prepare(test);
+    const int first = row->token0;
+    test->seed = (uint64_t)before + 7;
+    make_problem(p, test, HEADS, DEPTH, WIDTH, 0.9);
+    test->seed = 99; // the row's own data
+    float *own_keys = sequence_keys(test, 2 * LENGTH * HEADS, DEPTH);
+    float *own = kernel_test_floats(test, LENGTH * HEADS * WIDTH, 0.1, 0.9);
+    memcpy(p->q + first * HEADS * DEPTH, own_keys, LENGTH * HEADS * DEPTH * sizeof(float));
+    memcpy(p->k + first * HEADS * DEPTH, own_keys + LENGTH * HEADS * DEPTH, LENGTH * HEADS * DEPTH * sizeof(float));
+    memcpy(p->v + first * HEADS * WIDTH, own, LENGTH * HEADS * WIDTH * sizeof(float));
+    memcpy(p->beta + first * HEADS, own, LENGTH * HEADS * sizeof(float));
+    for (int i = 0; i < LENGTH * HEADS; i++)
+        p->g[first * HEADS + i] = -0.1f * own[i + 200];
+    for (int i = 0; i < HEADS * DEPTH; i++)
+        p->params[i] = own[i];
+    fill_slots(p);
+    run_forward(p, solver, false);
+    memmove(p->o, p->o + first * HEADS * WIDTH, LENGTH * HEADS * WIDTH * sizeof(float));
+    memmove(p->x, p->x + first * HEADS * DEPTH, LENGTH * HEADS * DEPTH * sizeof(float));
+    memmove(p->report, p->report + first * HEADS, LENGTH * HEADS * sizeof *p->report);
+}
+
+START_TEST(row_alone_equals_row_among_others) {
+    static const kern_solver modes[] = {
+        {KERN_SOLVE_EXACT, 0, 0}, {KERN_SOLVE_TOLERANCE, 40, 1e-4f}, {KERN_SOLVE_FIXED, 9, 0}};
+    for (int kind = KERN_ROW_GENERATED; kind <= KERN_ROW_PROMPT; kind++)
+        for (int m = 0; m < 3; m++) {
+            kernel_test test;
+            if (!kernel_test_open(&test, _i, "cpu:32"))
+                return;
+            problem alone, among;
+            run_among(&alone, &test, kind, 0, modes[m]);
+            run_among(&among, &test, kind, 15, modes[m]);
+            kernel_test_assert_same(among.o, alone.o, 75 * 2 * 48);
+            kernel_test_assert_same(among.x, alone.x, 75 * 2 * 32);
+            kernel_test_assert_same(among.report, alone.report, 75 * 2);
+            kernel_test_assert_same(among.slots + among.slot_size, alone.slots + alone.slot_size, alone.slot_size);
+            kernel_test_close(&test);
+        }
+}
+END_TEST
+
+// Tokens [from, to) of the problem as one prompt row in `slot`.
+static void run_part(problem *p, int slot, int from, int to, bool snapshots) {
+    const size_t h = (size_t)p->mesa.heads, d = h * (size_t)p->mesa.key_width, w = h * (size_t)p->mesa.value_width;
+    const size_t first = (size_t)from;
+    kernel_test_clear_rows(p->test);
+    kernel_test_row(p->test, KERN_ROW_PROMPT, slot, to - from, from);
+    kernel_test_prepare(p->test);
+    set_solver(p->test, (kern_solver){KERN_SOLVE_TOLERANCE, 30, 1e-4f});
+    kern_mesa_args args = arguments(p, snapshots);
+    args.q.f += first * d;
+    args.k.f += first * d;
+    args.v.f += first * w;
+    args.g.f += first * h;
+    args.beta.f += first * h;
+    args.o.f += first * w;
+    args.x.f += first * d;
+    args.report.p = p->report + first * h;
+    kernel_test_launch(p->test, KERN_OP_MESA, &args);
+}
+
+START_TEST(cut_prefill_equals_prefill_at_once) {
+    enum { LENGTH = 180, CHUNK = 16 };
+    kernel_test test;
+    if (!kernel_test_open(&test, _i, "cpu:16"))
+        return;
+    problem p;
+    kernel_test_clear_rows(&test);
+    kernel_test_row(&test, KERN_ROW_PROMPT, 0, LENGTH, 0);
+    kernel_test_prepare(&test);
+    make_problem(&p, &test, 2, 32, 48, 0.9);
+    run_part(&p, 0, 0, LENGTH, false);
+    float *o = kernel_test_copy(&test, p.o, p.value_size), *x = kernel_test_copy(&test, p.x, p.key_size);
+    run_part(&p, 1, 0, LENGTH, true); // the solves as work items of their own
+    kernel_test_assert_same(p.o, o, p.value_size);
+    kernel_test_assert_same(p.x, x, p.key_size);
+    kernel_test_assert_same(p.slots, p.slots + p.slot_size, p.slot_size);
+    for (int cut = CHUNK; cut < LENGTH; cut += CHUNK) {
+        memset(p.o, 0, p.value_size * sizeof(float));
+        memset(p.slots + 3 * p.slot_size, 0, p.slot_size * sizeof(float));
+        run_part(&p, 3, 0, cut, false);
+        run_part(&p, 3, cut, LENGTH, false);
+        kernel_test_assert_same(p.o, o, p.value_size);
+        kernel_test_assert_same(p.x, x, p.key_size);
+        kernel_test_assert_same(p.slots, p.slots + 3 * p.slot_size, p.slot_size);
+    }
+    kernel_test_close(&test);
+}
+END_TEST
+
+// ---------------------------------------------------------------------------------------------------------- backward
+
+typedef struct gradients {
+    float *d_o, *dq, *dk, *dv, *dg, *dbeta, *params, *dstate;
+} gradients;
+
+static gradients make_gradients(problem *p, bool dstate) {
+    kernel_test *test = p->test;
+    const size_t h = (size_t)p->mesa.heads, states = (size_t)test->rows->n_rows * p->slot_size;
+    gradients d = {.d_o = kernel_test_floats(test, p->value_size, -1, 1),
+                   .dq = kernel_test_zero_floats(test, p->key_size),
+                   .dk = kernel_test_zero_floats(test, p->key_size),
+                   .dv = kernel_test_zero_floats(test, p->value_size),
+                   .dg = kernel_test_zero_floats(test, p->tokens * h),
+                   .dbeta = kernel_test_zero_floats(test, p->tokens * h),
+                   .params = kernel_test_zero_floats(test, h * (size_t)p->mesa.key_width)};
+    if (dstate)
+        d.dstate = kernel_test_floats(test, states, -0.3, 0.3);
+    return d;
+}
+
+static void run_backward(problem *p, const gradients *d, float tolerance) {
+    const kern_mesa_backward_args args = {.q.f = p->q,
+                                          .k.f = p->k,
+                                          .v.f = p->v,
+                                          .g.f = p->g,
+                                          .beta.f = p->beta,
+                                          .lambda_params.f = p->params,
+                                          .o.f = p->o,
+                                          .x.f = p->x,
+                                          .snapshots.f = p->snapshots,
+                                          .d_o.f = d->d_o,
+                                          .dq.f = d->dq,
+                                          .dk.f = d->dk,
+                                          .dv.f = d->dv,
+                                          .dg.f = d->dg,
+                                          .dbeta.f = d->dbeta,
+                                          .grad_lambda_params.f = d->params,
+                                          .report.p = p->report,
+                                          .dstate.f = d->dstate,
+                                          .mesa = p->mesa,
+                                          .backward_tolerance = tolerance};
+    kernel_test_launch(p->test, KERN_OP_MESA_BACKWARD, &args);
+}
+
+static void check_backward(problem *p, const gradients *d, const float *dstate_before, double tolerance) {
+    kernel_test *test = p->test;
+    const size_t h = (size_t)p->mesa.heads, depth = (size_t)p->mesa.key_width;
+    const size_t keys = h * depth, values = h * (size_t)p->mesa.value_width;
+    double *params = kernel_test_zero_doubles(test, keys);
+    for (int r = 0; r < test->rows->n_rows; r++) {
+        const kern_row *row = &test->rows->row[r];
+        const size_t n = (size_t)row->length, first = (size_t)row->token0;
+        kern_ref_mesa_inputs in = reference_inputs(p, row);
+        double *state = NULL, *dstate = NULL, *row_params = kernel_test_zero_doubles(test, keys);
+        if (row->slot >= 0)
+            state = kernel_test_widened(test, p->slots_before + (size_t)row->slot * p->slot_size, p->slot_size);
+        if (dstate_before)
+            dstate = kernel_test_widened(test, dstate_before + (size_t)r * p->slot_size, p->slot_size);
+        const kern_ref_mesa_gradients want = {.dq = kernel_test_zero_doubles(test, n * keys),
+                                              .dk = kernel_test_zero_doubles(test, n * keys),
+                                              .dv = kernel_test_zero_doubles(test, n * values),
+                                              .dg = kernel_test_zero_doubles(test, n * h),
+                                              .dbeta = kernel_test_zero_doubles(test, n * h),
+                                              .grad_lambda_params = row_params,
+                                              .dkeys = dstate,
+                                              .dvalues = dstate ? dstate + keys * depth : NULL};
+        kern_ref_mesa_backward(&p->mesa, row->length, &in, state, state ? state + keys * depth : NULL,
+                               kernel_test_widened(test, d->d_o + first * values, n * values), &want);
+        kernel_test_assert_norm(d->dq + first * keys, want.dq, n * keys, tolerance);
+        kernel_test_assert_norm(d->dk + first * keys, want.dk, n * keys, tolerance);
+        kernel_test_assert_norm(d->dv + first * values, want.dv, n * values, tolerance);
+        kernel_test_assert_norm(d->dg + first * h, want.dg, n * h, tolerance);
+        kernel_test_assert_norm(d->dbeta + first * h, want.dbeta, n * h, tolerance);
+        if (dstate)
+            kernel_test_assert_norm(d->dstate + (size_t)r * p->slot_size, dstate, p->slot_size, tolerance);
+        for (size_t i = 0; i < keys; i++)
+            params[i] += row_params[i];
+    }
+    kernel_test_assert_norm(d->params, params, keys, tolerance);
+}
+
+// Prompt rows with and without documents and initial states.
+static void training_rows(kernel_test *test) {
+    kernel_test_clear_rows(test);
+    kernel_test_row(test, KERN_ROW_PROMPT, -1, 150, 0);
+    kernel_test_row(test, KERN_ROW_PROMPT, 1, 100, 21);
+    kernel_test_row(test, KERN_ROW_PROMPT, -1, 200, 0);
+    kernel_test_boundary(test, 1);
+    kernel_test_boundary(test, 3);
+    kernel_test_boundary(test, 64);
+    kernel_test_boundary(test, 67);
+    kernel_test_boundary(test, 131);
+    kernel_test_prepare(test);
+}
+
+START_TEST(backward_matches_reference) {
+    static const struct {
+        kern_solver solver;
+        double tolerance;
+    } modes[] = {{{KERN_SOLVE_EXACT, 0, 0}, 1e-5}, {{KERN_SOLVE_TOLERANCE, 200, 1e-6f}, 2e-5}};
+    for (int shape = 0; shape < SHAPES; shape++)
+        for (int device = 0; device < SEQUENCE_DEVICES; device++)
+            for (int m = 0; m < 2; m++) {
+                kernel_test test;
+                if (!kernel_test_open(&test, _i, sequence_devices[device]))
+                    return;
+                training_rows(&test);
+                problem p;
+                make_problem(&p, &test, shapes[shape].heads, shapes[shape].depth, shapes[shape].width, 0.9);
+                fill_slots(&p);
+                run_forward(&p, modes[m].solver, true);
+                gradients d = make_gradients(&p, m == 0);
+                float *dstate = d.dstate ? kernel_test_copy(&test, d.dstate, 3 * p.slot_size) : NULL;
+                run_backward(&p, &d, 1e-6f);
+                check_backward(&p, &d, dstate, modes[m].tolerance);
+                kernel_test_close(&test);
+            }
+}
+END_TEST
+
+static Suite *mesa_suite(void) {
+    Suite *suite = suite_create("mesa");
+    TCase *tcase = tcase_create("forward");
+    tcase_set_timeout(tcase, 120);
+    tcase_add_loop_test(tcase, forward_matches_reference, 0, KERNEL_TEST_ISAS);
+    tcase_add_loop_test(tcase, chunk_equals_step, 0, KERNEL_TEST_ISAS);
+    tcase_add_loop_test(tcase, keys_state_stays_symmetric, 0, KERNEL_TEST_ISAS);
+    tcase_add_loop_test(tcase, row_alone_equals_row_among_others, 0, KERNEL_TEST_ISAS);
+    tcase_add_loop_test(tcase, cut_prefill_equals_prefill_at_once, 0, KERNEL_TEST_ISAS);
+    tcase_add_loop_test(tcase, backward_matches_reference, 0, KERNEL_TEST_ISAS);
+    suite_add_tcase(suite, tcase);
+    return suite;
+}
+
+MESA_TEST_MAIN(mesa_suite)
