@@ -12,10 +12,15 @@
 
 typedef void (*kern_range)(const kern_cpu *cpu, const kern_rows *rows, const void *args, int64_t first, int64_t end);
 
+// Whether elementwise work is worth a team: a wake costs as much as some hundred thousand operations in full vectors.
+static inline bool kern_worth_sharing(double operations) {
+    return operations > 50000.0 * KERN_VL;
+}
+
 // Calls range over [0, count), cut for the team when `operations` (float operations in all) are worth it.
 static inline void kern_over(kern_range range, const kern_cpu *cpu, const kern_rows *rows, const void *args,
                              int64_t count, double operations) {
-    if (!kern_worth_team(operations) || count < 2) {
+    if (!kern_worth_sharing(operations) || count < 2) {
         range(cpu, rows, args, 0, count);
         return;
     }

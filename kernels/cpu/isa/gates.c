@@ -73,7 +73,7 @@ KERN_PREPARE(gates, kern_gates_args) {
 
 KERN_RUN(gates, kern_gates_args) {
     int64_t count = (int64_t)rows->n_tokens * a->heads;
-    kern_over(gates_range, cpu, rows, a, count, 60.0 * (double)count);
+    kern_over(gates_range, cpu, rows, a, count, 110.0 * (double)count);
     return KERN_OK;
 }
 
@@ -86,6 +86,6 @@ KERN_PREPARE(gates_backward, kern_gates_backward_args) {
 
 KERN_RUN(gates_backward, kern_gates_backward_args) {
     int64_t count = (int64_t)rows->n_tokens * a->heads;
-    kern_over(gates_backward_range, cpu, rows, a, count, 60.0 * (double)count);
+    kern_over(gates_backward_range, cpu, rows, a, count, 110.0 * (double)count);
     return KERN_OK;
 }

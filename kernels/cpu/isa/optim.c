@@ -10,7 +10,11 @@
 
 enum { SQUARE_BLOCK = 16384 };
 
-typedef double vd __attribute__((vector_size(KERN_VL * 8)));
+// Half as many lanes, so that a vector of doubles is as wide as a vector of floats.
+typedef double vd __attribute__((vector_size(KERN_VL * 4)));
+typedef float vh __attribute__((vector_size(KERN_VL * 2)));
+typedef float vh_unaligned __attribute__((vector_size(KERN_VL * 2), aligned(4), may_alias));
+enum { HALF = KERN_VL / 2 };
 
 static void adamw_range(const kern_cpu *cpu, const kern_rows *rows, const void *args, int64_t first, int64_t end) {
     (void)cpu;
@@ -30,15 +34,26 @@ static void adamw_range(const kern_cpu *cpu, const kern_rows *rows, const void *
     }
 }
 
+static inline vd square_at(const float *x) {
+    vd wide = __builtin_convertvector((vh) * (const vh_unaligned *)x, vd);
+    return wide * wide;
+}
+
 static double square_sum(const float *x, int64_t count) {
-    vd sum = {0};
-    for (int64_t i = 0; i < count; i += KERN_VL) {
-        vd wide = __builtin_convertvector(vf_load_upto(x + i, count - i), vd);
-        sum += wide * wide;
+    vd sum0 = {0}, sum1 = {0}, sum2 = {0}, sum3 = {0};
+    int64_t i = 0;
+    for (; i + 4 * HALF <= count; i += 4 * HALF) {
+        sum0 += square_at(x + i);
+        sum1 += square_at(x + i + HALF);
+        sum2 += square_at(x + i + 2 * HALF);
+        sum3 += square_at(x + i + 3 * HALF);
     }
+    sum0 = (sum0 + sum1) + (sum2 + sum3);
     double total = 0;
-    for (int lane = 0; lane < KERN_VL; lane++)
-        total += sum[lane];
+    for (int lane = 0; lane < HALF; lane++)
+        total += sum0[lane];
+    for (; i < count; i++)
+        total += (double)x[i] * (double)x[i];
     return total;
 }
 

@@ -11,7 +11,7 @@
 // stay in the first cache. The backward is shared by channels; its sums over tokens go tile by tile, in order.
 #include "kernels/cpu/isa/elementwise.h"
 
-enum { MAX_TAPS = 32, CHANNELS = 256, BACKWARD_CHANNELS = 128, TILE = 64 };
+enum { MAX_TAPS = 32, CHANNELS = 256, BACKWARD_CHANNELS = 128, TILE = 64, AHEAD = 8 };
 
 static const float no_input[CHANNELS] __attribute__((aligned(64)));
 
@@ -148,10 +148,20 @@ typedef struct conv_tile {
     float dbias_sum[BACKWARD_CHANNELS];
 } conv_tile;
 
+// A block's piece of a token is a few lines, each token's on another page: the hardware does not foresee them.
+static void fetch_ahead(const float *x, int32_t count) {
+    for (int32_t c = 0; c < count; c += 64 / (int32_t)sizeof(float))
+        __builtin_prefetch(x + c);
+}
+
 // dz of token t over the block's channels.
 static void output_gradient(const kern_short_conv_backward_args *a, const kern_rows *rows, const conv_tile *tile,
                             int32_t t, int32_t channel, int32_t count, float *dz) {
     const float *input[MAX_TAPS], *dy = a->dy.f + (int64_t)t * a->channels + channel;
+    if (t + AHEAD < rows->n_tokens) {
+        fetch_ahead(dy + (int64_t)AHEAD * a->channels, count);
+        fetch_ahead(a->x.f + (int64_t)(t + AHEAD) * a->channels + channel, count);
+    }
     if (a->activation == KERN_IDENTITY) {
         memcpy(dz, dy, (size_t)count * sizeof(float));
         return;
@@ -205,6 +215,13 @@ static void add_and_clear(float *sum, float *part, int32_t count) {
     memset(part, 0, (size_t)count * sizeof(float));
 }
 
+static void clear_sums(conv_tile *tile, int32_t taps) {
+    memset(tile->dweight, 0, (size_t)taps * BACKWARD_CHANNELS * sizeof(float));
+    memset(tile->dweight_sum, 0, (size_t)taps * BACKWARD_CHANNELS * sizeof(float));
+    memset(tile->dbias, 0, sizeof tile->dbias);
+    memset(tile->dbias_sum, 0, sizeof tile->dbias_sum);
+}
+
 static void add_gradients(const kern_short_conv_backward_args *a, const conv_tile *tile, int32_t channel,
                           int32_t count) {
     for (int32_t c = 0; c < count; c++) {
@@ -221,7 +238,7 @@ static void backward_block(const kern_short_conv_backward_args *a, const kern_ro
     const int32_t count = a->channels - channel < BACKWARD_CHANNELS ? a->channels - channel : BACKWARD_CHANNELS;
     const int32_t ahead = a->taps - 1;
     turn_weights(a->weight.f + (int64_t)channel * a->taps, a->taps, count, tile->turned, BACKWARD_CHANNELS);
-    memset(tile->dweight, 0, sizeof *tile - offsetof(conv_tile, dweight));
+    clear_sums(tile, a->taps);
     int32_t known = 0; // tokens whose dz has been computed
     for (int32_t first = 0; first < rows->n_tokens; first += TILE) {
         const int32_t end = first + TILE < rows->n_tokens ? first + TILE : rows->n_tokens;
