@@ -58,11 +58,7 @@ static float largest(const float *x, int64_t count) {
     int64_t i = 0;
     for (; i + KERN_VL <= count; i += KERN_VL)
         top = vf_max(top, vf_load(x + i));
-    float lanes[KERN_VL], best;
-    vf_store(lanes, top);
-    best = lanes[0];
-    for (int lane = 1; lane < KERN_VL; lane++)
-        best = lanes[lane] > best ? lanes[lane] : best;
+    float best = vf_largest(top);
     for (; i < count; i++)
         best = x[i] > best ? x[i] : best;
     return best;

@@ -123,6 +123,20 @@ static inline float vf_sum(vf x) {
     z += __builtin_shufflevector(z, z, 2, 3, 2, 3);
     return z[0] + z[1];
 }
+// The largest lane, NaN lanes skipped where others are not.
+static inline float vf_largest(vf x) {
+#if defined(KERN_ISA_AVX512)
+    vf y = vf_max(x, __builtin_shufflevector(x, x, 8, 9, 10, 11, 12, 13, 14, 15, 0, 1, 2, 3, 4, 5, 6, 7));
+    y = vf_max(y, __builtin_shufflevector(y, y, 4, 5, 6, 7, 0, 1, 2, 3, 12, 13, 14, 15, 8, 9, 10, 11));
+    y = vf_max(y, __builtin_shufflevector(y, y, 2, 3, 0, 1, 6, 7, 4, 5, 10, 11, 8, 9, 14, 15, 12, 13));
+#elif defined(KERN_ISA_AVX2)
+    vf y = vf_max(x, __builtin_shufflevector(x, x, 4, 5, 6, 7, 0, 1, 2, 3));
+    y = vf_max(y, __builtin_shufflevector(y, y, 2, 3, 0, 1, 6, 7, 4, 5));
+#else
+    vf y = vf_max(x, __builtin_shufflevector(x, x, 2, 3, 0, 1));
+#endif
+    return y[0] > y[1] ? y[0] : y[1];
+}
 // e^x within 2 ulp; 0 below -87.3, e^88.7 above it (never infinite).
 static inline vf vf_exp(vf x) {
     const vf top = vf_set(88.72f), bottom = vf_set(-87.33f);

@@ -68,10 +68,7 @@ static float largest_finite(const float *x, int32_t count) {
     int32_t i = 0;
     for (; i + KERN_VL <= count; i += KERN_VL)
         top = vf_max(top, finite_or_banned(vf_load(x + i)));
-    float lanes[KERN_VL], best = -INFINITY;
-    vf_store(lanes, top);
-    for (int lane = 0; lane < KERN_VL; lane++)
-        best = lanes[lane] > best ? lanes[lane] : best;
+    float best = vf_largest(top);
     for (; i < count; i++)
         best = finite_or_banned_1(x[i]) > best ? x[i] : best;
     return best;
