@@ -3,41 +3,57 @@
 #include "trainer/jsonl.h"
 
 #include <jansson.h>
+#include <math.h>
 #include <stdlib.h>
 #include <string.h>
 
+#include "engine/config_json.h"
 #include "engine/files.h"
 
 struct trn_json {
     json_t *root;
+    bool failed; // a set lacked memory
     char path[512];
 };
 
 enum { JSON_FILE_LIMIT = 64 << 20 };
 
-eng_status trn_json_read(const char *path, trn_json **out, eng_error *error) {
-    char *text = NULL;
-    size_t length = 0;
-    eng_status status = eng_read_file(path, JSON_FILE_LIMIT, &text, &length, error);
-    if (status != ENG_OK)
-        return status;
-    json_error_t at;
-    json_t *root = json_loadb(text, length, JSON_REJECT_DUPLICATES, &at);
-    free(text);
-    if (!root || !json_is_object(root)) {
-        json_decref(root);
-        return eng_fail(error, ENG_FORMAT, "%s: not a JSON object (byte %d)", path, root ? 0 : at.position);
-    }
-    trn_json *json = malloc(sizeof *json);
+static eng_status wrap(json_t *root, const char *path, trn_json **out, eng_error *error) {
+    trn_json *json = calloc(1, sizeof *json);
     if (!json) {
         json_decref(root);
         return eng_fail(error, ENG_NO_MEMORY, "%s: out of memory", path);
     }
     json->root = root;
     strncpy(json->path, path, sizeof json->path - 1);
-    json->path[sizeof json->path - 1] = '\0';
     *out = json;
     return ENG_OK;
+}
+
+eng_status trn_json_parse(const char *text, size_t length, const char *origin, trn_json **out, eng_error *error) {
+    json_error_t at;
+    json_t *root = json_loadb(text, length, JSON_REJECT_DUPLICATES, &at);
+    if (!root || !json_is_object(root)) {
+        json_decref(root);
+        return eng_fail(error, ENG_FORMAT, "%s: not a JSON object (byte %d)", origin, root ? 0 : at.position);
+    }
+    return wrap(root, origin, out, error);
+}
+
+eng_status trn_json_read(const char *path, trn_json **out, eng_error *error) {
+    char *text = NULL;
+    size_t length = 0;
+    eng_status status = eng_read_file(path, JSON_FILE_LIMIT, &text, &length, error);
+    if (status == ENG_OK)
+        status = trn_json_parse(text, length, path, out, error);
+    free(text);
+    return status;
+}
+
+eng_status trn_json_read_config(const char *path, trn_json **out, eng_error *error) {
+    json_t *root = NULL;
+    eng_status status = eng_json_read(path, JSON_FILE_LIMIT, &root, NULL, error);
+    return status == ENG_OK ? wrap(root, path, out, error) : status;
 }
 
 void trn_json_free(trn_json *json) {
@@ -45,6 +61,10 @@ void trn_json_free(trn_json *json) {
         return;
     json_decref(json->root);
     free(json);
+}
+
+bool trn_json_has(const trn_json *json, const char *key) {
+    return json_object_get(json->root, key) != NULL;
 }
 
 static eng_status wrong(const trn_json *json, const char *key, const char *wanted, eng_error *error) {
@@ -97,4 +117,84 @@ eng_status trn_json_ids(const trn_json *json, const char *key, int32_t limit, in
     *ids = list;
     *count = (int32_t)size;
     return ENG_OK;
+}
+
+eng_status trn_json_each_string(const trn_json *json, const char *key,
+                                eng_status (*visit)(void *context, const char *name, const char *value), void *context,
+                                eng_error *error) {
+    json_t *object = json_object_get(json->root, key), *value;
+    const char *name;
+    if (!json_is_object(object))
+        return wrong(json, key, "not an object", error);
+    json_object_foreach(object, name, value) {
+        if (!json_is_string(value))
+            return eng_fail(error, ENG_FORMAT, "%s: %s.%s: not a string", json->path, key, name);
+        eng_status status = visit(context, name, json_string_value(value));
+        if (status != ENG_OK)
+            return status;
+    }
+    return ENG_OK;
+}
+
+// ----------------------------------------------------------------------------------------------------------- building
+
+trn_json *trn_json_create(void) {
+    json_t *root = json_object();
+    trn_json *json = NULL;
+    return root && wrap(root, "", &json, NULL) == ENG_OK ? json : NULL;
+}
+
+static void set(trn_json *json, const char *key, json_t *value) {
+    if (json_object_set_new(json->root, key, value) != 0)
+        json->failed = true;
+}
+
+void trn_json_set_integer(trn_json *json, const char *key, int64_t value) {
+    set(json, key, json_integer(value));
+}
+
+void trn_json_set_real(trn_json *json, const char *key, double value) {
+    set(json, key, isfinite(value) ? json_real(value) : json_null());
+}
+
+void trn_json_set_string(trn_json *json, const char *key, const char *value) {
+    set(json, key, json_string(value));
+}
+
+void trn_json_set_object(trn_json *json, const char *key, trn_json *value) {
+    if (!value || value->failed)
+        json->failed = true;
+    else
+        set(json, key, json_incref(value->root));
+    trn_json_free(value);
+}
+
+void trn_json_set_text(trn_json *json, const char *key, const char *text) {
+    json_t *value = json_loads(text, JSON_DECODE_ANY | JSON_REJECT_DUPLICATES, NULL);
+    set(json, key, value ? value : json_string(text));
+}
+
+eng_status trn_json_each_text(const trn_json *json,
+                              eng_status (*visit)(void *context, const char *key, const char *text), void *context,
+                              eng_error *error) {
+    const char *key;
+    json_t *value;
+    json_object_foreach(json->root, key, value) {
+        char *text = json_dumps(value, JSON_ENCODE_ANY | JSON_REAL_PRECISION(17));
+        if (!text)
+            return eng_fail(error, ENG_NO_MEMORY, "out of memory for the text of %s", key);
+        eng_status status = visit(context, key, text);
+        free(text);
+        if (status != ENG_OK)
+            return status;
+    }
+    return ENG_OK;
+}
+
+char *trn_json_text(const trn_json *json, bool indented) {
+    if (json->failed)
+        return NULL;
+    if (indented)
+        return eng_json_write(json->root);
+    return json_dumps(json->root, JSON_COMPACT | JSON_REAL_PRECISION(17));
 }

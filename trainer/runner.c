@@ -16,6 +16,18 @@ static kern_status create_pools(const eng_model *model, const trn_runner_options
     return status;
 }
 
+static size_t larger(size_t a, size_t b) {
+    return a > b ? a : b;
+}
+
+static eng_status create_memory(const eng_weights *weights, const eng_plan *also, trn_runner *runner,
+                                eng_error *error) {
+    size_t saved = larger(runner->plan->saved_bytes, also ? also->saved_bytes : 0);
+    size_t scratch = larger(runner->plan->scratch_bytes, also ? also->scratch_bytes : 0);
+    return eng_memory_create(runner->device, weights, saved, scratch, runner->states, runner->pages, &runner->memory,
+                             error);
+}
+
 eng_status trn_runner_create(const eng_weights *weights, const trn_runner_options *options, trn_runner *out,
                              eng_error *error) {
     const eng_model *model = weights->model;
@@ -33,8 +45,7 @@ eng_status trn_runner_create(const eng_weights *weights, const trn_runner_option
         made = create_pools(model, options, &runner);
     status = eng_fail_kernel(error, made, "allocating row tables and states");
     if (status == ENG_OK)
-        status = eng_memory_create(runner.device, weights, runner.plan->saved_bytes, runner.plan->scratch_bytes,
-                                   runner.states, runner.pages, &runner.memory, error);
+        status = create_memory(weights, options->also, &runner, error);
     if (status != ENG_OK) {
         trn_runner_free(&runner);
         return status;

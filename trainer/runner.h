@@ -23,6 +23,7 @@ typedef struct trn_runner_options {
     int32_t max_boundaries; // documents that may start inside rows
     int32_t slots;          // SERVE
     int32_t slot_tokens;    // SERVE: the longest timeline of a slot
+    const eng_plan *also;   // another plan of these sizes that runs in the same memory, in turns; may be NULL
 } trn_runner_options;
 
 ENG_CHECKED eng_status trn_runner_create(const eng_weights *weights, const trn_runner_options *options, trn_runner *out,

@@ -1,0 +1,116 @@
+// SPDX-License-Identifier: Apache-2.0
+// Rows of a data set in a runner; see batch.h.
+#include "trainer/batch.h"
+
+#include <stdlib.h>
+#include <string.h>
+
+static int32_t heads_of(const eng_plan *plan, int32_t layer) {
+    return plan->report[layer].ref ? plan->model->config.layer[layer].mesa.heads : 0;
+}
+
+eng_status trn_batch_create(trn_runner *runner, trn_batch *out, eng_error *error) {
+    const eng_plan *plan = runner->plan;
+    int32_t layers = plan->model->config.layers, widest = 0;
+    size_t tokens = (size_t)plan->options.max_tokens, heads = 0;
+    for (int32_t layer = 0; layer < layers; layer++) {
+        heads += (size_t)heads_of(plan, layer);
+        if (heads_of(plan, layer) > widest)
+            widest = heads_of(plan, layer);
+    }
+    trn_batch batch = {.runner = runner,
+                       .loss = calloc(tokens, sizeof *batch.loss),
+                       .reports = calloc(tokens * heads + 1, sizeof *batch.reports),
+                       .report = calloc((size_t)layers, sizeof *batch.report),
+                       .backward = calloc(tokens * (size_t)widest + 1, sizeof *batch.backward)};
+    if (!batch.loss || !batch.reports || !batch.report || !batch.backward) {
+        trn_batch_free(&batch);
+        return eng_fail(error, ENG_NO_MEMORY, "out of memory for the results of %zu tokens", tokens);
+    }
+    kern_solve_report *next = batch.reports;
+    for (int32_t layer = 0; layer < layers; layer++) {
+        batch.report[layer] = heads_of(plan, layer) ? next : NULL;
+        next += tokens * (size_t)heads_of(plan, layer);
+    }
+    *out = batch;
+    return ENG_OK;
+}
+
+void trn_batch_free(trn_batch *batch) {
+    free(batch->loss);
+    free(batch->reports);
+    free(batch->report);
+    free(batch->backward);
+    memset(batch, 0, sizeof *batch);
+}
+
+void trn_batch_clear(trn_batch *batch) {
+    trn_runner_clear(batch->runner);
+    batch->runner->rows->merge = true;
+}
+
+eng_status trn_batch_add(trn_batch *batch, const trn_row *row, double weight, kern_solver solver, eng_error *error) {
+    kern_rows *rows = batch->runner->rows;
+    int32_t token0 = rows->n_tokens;
+    if (row->boundaries > rows->max_boundaries - rows->n_boundaries)
+        return eng_fail(error, ENG_FULL, "more than %d documents start inside the rows of a batch",
+                        rows->max_boundaries);
+    eng_status status =
+        trn_runner_add_row(batch->runner, KERN_ROW_PROMPT, -1, 0, row->id, row->length, solver, error);
+    if (status != ENG_OK)
+        return status;
+    memcpy(rows->target + token0, row->target, sizeof *row->target * (size_t)row->length);
+    for (int32_t i = 0; i < row->length; i++)
+        rows->target_weight[token0 + i] = row->target[i] >= 0 ? (float)weight : 0;
+    rows->row[rows->n_rows - 1].boundaries = row->boundaries;
+    for (int32_t i = 0; i < row->boundaries; i++)
+        rows->boundary[rows->n_boundaries++] = token0 + row->boundary[i];
+    return ENG_OK;
+}
+
+static void sum_reports(const kern_solve_report *report, size_t count, eng_compute *sum) {
+    sum->solves += count;
+    for (size_t i = 0; i < count; i++) {
+        sum->steps += report[i].steps;
+        sum->unconverged += report[i].flags != 0;
+        if (report[i].steps > sum->steps_max)
+            sum->steps_max = report[i].steps;
+    }
+}
+
+static eng_status read_reports(trn_batch *batch, eng_error *error) {
+    trn_runner *runner = batch->runner;
+    const eng_plan *plan = runner->plan;
+    int32_t tokens = runner->rows->n_tokens;
+    batch->solves = batch->backward_solves = (eng_compute){0};
+    eng_status status = ENG_OK;
+    for (int32_t layer = 0; status == ENG_OK && layer < plan->model->config.layers; layer++) {
+        size_t bytes = sizeof *batch->reports * (size_t)tokens * (size_t)heads_of(plan, layer);
+        if (bytes == 0)
+            continue;
+        status = trn_runner_read(runner, plan->report[layer], batch->report[layer], bytes, error);
+        if (status != ENG_OK || plan->options.kind != ENG_PLAN_TRAIN)
+            continue;
+        status = trn_runner_read(runner, plan->backward_report[layer], batch->backward, bytes, error);
+        sum_reports(batch->backward, bytes / sizeof *batch->backward, &batch->backward_solves);
+    }
+    if (status == ENG_OK)
+        eng_sum_reports(plan->model, (const kern_solve_report *const *)batch->report, 0, tokens, &batch->solves);
+    return status;
+}
+
+eng_status trn_batch_run(trn_batch *batch, eng_error *error) {
+    trn_runner *runner = batch->runner;
+    eng_status status = trn_runner_run(runner, error);
+    if (status == ENG_OK)
+        status = trn_runner_read(runner, runner->plan->loss, batch->loss,
+                                 sizeof *batch->loss * (size_t)runner->rows->n_tokens, error);
+    return status == ENG_OK ? read_reports(batch, error) : status;
+}
+
+double trn_batch_loss(const trn_batch *batch, int32_t token0, int32_t count) {
+    double sum = 0;
+    for (int32_t i = 0; i < count; i++)
+        sum += (double)batch->loss[token0 + i];
+    return sum;
+}

@@ -1,0 +1,30 @@
+// SPDX-License-Identifier: Apache-2.0
+// Rows of a data set in a runner: adding them, running them, and what came out (losses, solver steps).
+//
+// The products of a batch run over all its rows at once (rows->merge). One thread.
+#ifndef TRAINER_BATCH_H
+#define TRAINER_BATCH_H
+
+#include "trainer/dataset.h"
+#include "trainer/runner.h"
+
+typedef struct trn_batch {
+    trn_runner *runner;                 // borrowed; its plan is a SCORE or a TRAIN plan
+    float *loss;                        // (max_tokens) of each token, 0 without target; after trn_batch_run
+    kern_solve_report *reports;         // (layers, max_tokens, heads) of the forward solves
+    kern_solve_report **report;          // (layers) into reports; NULL: no Mesa layer
+    kern_solve_report *backward;        // one layer's
+    eng_compute solves, backward_solves; // of the last run
+} trn_batch;
+
+ENG_CHECKED eng_status trn_batch_create(trn_runner *runner, trn_batch *out, eng_error *error);
+void trn_batch_free(trn_batch *batch);
+void trn_batch_clear(trn_batch *batch);
+// Adds a row that starts from a zero state; weight: of each target's loss in the gradient.
+ENG_CHECKED eng_status trn_batch_add(trn_batch *batch, const trn_row *row, double weight, kern_solver solver,
+                                     eng_error *error);
+ENG_CHECKED eng_status trn_batch_run(trn_batch *batch, eng_error *error);
+// Sum of the losses of the tokens [token0, token0 + count), in order.
+double trn_batch_loss(const trn_batch *batch, int32_t token0, int32_t count);
+
+#endif

@@ -1,0 +1,285 @@
+// SPDX-License-Identifier: Apache-2.0
+// Opening, resuming and closing a training run; see run.h.
+#include "trainer/run.h"
+
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "engine/files.h"
+#include "engine/tokenizer.h"
+#include "trainer/tokenizer.h"
+
+enum { MAX_NAMES = 256 };
+
+// -------------------------------------------------------------------------------------------------------------- model
+
+static void set_default_integer(trn_json *json, const char *key, int64_t value) {
+    if (value >= 0 && !trn_json_has(json, key))
+        trn_json_set_integer(json, key, value);
+}
+
+// What [model] leaves open follows from the tokenizer and the context.
+static void set_model_defaults(trn_run_config *config, const eng_tokenizer *tokenizer) {
+    trn_json *model = config->model;
+    set_default_integer(model, "max_position_embeddings", config->context);
+    set_default_integer(model, "trained_length", config->context);
+    if (!tokenizer)
+        return;
+    int32_t end = eng_tokenizer_special(tokenizer, TRN_END_OF_TEXT), bos = eng_tokenizer_bos(tokenizer);
+    set_default_integer(model, "vocab_size", eng_tokenizer_size(tokenizer));
+    set_default_integer(model, "bos_token_id", bos >= 0 ? bos : end);
+    set_default_integer(model, "eos_token_id", end);
+}
+
+static eng_status create_model(trn_run *run, eng_error *error) {
+    char *text = trn_json_text(run->config.model, true);
+    if (!text)
+        return eng_fail(error, ENG_NO_MEMORY, "out of memory for the model's configuration");
+    eng_config parsed;
+    eng_status status = eng_config_parse(text, strlen(text), "[model]", &parsed, error);
+    free(text);
+    return status == ENG_OK ? eng_model_create(&parsed, &run->model, error) : status;
+}
+
+static eng_status check_vocabulary(const trn_run *run, const eng_tokenizer *tokenizer, eng_error *error) {
+    if (tokenizer && eng_tokenizer_size(tokenizer) > run->model->config.vocab_size)
+        return eng_fail(error, ENG_INVALID, "model.vocab_size: %d, but the tokenizer has %d ids",
+                        run->model->config.vocab_size, eng_tokenizer_size(tokenizer));
+    return ENG_OK;
+}
+
+// --------------------------------------------------------------------------------------------------------------- data
+
+static eng_status open_data(const trn_run *run, const char *list, const uint8_t *tokenizer, trn_dataset **out,
+                            eng_error *error) {
+    const eng_config *config = &run->model->config;
+    const char *name[MAX_NAMES];
+    char *copy = strdup(list), *rest = NULL;
+    int names = 0;
+    if (!copy)
+        return eng_fail(error, ENG_NO_MEMORY, "out of memory for the names of shards");
+    for (char *word = strtok_r(copy, " \t", &rest); word && names < MAX_NAMES; word = strtok_r(NULL, " \t", &rest))
+        name[names++] = word;
+    trn_dataset_options options = {.name = name,
+                                   .names = names,
+                                   .context = (int32_t)run->config.context,
+                                   .bos_id = config->bos_id,
+                                   .eos_id = config->eos_count > 0 ? config->eos_id[0] : -1,
+                                   .vocab_size = config->vocab_size,
+                                   .tokenizer = tokenizer};
+    eng_status status = trn_dataset_open(&options, out, error);
+    free(copy);
+    return status;
+}
+
+static eng_status open_datasets(trn_run *run, const eng_tokenizer *tokenizer, eng_error *error) {
+    const uint8_t *digest = tokenizer ? eng_tokenizer_digest(tokenizer) : NULL;
+    eng_status status = open_data(run, run->config.train, digest, &run->train, error);
+    if (status == ENG_OK && run->config.valid[0])
+        status = open_data(run, run->config.valid, trn_dataset_tokenizer(run->train), &run->valid, error);
+    run->row = calloc((size_t)run->batch_rows, sizeof *run->row);
+    if (status == ENG_OK && !run->row)
+        status = eng_fail(error, ENG_NO_MEMORY, "out of memory for the rows of a step");
+    for (int32_t i = 0; status == ENG_OK && i < run->batch_rows; i++)
+        status = trn_row_create((int32_t)run->config.context, &run->row[i], error);
+    return status;
+}
+
+// -------------------------------------------------------------------------------------------------------------- plans
+
+static eng_status create_plans(trn_run *run, eng_error *error) {
+    int64_t tokens = run->config.context * run->micro_rows;
+    if (tokens > 1 << 26)
+        return eng_fail(error, ENG_INVALID, "train.micro_rows: %lld tokens at once are too many", (long long)tokens);
+    eng_plan_options options = {.kind = ENG_PLAN_SCORE,
+                                .max_tokens = (int32_t)tokens,
+                                .max_rows = run->micro_rows,
+                                .recompute = (eng_recompute)run->config.recompute,
+                                .backward_tolerance = (float)run->config.backward_tolerance};
+    eng_status status = eng_plan_create(run->model, run->device, &options, &run->score_plan, error);
+    if (status != ENG_OK)
+        return status;
+    options.kind = ENG_PLAN_TRAIN;
+    trn_runner_options runner = {.plan = options, .max_boundaries = (int32_t)tokens, .also = run->score_plan};
+    status = trn_runner_create(run->weights, &runner, &run->runner, error);
+    if (status != ENG_OK)
+        return status;
+    run->train_plan = run->runner.plan;
+    return trn_batch_create(&run->runner, &run->batch, error);
+}
+
+static eng_status create_optimizer(trn_run *run, eng_error *error) {
+    const trn_run_config *config = &run->config;
+    trn_adamw adamw = {.beta1 = config->beta1,
+                       .beta2 = config->beta2,
+                       .eps = config->eps,
+                       .weight_decay = config->weight_decay,
+                       .clip = config->clip};
+    run->schedule = (trn_schedule){.kind = (trn_schedule_kind)config->schedule,
+                                   .peak = config->lr,
+                                   .min_ratio = config->min_lr_ratio,
+                                   .warmup = config->warmup_steps,
+                                   .steps = config->steps,
+                                   .decay_fraction = config->decay_fraction};
+    return trn_optimizer_create(run->weights, run->runner.stream, &adamw, &run->optimizer, error);
+}
+
+static kern_solver choose_solver(const trn_run *run) {
+    const trn_run_config *config = &run->config;
+    int32_t steps = (int32_t)config->solver_steps;
+    for (int32_t layer = 0; steps == 0 && layer < run->model->config.layers; layer++)
+        if (run->train_plan->report[layer].ref)
+            steps = run->model->config.layer[layer].mesa.cg_steps_training;
+    return (kern_solver){.mode = (int32_t)config->solver_mode,
+                         .max_steps = steps,
+                         .tolerance = (float)config->solver_tolerance};
+}
+
+// ------------------------------------------------------------------------------------------------------------- weights
+
+static bool same_tensor(const eng_tensor *a, const eng_tensor *b) {
+    return strcmp(a->name, b->name) == 0 && a->ndim == b->ndim &&
+           memcmp(a->shape, b->shape, sizeof *a->shape * (size_t)a->ndim) == 0;
+}
+
+static eng_status copy_weights(trn_run *run, const eng_weights *from, const char *dir, eng_error *error) {
+    const eng_model *model = run->model;
+    for (int32_t i = 0; i < model->tensors; i++)
+        if (i >= from->model->tensors || !same_tensor(&model->tensor[i], &from->model->tensor[i]))
+            return eng_fail(error, ENG_INVALID, "%s: not a checkpoint of this model: %s is missing or of another shape",
+                            eng_path_tail(dir), model->tensor[i].name);
+    if (from->model->tensors != model->tensors)
+        return eng_fail(error, ENG_INVALID, "%s: has tensors that this model does not have", eng_path_tail(dir));
+    kern_status status = kern_copy(run->runner.stream, run->weights->masters, from->masters,
+                                   sizeof(float) * (size_t)from->count);
+    if (status == KERN_OK)
+        status = kern_synchronize(run->runner.stream);
+    return eng_fail_kernel(error, status, "loading weights");
+}
+
+static eng_status load_weights(trn_run *run, const char *dir, eng_error *error) {
+    eng_checkpoint *checkpoint = NULL;
+    eng_weights *weights = NULL;
+    eng_status status = eng_checkpoint_open(dir, &checkpoint, error);
+    if (status == ENG_OK)
+        status = eng_weights_load(checkpoint, run->device, true, &weights, error);
+    if (status == ENG_OK)
+        status = copy_weights(run, weights, dir, error);
+    eng_weights_free(weights);
+    eng_checkpoint_close(checkpoint);
+    return status;
+}
+
+// --------------------------------------------------------------------------------------------------------------- whole
+
+static eng_status open_parts(trn_run *run, const eng_tokenizer *tokenizer, eng_error *error) {
+    char reason[160] = "";
+    kern_status opened = kern_device_open(run->config.device, &run->device, reason, sizeof reason);
+    if (opened != KERN_OK)
+        return eng_fail(error, ENG_DEVICE, "device %s: %s", run->config.device,
+                        reason[0] ? reason : kern_status_text(opened));
+    eng_status status = create_model(run, error);
+    if (status == ENG_OK)
+        status = check_vocabulary(run, tokenizer, error);
+    if (status == ENG_OK)
+        status = open_datasets(run, tokenizer, error);
+    if (status == ENG_OK)
+        status = eng_weights_init(run->model, run->device, (uint64_t)run->config.seed, false, &run->weights, error);
+    if (status == ENG_OK)
+        status = create_plans(run, error);
+    if (status == ENG_OK)
+        status = create_optimizer(run, error);
+    return status;
+}
+
+static void begin_state(trn_run *run) {
+    run->solver = choose_solver(run);
+    run->state = (trn_run_state){.seed = run->config.seed,
+                                 .context = run->config.context,
+                                 .batch_rows = run->batch_rows,
+                                 .data_rows = trn_dataset_rows(run->train)};
+}
+
+eng_status trn_run_open(trn_run_config *config, trn_run *run, eng_error *error) {
+    *run = (trn_run){.config = *config};
+    memset(config, 0, sizeof *config);
+    run->batch_rows = (int32_t)(run->config.batch_tokens / run->config.context);
+    run->micro_rows = run->config.micro_rows < run->batch_rows ? (int32_t)run->config.micro_rows : run->batch_rows;
+    const char *warm_start = run->config.warm_start;
+    eng_tokenizer *tokenizer = NULL;
+    eng_status status = ENG_OK;
+    if (warm_start[0] && !run->config.base[0] && !trn_json_has(run->config.model, "model_type"))
+        status = trn_run_config_set_base(&run->config, warm_start, error);
+    if (status == ENG_OK)
+        status = trn_run_config_merge_base(&run->config, error);
+    if (status == ENG_OK && run->config.tokenizer[0])
+        status = eng_tokenizer_open(run->config.tokenizer, 0, &tokenizer, error);
+    if (status == ENG_OK) {
+        set_model_defaults(&run->config, tokenizer);
+        status = open_parts(run, tokenizer, error);
+    }
+    eng_tokenizer_close(tokenizer);
+    if (status == ENG_OK) {
+        begin_state(run);
+        if (warm_start[0])
+            status = load_weights(run, warm_start, error);
+    }
+    if (status != ENG_OK)
+        trn_run_close(run);
+    return status;
+}
+
+eng_status trn_run_resume(trn_run *run, const char *dir, const trn_run_state *state, eng_error *error) {
+    const struct {
+        const char *what;
+        int64_t saved, given;
+    } same[] = {
+        {"train.seed", state->seed, run->state.seed},
+        {"data.context", state->context, run->state.context},
+        {"rows a step (train.batch_tokens / data.context)", state->batch_rows, run->state.batch_rows},
+        {"rows of the training data", state->data_rows, run->state.data_rows},
+    };
+    for (size_t i = 0; i < sizeof same / sizeof *same; i++)
+        if (same[i].saved != same[i].given)
+            return eng_fail(error, ENG_INVALID, "%s: %s was %lld and is now %lld; the order of the data would change",
+                            eng_path_tail(dir), same[i].what, (long long)same[i].saved, (long long)same[i].given);
+    char *moments = eng_join_path(dir, "trainer/optim-0.safetensors");
+    eng_status status = moments ? load_weights(run, dir, error) : eng_fail(error, ENG_NO_MEMORY, "out of memory");
+    if (status == ENG_OK)
+        status = trn_optimizer_load(&run->optimizer, moments, error);
+    free(moments);
+    if (status != ENG_OK)
+        return status;
+    run->optimizer.updates = state->updates;
+    run->state = *state;
+    return ENG_OK;
+}
+
+void trn_run_close(trn_run *run) {
+    for (int32_t i = 0; run->row && i < run->batch_rows; i++)
+        trn_row_free(&run->row[i]);
+    free(run->row);
+    trn_optimizer_free(&run->optimizer);
+    trn_batch_free(&run->batch);
+    if (run->train_plan)
+        run->runner.plan = run->train_plan;
+    trn_runner_free(&run->runner);
+    eng_plan_free(run->score_plan);
+    trn_dataset_close(run->train);
+    trn_dataset_close(run->valid);
+    eng_weights_free(run->weights);
+    eng_model_free(run->model);
+    kern_device_close(run->device);
+    trn_run_config_free(&run->config);
+    memset(run, 0, sizeof *run);
+}
+
+eng_status trn_run_checkpoint(trn_run *run, const char *folder, eng_error *error) {
+    const char *tokenizer = run->config.tokenizer[0] ? run->config.tokenizer : NULL;
+    int64_t place = run->state.step * run->batch_rows;
+    run->state.updates = run->optimizer.updates;
+    run->state.epoch = place / run->state.data_rows;
+    run->state.row = place % run->state.data_rows;
+    return trn_run_save(folder, &run->state, run->weights, &run->optimizer, tokenizer, run->config.keep, error);
+}

@@ -1,0 +1,65 @@
+// SPDX-License-Identifier: Apache-2.0
+// A training run opened: model, weights, optimizer, data, plans. What happens step after step is in train_loop.c, the command in
+// train.c.
+//
+// Everything that decides the numbers follows from the configuration and the step: a run opened from its checkpoint of
+// step N goes on bit for bit as one that was never interrupted (on one machine, with one build and instruction set).
+// One thread; the compute team belongs to the device.
+#ifndef TRAINER_RUN_H
+#define TRAINER_RUN_H
+
+#include "trainer/batch.h"
+#include "trainer/dataset.h"
+#include "trainer/optimizer.h"
+#include "trainer/run_config.h"
+#include "trainer/run_folder.h"
+#include "trainer/schedule.h"
+
+typedef struct trn_run {
+    trn_run_config config;
+    kern_device *device;
+    eng_model *model;
+    eng_weights *weights;
+    trn_dataset *train, *valid; // valid NULL: none
+    eng_plan *score_plan;       // shares the runner's memory
+    eng_plan *train_plan;       // the runner's own
+    trn_runner runner;
+    trn_batch batch;
+    trn_optimizer optimizer;
+    trn_schedule schedule;
+    kern_solver solver;
+    trn_row *row; // (batch_rows) the rows of the step at hand
+    int32_t batch_rows, micro_rows;
+    trn_run_state state;
+} trn_run;
+
+// Takes config, also on failure. A fresh run starts from the table's start values, or from the weights of config->warm_start.
+ENG_CHECKED eng_status trn_run_open(trn_run_config *config, trn_run *run, eng_error *error);
+// Loads weights, moments and place from a checkpoint of this run (trn_run_newest); refuses one whose order of data differs.
+ENG_CHECKED eng_status trn_run_resume(trn_run *run, const char *dir, const trn_run_state *state, eng_error *error);
+void trn_run_close(trn_run *run);
+ENG_CHECKED eng_status trn_run_checkpoint(trn_run *run, const char *folder, eng_error *error);
+
+typedef struct trn_step_report {
+    int64_t step;        // after it: 1 for the first
+    int64_t first_place; // of its rows in the endless order
+    double rate, loss, gradient_norm;
+    int64_t targets;
+    eng_compute solves, backward_solves;
+    enum { TRN_STEP_DONE, TRN_STEP_EMPTY, TRN_STEP_NOT_FINITE } outcome;
+} trn_step_report;
+
+// One optimizer step. A step without counted targets changes nothing; neither does one whose loss or gradient is not finite:
+// both count as steps, and the report says so.
+ENG_CHECKED eng_status trn_run_step(trn_run *run, trn_step_report *report, eng_error *error);
+
+typedef struct trn_score {
+    double loss; // sum over targets
+    int64_t targets;
+    eng_compute solves;
+} trn_score;
+
+// The loss over config.eval_rows rows of the validation set (0: all), the same rows at every call.
+ENG_CHECKED eng_status trn_run_validate(trn_run *run, trn_score *score, eng_error *error);
+
+#endif

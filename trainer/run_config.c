@@ -1,0 +1,332 @@
+// SPDX-License-Identifier: Apache-2.0
+// The table of run.ini's keys; reading and checking; see run_config.h.
+#include "trainer/run_config.h"
+
+#include <ini.h>
+#include <math.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/stat.h>
+
+#include "engine/files.h"
+#include "engine/model.h"
+#include "trainer/options.h"
+#include "trainer/run_config_keys.h"
+
+// The parser keeps a line in a buffer of 200 bytes and would take the rest for another line.
+enum { FILE_LIMIT = 1 << 20, LINE_LIMIT = 190 };
+
+static const double largest = 9007199254740992.0; // 2^53: every integer below is a double
+
+static const char *const schedules[] = {"cosine", "wsd", NULL};
+static const char *const recomputes[] = {"none", "mixer", "block", NULL};
+static const char *const modes[] = {"tolerance", "steps", "exact", "fixed", NULL};
+
+#define AT(member) offsetof(trn_run_config, member)
+const trn_run_key trn_run_keys[] = {
+    {"data", "train", TRN_KEY_TEXT, AT(train), "", 0, 0, NULL},
+    {"data", "valid", TRN_KEY_TEXT, AT(valid), "", 0, 0, NULL},
+    {"data", "tokenizer", TRN_KEY_TEXT, AT(tokenizer), "", 0, 0, NULL},
+    {"data", "context", TRN_KEY_INTEGER, AT(context), "1024", 1, 1 << 24, NULL},
+    {"optim", "lr", TRN_KEY_REAL, AT(lr), "0.001", 0, 10, NULL},
+    {"optim", "min_lr_ratio", TRN_KEY_REAL, AT(min_lr_ratio), "0.1", 0, 1, NULL},
+    {"optim", "warmup_steps", TRN_KEY_INTEGER, AT(warmup_steps), "100", 0, largest, NULL},
+    {"optim", "schedule", TRN_KEY_CHOICE, AT(schedule), "cosine", 0, 0, schedules},
+    {"optim", "decay_fraction", TRN_KEY_REAL, AT(decay_fraction), "0.2", 0, 1, NULL},
+    {"optim", "beta1", TRN_KEY_REAL, AT(beta1), "0.9", 0, 0.9999999, NULL},
+    {"optim", "beta2", TRN_KEY_REAL, AT(beta2), "0.98", 0, 0.9999999, NULL},
+    {"optim", "eps", TRN_KEY_REAL, AT(eps), "1e-8", 0, 1, NULL},
+    {"optim", "weight_decay", TRN_KEY_REAL, AT(weight_decay), "0.1", 0, 10, NULL},
+    {"optim", "clip", TRN_KEY_REAL, AT(clip), "1", 0, 1e6, NULL},
+    {"train", "steps", TRN_KEY_INTEGER, AT(steps), "0", 0, largest, NULL},
+    {"train", "batch_tokens", TRN_KEY_INTEGER, AT(batch_tokens), "32768", 1, 1 << 30, NULL},
+    {"train", "micro_rows", TRN_KEY_INTEGER, AT(micro_rows), "4", 1, 1 << 16, NULL},
+    {"train", "seed", TRN_KEY_INTEGER, AT(seed), "1", 0, largest, NULL},
+    {"train", "eval_every", TRN_KEY_INTEGER, AT(eval_every), "250", 0, largest, NULL},
+    {"train", "eval_rows", TRN_KEY_INTEGER, AT(eval_rows), "64", 0, largest, NULL},
+    {"train", "save_every", TRN_KEY_INTEGER, AT(save_every), "500", 0, largest, NULL},
+    {"train", "keep", TRN_KEY_INTEGER, AT(keep), "0", 0, largest, NULL},
+    {"train", "recompute", TRN_KEY_CHOICE, AT(recompute), "none", 0, 0, recomputes},
+    {"train", "device", TRN_KEY_TEXT, AT(device), "cpu", 0, 0, NULL},
+    {"train", "warm_start", TRN_KEY_TEXT, AT(warm_start), "", 0, 0, NULL},
+    {"solver", "mode", TRN_KEY_CHOICE, AT(solver_mode), "tolerance", 0, 0, modes},
+    {"solver", "tolerance", TRN_KEY_REAL, AT(solver_tolerance), "0.0001", 0, 1, NULL},
+    {"solver", "max_steps", TRN_KEY_INTEGER, AT(solver_steps), "0", 0, 256, NULL},
+    {"solver", "backward_tolerance", TRN_KEY_REAL, AT(backward_tolerance), "1e-5", 1e-7, 1, NULL},
+};
+#undef AT
+const int trn_run_key_count = sizeof trn_run_keys / sizeof *trn_run_keys;
+
+// The keys of config.json that mean something to a model made here.
+static const char *const model_keys[] = {
+    "architectures", "attention_bias", "attn", "bos_token_id", "conv_size", "elementwise_affine", "eos_token_id",
+    "gamma_cap_b", "head_dim", "hidden_act", "hidden_ratio", "hidden_size", "init", "initializer_range",
+    "intermediate_size", "lambda_lower_bound", "layer_types", "logits_soft_cap", "max_cg_step_decoding",
+    "max_cg_step_training", "max_position_embeddings", "mesa", "mlp_bias", "model_type", "norm_eps",
+    "num_attention_heads", "num_heads", "num_hidden_layers", "num_key_value_heads", "num_kv_heads", "pad_token_id",
+    "qk_norm", "qkv_bias", "rms_norm_eps", "rope_parameters", "rope_scaling", "rope_theta", "scale_embeddings",
+    "tie_word_embeddings", "trained_length", "use_output_gate", "vocab_size", "window_size",
+};
+
+typedef struct reader {
+    trn_run_config *config;
+    bool given[64];    // keys of the table, in this file
+    char *model_text;  // the value of model_key, which may go on
+    char model_key[64];
+    bool replaces;     // --set: a value given before may change
+    eng_error fault;
+} reader;
+
+// ------------------------------------------------------------------------------------------------------------- values
+
+static void *target_of(trn_run_config *config, const trn_run_key *key) {
+    return (char *)config + key->offset;
+}
+
+static eng_status set_text(char **target, const char *value, eng_error *error) {
+    char *copy = strdup(value);
+    if (!copy)
+        return eng_fail(error, ENG_NO_MEMORY, "out of memory for a value");
+    free(*target);
+    *target = copy;
+    return ENG_OK;
+}
+
+static eng_status set_choice(const trn_run_key *key, const char *value, int64_t *target, eng_error *error) {
+    for (int i = 0; key->choice[i]; i++)
+        if (strcmp(key->choice[i], value) == 0) {
+            *target = i;
+            return ENG_OK;
+        }
+    char names[96] = "";
+    for (int i = 0; key->choice[i]; i++)
+        snprintf(names + strlen(names), sizeof names - strlen(names), "%s%s", i ? ", " : "", key->choice[i]);
+    return eng_fail(error, ENG_INVALID, "%s.%s: \"%.40s\" is none of %s", key->section, key->name, value, names);
+}
+
+static eng_status set_value(trn_run_config *config, const trn_run_key *key, const char *value, eng_error *error) {
+    char name[64];
+    double number = 0;
+    void *target = target_of(config, key);
+    snprintf(name, sizeof name, "%s.%s", key->section, key->name);
+    eng_status status = ENG_OK;
+    switch (key->kind) {
+    case TRN_KEY_TEXT:
+        return set_text(target, value, error);
+    case TRN_KEY_CHOICE:
+        return set_choice(key, value, target, error);
+    case TRN_KEY_INTEGER:
+        status = trn_parse_integer(name, value, target, error);
+        number = (double)*(int64_t *)target;
+        break;
+    case TRN_KEY_REAL:
+        status = trn_parse_real(name, value, target, error);
+        number = *(double *)target;
+        break;
+    }
+    if (status == ENG_OK && !(number >= key->least && number <= key->most))
+        return eng_fail(error, ENG_INVALID, "%s: %.40s is not in %g..%g", name, value, key->least, key->most);
+    return status;
+}
+
+static int find_key(const char *section, const char *name) {
+    for (int i = 0; i < trn_run_key_count; i++)
+        if (strcmp(trn_run_keys[i].section, section) == 0 && strcmp(trn_run_keys[i].name, name) == 0)
+            return i;
+    return -1;
+}
+
+static bool is_model_key(const char *name) {
+    for (size_t i = 0; i < sizeof model_keys / sizeof *model_keys; i++)
+        if (strcmp(model_keys[i], name) == 0)
+            return true;
+    return false;
+}
+
+// A value of [model]; the same key again continues an array or object.
+static eng_status set_model(reader *r, const char *name, const char *value, eng_error *error) {
+    if (strcmp(name, "base") == 0)
+        return set_text(&r->config->base, value, error);
+    if (!is_model_key(name))
+        return eng_fail(error, ENG_INVALID, "model.%.40s: unknown key", name);
+    bool again = strcmp(r->model_key, name) == 0;
+    if (!r->replaces && trn_json_has(r->config->model, name) &&
+        !(again && (r->model_text[0] == '[' || r->model_text[0] == '{')))
+        return eng_fail(error, ENG_INVALID, "model.%s: given twice", name);
+    size_t before = again && !r->replaces ? strlen(r->model_text) : 0, size = before + strlen(value) + 2;
+    char *whole = malloc(size);
+    if (!whole)
+        return eng_fail(error, ENG_NO_MEMORY, "out of memory for a value");
+    snprintf(whole, size, "%.*s%s%s", (int)before, r->model_text ? r->model_text : "", before ? " " : "", value);
+    free(r->model_text);
+    r->model_text = whole;
+    snprintf(r->model_key, sizeof r->model_key, "%s", name);
+    trn_json_set_text(r->config->model, name, whole);
+    return ENG_OK;
+}
+
+static eng_status set_key(reader *r, const char *section, const char *name, const char *value, eng_error *error) {
+    if (strcmp(section, "model") == 0)
+        return set_model(r, name, value, error);
+    int index = find_key(section, name);
+    if (index < 0)
+        return eng_fail(error, ENG_INVALID, "%.40s%s%.40s: unknown key", section, section[0] ? "." : "", name);
+    if (r->given[index] && !r->replaces)
+        return eng_fail(error, ENG_INVALID, "%s.%s: given twice", section, name);
+    r->given[index] = true;
+    return set_value(r->config, &trn_run_keys[index], value, error);
+}
+
+// ------------------------------------------------------------------------------------------------------------ sources
+
+static int on_value(void *context, const char *section, const char *name, const char *value) {
+    reader *r = context;
+    if (r->fault.code != ENG_OK)
+        return 1; // the first fault is the one that is told
+    return set_key(r, section, name, value ? value : "", &r->fault) == ENG_OK;
+}
+
+static eng_status check_lines(const char *path, const char *text, size_t length, eng_error *error) {
+    int line = 1;
+    for (size_t at = 0, start = 0; at < length; at++) {
+        if (text[at] == '\0')
+            return eng_fail(error, ENG_INVALID, "%s:%d: a NUL byte", path, line);
+        if (text[at] == '\n') {
+            start = at + 1;
+            line++;
+        } else if (at - start >= LINE_LIMIT) {
+            return eng_fail(error, ENG_INVALID, "%s:%d: longer than %d bytes (indent to go on in the next line)", path,
+                            line, LINE_LIMIT);
+        }
+    }
+    return ENG_OK;
+}
+
+static eng_status read_file(trn_run_config *config, const char *path, eng_error *error) {
+    char *text = NULL;
+    size_t length = 0;
+    eng_status status = eng_read_file(path, FILE_LIMIT, &text, &length, error);
+    if (status != ENG_OK)
+        return status;
+    reader reader = {.config = config};
+    status = check_lines(path, text, length, error);
+    if (status == ENG_OK) {
+        int line = ini_parse_string(text, on_value, &reader);
+        if (line != 0)
+            status = eng_fail(error, reader.fault.code != ENG_OK ? reader.fault.code : ENG_INVALID, "%s:%d: %s", path,
+                              line, reader.fault.code != ENG_OK ? reader.fault.text : "neither [section] nor key = value");
+    }
+    free(reader.model_text);
+    free(text);
+    return status;
+}
+
+eng_status trn_run_config_set(trn_run_config *config, const char *assignment, eng_error *error) {
+    char section[32], name[64];
+    const char *dot = strchr(assignment, '.'), *equals = strchr(assignment, '=');
+    if (!dot || !equals || dot > equals || dot == assignment || dot + 1 == equals ||
+        (size_t)(dot - assignment) >= sizeof section || (size_t)(equals - dot) > sizeof name)
+        return eng_fail(error, ENG_INVALID, "--set %.60s: not section.key=value", assignment);
+    snprintf(section, sizeof section, "%.*s", (int)(dot - assignment), assignment);
+    snprintf(name, sizeof name, "%.*s", (int)(equals - dot - 1), dot + 1);
+    reader reader = {.config = config, .replaces = true};
+    eng_error fault = {0};
+    eng_status status = set_key(&reader, section, name, equals + 1, &fault);
+    free(reader.model_text);
+    return status == ENG_OK ? status : eng_fail(error, status, "--set %s", fault.text);
+}
+
+// -------------------------------------------------------------------------------------------------------------- whole
+
+static eng_status set_defaults(trn_run_config *config, eng_error *error) {
+    *config = (trn_run_config){.model = trn_json_create()};
+    eng_status status = config->model ? set_text(&config->base, "", error)
+                                      : eng_fail(error, ENG_NO_MEMORY, "out of memory for a configuration");
+    for (int i = 0; status == ENG_OK && i < trn_run_key_count; i++)
+        status = set_value(config, &trn_run_keys[i], trn_run_keys[i].fallback, error);
+    return status;
+}
+
+static eng_status check(const trn_run_config *config, eng_error *error) {
+    if (!config->train[0])
+        return eng_fail(error, ENG_INVALID, "data.train: missing");
+    if (config->steps == 0)
+        return eng_fail(error, ENG_INVALID, "train.steps: missing");
+    if (config->batch_tokens % config->context != 0)
+        return eng_fail(error, ENG_INVALID, "train.batch_tokens: %lld is no multiple of data.context %lld",
+                        (long long)config->batch_tokens, (long long)config->context);
+    if (config->batch_tokens / config->context > 1 << 20)
+        return eng_fail(error, ENG_INVALID, "train.batch_tokens: more than 1048576 rows a step");
+    if (config->eps <= 0)
+        return eng_fail(error, ENG_INVALID, "optim.eps: must be above 0");
+    return ENG_OK;
+}
+
+eng_status trn_run_config_read(const char *path, const char *const *set, int sets, trn_run_config *out,
+                               eng_error *error) {
+    trn_run_config config;
+    eng_status status = set_defaults(&config, error);
+    if (status == ENG_OK && path)
+        status = read_file(&config, path, error);
+    for (int i = 0; status == ENG_OK && i < sets; i++)
+        status = trn_run_config_set(&config, set[i], error);
+    if (status == ENG_OK)
+        status = check(&config, error);
+    if (status == ENG_OK)
+        *out = config;
+    else
+        trn_run_config_free(&config);
+    return status;
+}
+
+eng_status trn_run_config_set_base(trn_run_config *config, const char *base, eng_error *error) {
+    return set_text(&config->base, base, error);
+}
+
+static eng_status add_base_key(void *context, const char *key, const char *text) {
+    trn_json *model = context;
+    if (is_model_key(key) && !trn_json_has(model, key))
+        trn_json_set_text(model, key, text);
+    return ENG_OK;
+}
+
+static eng_status check_base(const char *path, eng_error *error) {
+    char *text = NULL;
+    size_t length = 0;
+    eng_config parsed = {0};
+    eng_status status = eng_read_file(path, FILE_LIMIT, &text, &length, error);
+    if (status == ENG_OK)
+        status = eng_config_parse(text, length, path, &parsed, error);
+    eng_config_free(&parsed);
+    free(text);
+    return status;
+}
+
+eng_status trn_run_config_merge_base(trn_run_config *config, eng_error *error) {
+    if (!config->base[0])
+        return ENG_OK;
+    struct stat facts;
+    bool folder = stat(config->base, &facts) == 0 && S_ISDIR(facts.st_mode);
+    char *path = folder ? eng_join_path(config->base, "config.json") : strdup(config->base);
+    trn_json *base = NULL;
+    eng_status status = path ? check_base(path, error) : eng_fail(error, ENG_NO_MEMORY, "out of memory for a path");
+    if (status == ENG_OK)
+        status = trn_json_read_config(path, &base, error);
+    if (status == ENG_OK)
+        status = trn_json_each_text(base, add_base_key, config->model, error);
+    if (status == ENG_OK)
+        status = set_text(&config->base, "", error);
+    trn_json_free(base);
+    free(path);
+    return status;
+}
+
+void trn_run_config_free(trn_run_config *config) {
+    trn_json_free(config->model);
+    free(config->base);
+    for (int i = 0; i < trn_run_key_count; i++)
+        if (trn_run_keys[i].kind == TRN_KEY_TEXT)
+            free(*(char **)target_of(config, &trn_run_keys[i]));
+    memset(config, 0, sizeof *config);
+}

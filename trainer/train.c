@@ -1,0 +1,169 @@
+// SPDX-License-Identifier: Apache-2.0
+// mesa-trainer train --config run.ini --out RUN: trains a model, or with --resume goes on from RUN's newest whole checkpoint.
+#include <errno.h>
+#include <fcntl.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/file.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include "engine/files.h"
+#include "trainer/commands.h"
+#include "trainer/options.h"
+#include "trainer/train_loop.h"
+
+typedef struct train_options {
+    const char *config, *out, *warm_start;
+    trn_strings set;
+    bool resume;
+    double max_seconds;
+} train_options;
+
+static void tell_damaged(const char *dir, const char *why) {
+    fprintf(stderr, "mesa-trainer train: %s is passed over: %s\n", dir, why);
+}
+
+static eng_status make_folder(const char *path, eng_error *error) {
+    if (mkdir(path, 0777) == 0 || errno == EEXIST)
+        return ENG_OK;
+    return eng_fail(error, ENG_IO, "%s: cannot be made: %s", path, strerror(errno));
+}
+
+// Two programs must not write one run. *lock is closed by the caller; the system frees it with the process at the latest.
+static eng_status lock_folder(const char *path, int *lock, eng_error *error) {
+    *lock = open(path, O_RDONLY | O_DIRECTORY | O_CLOEXEC);
+    if (*lock < 0)
+        return eng_fail(error, ENG_IO, "%s: %s", path, strerror(errno));
+    if (flock(*lock, LOCK_EX | LOCK_NB) != 0)
+        return eng_fail(error, ENG_INVALID, "%s: another program is training there", path);
+    return ENG_OK;
+}
+
+static eng_status read_config(const train_options *o, trn_run_config *config, eng_error *error) {
+    char *own = o->config ? strdup(o->config) : eng_join_path(o->out, "config.ini");
+    if (!own)
+        return eng_fail(error, ENG_NO_MEMORY, "out of memory for a path");
+    eng_status status = trn_run_config_read(own, o->set.item, o->set.count, config, error);
+    free(own);
+    if (status != ENG_OK || !o->warm_start)
+        return status;
+    char *copy = strdup(o->warm_start);
+    if (!copy) {
+        trn_run_config_free(config);
+        return eng_fail(error, ENG_NO_MEMORY, "out of memory for a path");
+    }
+    free(config->warm_start);
+    config->warm_start = copy;
+    return ENG_OK;
+}
+
+static eng_status write_config(const train_options *o, const trn_run *run, eng_error *error) {
+    char *path = eng_join_path(o->out, "config.ini");
+    eng_status status = path ? trn_run_config_write(&run->config, path, error)
+                             : eng_fail(error, ENG_NO_MEMORY, "out of memory for a path");
+    free(path);
+    return status;
+}
+
+// Where the run goes on: *dir stays NULL for a fresh one.
+static eng_status find_start(const train_options *o, char **dir, trn_run_state *state, eng_error *error) {
+    bool has = false;
+    eng_status status = trn_run_clean(o->out, error);
+    if (status == ENG_OK)
+        status = trn_run_has_checkpoints(o->out, &has, error);
+    if (status == ENG_OK && has && !o->resume)
+        return eng_fail(error, ENG_INVALID, "%s: holds checkpoints; --resume goes on from them", o->out);
+    if (status == ENG_OK && has)
+        status = trn_run_newest(o->out, tell_damaged, dir, state, error);
+    return status == ENG_OK ? trn_run_trim_log(o->out, *dir ? state->step : 0, error) : status;
+}
+
+static void announce(const trn_run *run, const char *dir) {
+    printf("%llu parameters, %lld rows of %d pairs an epoch, %d rows a step, %s\n",
+           (unsigned long long)run->model->parameters, (long long)run->state.data_rows, (int)run->state.context,
+           run->batch_rows, kern_device_describe(run->device)->description);
+    if (dir)
+        printf("going on from %s\n", dir);
+    fflush(stdout);
+}
+
+static eng_status train(const train_options *o, const sigset_t *signals, eng_error *error) {
+    trn_run_config config = {0};
+    trn_run run = {0};
+    trn_run_state state;
+    char *dir = NULL;
+    int lock = -1;
+    eng_status status = read_config(o, &config, error);
+    if (status == ENG_OK)
+        status = make_folder(o->out, error);
+    if (status == ENG_OK)
+        status = lock_folder(o->out, &lock, error);
+    if (status == ENG_OK)
+        status = find_start(o, &dir, &state, error);
+    if (status == ENG_OK)
+        status = trn_run_open(&config, &run, error);
+    if (status == ENG_OK && dir)
+        status = trn_run_resume(&run, dir, &state, error);
+    if (status == ENG_OK)
+        status = write_config(o, &run, error);
+    if (status == ENG_OK) {
+        announce(&run, dir);
+        trn_loop_options options = {.folder = o->out, .max_seconds = o->max_seconds, .signals = signals};
+        status = trn_train_loop(&run, &options, error);
+    }
+    trn_run_close(&run);
+    trn_run_config_free(&config);
+    free(dir);
+    if (lock >= 0)
+        close(lock);
+    return status;
+}
+
+static eng_status check_options(const train_options *o, eng_error *error) {
+    if (!o->out)
+        return eng_fail(error, ENG_INVALID, "--out is needed");
+    if (!o->config && !o->resume)
+        return eng_fail(error, ENG_INVALID, "--config is needed");
+    if (!(o->max_seconds >= 0))
+        return eng_fail(error, ENG_INVALID, "--max-seconds: negative");
+    return ENG_OK;
+}
+
+int trn_command_train(int argc, char **argv) {
+    train_options o = {0};
+    const trn_option options[] = {
+        {"config", "FILE", TRN_STRING, &o.config, "run.ini (default with --resume: RUN/config.ini)"},
+        {"out", "RUN", TRN_STRING, &o.out, "folder of the run"},
+        {"set", "SECTION.KEY=VALUE", TRN_STRINGS, &o.set, "changes a value of the configuration; may be repeated"},
+        {"resume", NULL, TRN_FLAG, &o.resume, "go on from the newest whole checkpoint; a fresh run if there is none"},
+        {"warm-start", "DIR", TRN_STRING, &o.warm_start, "start from the weights of a checkpoint, with a new optimizer"},
+        {"max-seconds", "S", TRN_REAL, &o.max_seconds, "save and stop after this time"},
+    };
+    const trn_command_line line = {"train --config run.ini --out RUN [options]",
+                                   "Trains a model. SIGINT and SIGTERM save a checkpoint and stop.", options,
+                                   sizeof options / sizeof *options, 0, 0};
+    bool helped = false;
+    int positional = 0;
+    eng_error error = {0};
+    // Blocked before the compute team starts, so that no thread of it takes them.
+    sigset_t signals;
+    sigemptyset(&signals);
+    sigaddset(&signals, SIGINT);
+    sigaddset(&signals, SIGTERM);
+    eng_status status = trn_options_parse(&line, argc, argv, NULL, &positional, &helped, &error);
+    if (helped)
+        return TRN_EXIT_OK;
+    if (status == ENG_OK)
+        status = check_options(&o, &error);
+    if (status == ENG_OK) {
+        sigprocmask(SIG_BLOCK, &signals, NULL);
+        status = train(&o, &signals, &error);
+    }
+    if (status == ENG_OK)
+        return TRN_EXIT_OK;
+    fprintf(stderr, "mesa-trainer train: %s\n", error.text);
+    bool usage = status == ENG_INVALID || status == ENG_NOT_FOUND || status == ENG_FORMAT || status == ENG_UNSUPPORTED;
+    return usage ? TRN_EXIT_USAGE : TRN_EXIT_FAILED;
+}

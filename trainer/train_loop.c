@@ -1,0 +1,247 @@
+// SPDX-License-Identifier: Apache-2.0
+// The loop of a training run; see train_loop.h.
+//
+// Signals are blocked and asked for between two steps, so that no step is torn and no state is shared with a handler. What
+// people read goes to stdout (lines) and, on a terminal, to a progress line; what programs read goes to log.jsonl.
+#include "trainer/train_loop.h"
+
+#include <errno.h>
+#include <math.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <time.h>
+
+#include "engine/files.h"
+#include "trainer/jsonl.h"
+#include "trainer/progress.h"
+
+enum { MAX_REFUSED = 8 };
+
+static const double line_interval = 10; // seconds between two lines when stdout is no terminal
+
+typedef struct loop {
+    trn_run *run;
+    const trn_loop_options *options;
+    FILE *log;
+    trn_progress progress;
+    double started, seconds_before; // of this process; of the run before it
+    double step_seconds;            // smoothed
+    double next_line;
+    int64_t saved_step; // -1: none by this process
+    int refused;        // steps in a row that were not finite
+    trn_step_report report;
+    trn_score score;
+    bool scored;
+} loop;
+
+// ---------------------------------------------------------------------------------------------------------------- log
+
+static double mean_steps(const eng_compute *compute) {
+    return compute->solves > 0 ? (double)compute->steps / (double)compute->solves : 0;
+}
+
+static void set_compute(trn_json *line, const char *prefix, const eng_compute *compute) {
+    char key[64];
+    if (compute->solves == 0)
+        return;
+    snprintf(key, sizeof key, "%s_steps", prefix);
+    trn_json_set_real(line, key, mean_steps(compute));
+    snprintf(key, sizeof key, "%s_steps_max", prefix);
+    trn_json_set_integer(line, key, compute->steps_max);
+    snprintf(key, sizeof key, "%s_unconverged", prefix);
+    trn_json_set_integer(line, key, (int64_t)compute->unconverged);
+}
+
+static trn_json *log_line(const loop *loop, double seconds) {
+    static const char *const outcomes[] = {"done", "empty", "not finite"};
+    const trn_run *run = loop->run;
+    const trn_step_report *report = &loop->report;
+    trn_json *line = trn_json_create();
+    if (!line)
+        return NULL;
+    trn_json_set_integer(line, "step", report->step);
+    trn_json_set_real(line, "loss", report->loss);
+    trn_json_set_real(line, "lr", report->rate);
+    trn_json_set_real(line, "gradient_norm", report->gradient_norm);
+    trn_json_set_integer(line, "targets", report->targets);
+    trn_json_set_integer(line, "tokens", run->state.tokens);
+    trn_json_set_integer(line, "epoch", report->first_place / run->state.data_rows);
+    trn_json_set_integer(line, "row", report->first_place % run->state.data_rows);
+    set_compute(line, "cg", &report->solves);
+    set_compute(line, "cg_backward", &report->backward_solves);
+    if (report->outcome != TRN_STEP_DONE)
+        trn_json_set_string(line, "outcome", outcomes[report->outcome]);
+    if (loop->scored) {
+        trn_json_set_real(line, "valid_loss", loop->score.loss / (double)loop->score.targets);
+        trn_json_set_integer(line, "valid_targets", loop->score.targets);
+    }
+    trn_json_set_real(line, "step_seconds", seconds);
+    trn_json_set_real(line, "seconds", run->state.seconds);
+    return line;
+}
+
+static eng_status write_log(loop *loop, double seconds, eng_error *error) {
+    trn_json *line = log_line(loop, seconds);
+    char *text = line ? trn_json_text(line, false) : NULL;
+    trn_json_free(line);
+    if (!text)
+        return eng_fail(error, ENG_NO_MEMORY, "out of memory for a line of the log");
+    bool failed = fprintf(loop->log, "%s\n", text) < 0 || fflush(loop->log) != 0;
+    free(text);
+    return failed ? eng_fail(error, ENG_IO, "%s/log.jsonl: %s", loop->options->folder, strerror(errno)) : ENG_OK;
+}
+
+static eng_status open_log(loop *loop, eng_error *error) {
+    char *path = eng_join_path(loop->options->folder, "log.jsonl");
+    if (!path)
+        return eng_fail(error, ENG_NO_MEMORY, "out of memory for a path");
+    loop->log = fopen(path, "ae");
+    eng_status status = loop->log ? ENG_OK : eng_fail(error, ENG_IO, "%s: %s", eng_path_tail(path), strerror(errno));
+    free(path);
+    return status;
+}
+
+// --------------------------------------------------------------------------------------------------------------- lines
+
+static void describe(const loop *loop, char *text, size_t size) {
+    const trn_step_report *report = &loop->report;
+    char left[24], solver[48] = "";
+    double rate = loop->step_seconds > 0 ? (double)report->targets / loop->step_seconds : 0;
+    double remaining = (double)(loop->run->config.steps - report->step) * loop->step_seconds;
+    if (report->solves.solves > 0)
+        snprintf(solver, sizeof solver, "  cg %.1f/%.1f", mean_steps(&report->solves),
+                 mean_steps(&report->backward_solves));
+    snprintf(text, size, "step %lld/%lld  loss %.4f  lr %.2e  |g| %.3f%s  %.0f tokens/s  %s left",
+             (long long)report->step, (long long)loop->run->config.steps, report->loss, report->rate,
+             report->gradient_norm, solver, rate, trn_duration(remaining, left));
+}
+
+static void print_line(loop *loop, const char *text) {
+    trn_progress_end(&loop->progress);
+    printf("%s\n", text);
+    fflush(stdout);
+}
+
+static void show_step(loop *loop) {
+    char text[240], line[320];
+    describe(loop, text, sizeof text);
+    uint64_t unconverged = loop->report.solves.unconverged + loop->report.backward_solves.unconverged;
+    if (trn_progress_due(&loop->progress))
+        trn_progress_show(&loop->progress, "%s", text);
+    if (loop->scored)
+        snprintf(line, sizeof line, "%s  valid %.4f", text, loop->score.loss / (double)loop->score.targets);
+    else if (!loop->progress.terminal && trn_seconds() >= loop->next_line && unconverged > 0)
+        snprintf(line, sizeof line, "%s  %llu solves unconverged", text, (unsigned long long)unconverged);
+    else if (!loop->progress.terminal && trn_seconds() >= loop->next_line)
+        snprintf(line, sizeof line, "%s", text);
+    else
+        return;
+    print_line(loop, line);
+    loop->next_line = trn_seconds() + line_interval;
+}
+
+// --------------------------------------------------------------------------------------------------------------- steps
+
+static double elapsed(const loop *loop) {
+    return trn_seconds() - loop->started;
+}
+
+static eng_status save(loop *loop, eng_error *error) {
+    loop->run->state.seconds = loop->seconds_before + elapsed(loop);
+    eng_status status = trn_run_checkpoint(loop->run, loop->options->folder, error);
+    if (status != ENG_OK)
+        return status;
+    char text[96];
+    snprintf(text, sizeof text, "saved step-%08lld", (long long)loop->run->state.step);
+    print_line(loop, text);
+    loop->saved_step = loop->run->state.step;
+    return ENG_OK;
+}
+
+static eng_status judge_outcome(loop *loop, eng_error *error) {
+    const trn_step_report *report = &loop->report;
+    char text[160];
+    if (report->outcome == TRN_STEP_DONE) {
+        loop->refused = 0;
+        return ENG_OK;
+    }
+    if (report->outcome == TRN_STEP_EMPTY) {
+        snprintf(text, sizeof text, "step %lld: no counted target; nothing was changed", (long long)report->step);
+        print_line(loop, text);
+        return ENG_OK;
+    }
+    snprintf(text, sizeof text, "step %lld: loss %g, gradient norm %g: not finite; the weights were not changed",
+             (long long)report->step, report->loss, report->gradient_norm);
+    print_line(loop, text);
+    if (++loop->refused < MAX_REFUSED)
+        return ENG_OK;
+    return eng_fail(error, ENG_NUMERIC, "step %lld: loss or gradient not finite in %d steps in a row",
+                    (long long)report->step, MAX_REFUSED);
+}
+
+static bool is_due(int64_t step, int64_t every, int64_t last) {
+    return every > 0 && (step % every == 0 || step == last);
+}
+
+static eng_status one_step(loop *loop, eng_error *error) {
+    trn_run *run = loop->run;
+    double start = trn_seconds();
+    eng_status status = trn_run_step(run, &loop->report, error);
+    if (status != ENG_OK)
+        return status;
+    double seconds = trn_seconds() - start;
+    loop->step_seconds = loop->step_seconds > 0 ? 0.9 * loop->step_seconds + 0.1 * seconds : seconds;
+    status = judge_outcome(loop, error);
+    loop->scored = status == ENG_OK && run->valid && is_due(run->state.step, run->config.eval_every, run->config.steps);
+    if (loop->scored)
+        status = trn_run_validate(run, &loop->score, error);
+    run->state.seconds = loop->seconds_before + elapsed(loop);
+    if (status == ENG_OK)
+        status = write_log(loop, seconds, error);
+    if (status != ENG_OK)
+        return status;
+    show_step(loop);
+    bool due = is_due(run->state.step, run->config.save_every, run->config.steps);
+    return due ? save(loop, error) : ENG_OK;
+}
+
+static bool asked_to_stop(loop *loop) {
+    const struct timespec at_once = {0};
+    if (loop->options->signals) {
+        int signal = sigtimedwait(loop->options->signals, NULL, &at_once);
+        if (signal > 0) {
+            print_line(loop, signal == SIGINT ? "interrupted" : "asked to end");
+            return true;
+        }
+    }
+    if (loop->options->max_seconds > 0 && elapsed(loop) >= loop->options->max_seconds) {
+        print_line(loop, "time is up");
+        return true;
+    }
+    return false;
+}
+
+eng_status trn_train_loop(trn_run *run, const trn_loop_options *options, eng_error *error) {
+    loop loop = {.run = run,
+                 .options = options,
+                 .started = trn_seconds(),
+                 .seconds_before = run->state.seconds,
+                 .saved_step = -1};
+    eng_status status = open_log(&loop, error);
+    if (status != ENG_OK)
+        return status;
+    trn_progress_begin(&loop.progress);
+    bool stopped = false;
+    while (status == ENG_OK && run->state.step < run->config.steps && !(stopped = asked_to_stop(&loop)))
+        status = one_step(&loop, error);
+    bool worked = loop.report.step > 0;
+    if (status == ENG_OK && worked && loop.saved_step != run->state.step)
+        status = save(&loop, error);
+    trn_progress_end(&loop.progress);
+    if (fclose(loop.log) != 0 && status == ENG_OK)
+        status = eng_fail(error, ENG_IO, "%s/log.jsonl: %s", options->folder, strerror(errno));
+    if (status == ENG_OK && !stopped && !worked)
+        printf("all %lld steps are done\n", (long long)run->config.steps);
+    return status;
+}

@@ -1,0 +1,20 @@
+// SPDX-License-Identifier: Apache-2.0
+// Step after step until the run is finished, a signal comes or time is up; the log, the progress, the checkpoints.
+#ifndef TRAINER_TRAIN_LOOP_H
+#define TRAINER_TRAIN_LOOP_H
+
+#include <signal.h>
+
+#include "trainer/run.h"
+
+typedef struct trn_loop_options {
+    const char *folder;      // RUN
+    double max_seconds;      // stop after a checkpoint; 0: no limit
+    const sigset_t *signals; // blocked signals that ask for a checkpoint and an end; NULL: none
+} trn_loop_options;
+
+// Runs until config.steps, one JSON line a step in RUN/log.jsonl. The last step is always saved. A step whose loss or gradient is
+// not finite changes nothing and is told; eight of them in a row end the run with ENG_NUMERIC.
+ENG_CHECKED eng_status trn_train_loop(trn_run *run, const trn_loop_options *options, eng_error *error);
+
+#endif
