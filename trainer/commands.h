@@ -11,6 +11,7 @@ enum { TRN_EXIT_OK = 0, TRN_EXIT_FAILED = 1, TRN_EXIT_USAGE = 2 };
     X(pack, "turn text files into token shards")                                                                       \
     X(train, "train a model, or resume its training")                                                                  \
     X(eval, "loss and bits per byte of a checkpoint, by token position and by solver")                                 \
+    X(convert, "rewrite a checkpoint in float32 or bfloat16")                                                          \
     X(inspect, "tensors, parameters, state bytes and operations of a checkpoint")                                      \
     X(logits, "logits, loss and gradients for given token ids, as safetensors")                                        \
     X(check, "compare a checkpoint with expected logits and gradients")                                                \
