@@ -18,8 +18,8 @@
 typedef struct eng_bpe eng_bpe;
 
 typedef struct eng_bpe_options {
-    bool byte_level;    // otherwise by characters
-    bool ignore_merges; // a piece that is a token is that token, whatever the merges say
+    bool byte_level;       // otherwise by characters
+    bool ignore_merges;    // a piece that is a token is that token, whatever the merges say
     size_t tokens, merges; // how many will be added at most
 } eng_bpe_options;
 

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // The steps of normalization. A Unicode form works run by run: ASCII is its own form in all four, and nothing composes
-// across the character before an ASCII one, so only runs of other characters, each with the ASCII character before it (a
-// base letter, perhaps), are decomposed, put in canonical order and composed. Everything else is copied.
+// across the character before an ASCII one, so only runs of other characters, each with the ASCII character before it
+// (a base letter, perhaps), are decomposed, put in canonical order and composed. Everything else is copied.
 #include "engine/normalize.h"
 
 #include <stdlib.h>
@@ -82,7 +82,8 @@ void eng_normalize_memory_free(eng_normalize_memory *memory) {
     *memory = (eng_normalize_memory){0};
 }
 
-// ---- Unicode forms ---------------------------------------------------------------------------------------------------
+// ---- Unicode forms
+// ---------------------------------------------------------------------------------------------------
 
 static eng_status reserve_codes(int32_t **codes, size_t *capacity, size_t wanted) {
     if (*capacity >= wanted)
@@ -209,7 +210,8 @@ static eng_status apply_form(eng_normalize_memory *memory, eng_form form, const 
     return status;
 }
 
-// ---- the other steps -------------------------------------------------------------------------------------------------
+// ---- the other steps
+// -------------------------------------------------------------------------------------------------
 
 static eng_status apply_replace(const step *s, eng_match *match, const char *text, size_t length, eng_buffer *out,
                                 eng_error *error) {

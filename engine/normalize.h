@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 // Normalization of text before it is cut: Unicode forms (utf8proc), a text put in front, replacements.
 //
-// Time is linear in the text; utf8proc's own reordering of combining marks, which is quadratic in a long row of them, is
-// not used. Forms are those of utf8proc's Unicode version. Immutable once built, shared by threads; working memory
+// Time is linear in the text; utf8proc's own reordering of combining marks, which is quadratic in a long row of them,
+// is not used. Forms are those of utf8proc's Unicode version. Immutable once built, shared by threads; working memory
 // belongs to a thread. Text must be valid UTF-8.
 #ifndef ENGINE_NORMALIZE_H
 #define ENGINE_NORMALIZE_H
@@ -38,7 +38,8 @@ typedef struct eng_normalize_memory {
 
 void eng_normalize_memory_free(eng_normalize_memory *memory);
 
-// *out, *out_length: the normalized text, borrowed from memory until its next use, or text itself when nothing changes it.
+// *out, *out_length: the normalized text, borrowed from memory until its next use, or text itself when nothing changes
+// it.
 ENG_CHECKED eng_status eng_normalize(const eng_normalizer *normalizer, eng_normalize_memory *memory, eng_match *match,
                                      const char *text, size_t length, const char **out, size_t *out_length,
                                      eng_error *error);

@@ -20,7 +20,7 @@ enum {
 };
 
 // White_Space of the Unicode character database; PCRE2's \s counts U+180E too.
-#define SPACE_CLASS                                                                                                    \
+#define SPACE_CLASS \
     "\\x{9}-\\x{d}\\x{20}\\x{85}\\x{a0}\\x{1680}\\x{2000}-\\x{200a}\\x{2028}\\x{2029}\\x{202f}\\x{205f}\\x{3000}"
 #define WORD_CLASS "\\p{L}\\p{M}\\p{Nd}\\p{Pc}"
 

@@ -2,9 +2,9 @@
 // Regular expressions of tokenizer files, run by PCRE2.
 //
 // The files are written for Oniguruma. Where the two dialects mean different things (\s, \w, \v, \u, script names) the
-// pattern is rewritten; what cannot be rewritten (&&, nested classes, \b, \h, ...) is refused by name. A compiled pattern
-// is immutable and shared by threads; each thread brings its own match data. Searching is bounded by PCRE2's match and
-// heap limits, so that a pathological pattern fails instead of hanging. Text must be valid UTF-8.
+// pattern is rewritten; what cannot be rewritten (&&, nested classes, \b, \h, ...) is refused by name. A compiled
+// pattern is immutable and shared by threads; each thread brings its own match data. Searching is bounded by PCRE2's
+// match and heap limits, so that a pathological pattern fails instead of hanging. Text must be valid UTF-8.
 #ifndef ENGINE_PATTERN_H
 #define ENGINE_PATTERN_H
 

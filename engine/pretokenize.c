@@ -10,12 +10,11 @@
 #include <string.h>
 
 #define CONTRACTIONS "'s|'t|'re|'ve|'m|'ll|'d"
-#define LLAMA3(digits)                                                                                                 \
-    "(?i:" CONTRACTIONS ")|[^\\r\\n\\p{L}\\p{N}]?\\p{L}+|" digits                                                      \
+#define LLAMA3(digits)                                            \
+    "(?i:" CONTRACTIONS ")|[^\\r\\n\\p{L}\\p{N}]?\\p{L}+|" digits \
     "| ?[^\\s\\p{L}\\p{N}]+[\\r\\n]*|\\s*[\\r\\n]+|\\s+(?!\\S)|\\s+"
 
-const char eng_pattern_gpt2[] =
-    CONTRACTIONS "| ?\\p{L}+| ?\\p{N}+| ?[^\\s\\p{L}\\p{N}]+|\\s+(?!\\S)|\\s+";
+const char eng_pattern_gpt2[] = CONTRACTIONS "| ?\\p{L}+| ?\\p{N}+| ?[^\\s\\p{L}\\p{N}]+|\\s+(?!\\S)|\\s+";
 const char eng_pattern_llama3[] = LLAMA3("\\p{N}{1,3}");
 const char eng_pattern_llama3_digit[] = LLAMA3("\\p{N}");
 

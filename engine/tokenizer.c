@@ -3,8 +3,8 @@
 //
 // Encoding goes through the text once: added tokens that stand in it as written, then, in the text between them,
 // normalization, added tokens again (those marked "normalized"), pre-tokenization and BPE. This is the order of Hugging
-// Face's tokenizers, and every rule for white space around added tokens is theirs. The tokenizer is only read; all working
-// memory belongs to the call, so that any number of threads may share one.
+// Face's tokenizers, and every rule for white space around added tokens is theirs. The tokenizer is only read; all
+// working memory belongs to the call, so that any number of threads may share one.
 #include <stdlib.h>
 #include <string.h>
 #include <utf8proc.h>
@@ -68,12 +68,13 @@ bool eng_tokenizer_is_special(const eng_tokenizer *tokenizer, int32_t id) {
     return is_known(tokenizer, id) && tokenizer->tokens[id].special;
 }
 
-// ---- characters around added tokens ----------------------------------------------------------------------------------
+// ---- characters around added tokens
+// ----------------------------------------------------------------------------------
 
 static bool is_space(uint32_t code) { // White_Space of the Unicode character database
     return (code >= 9 && code <= 13) || code == 0x20 || code == 0x85 || code == 0xa0 || code == 0x1680 ||
-           (code >= 0x2000 && code <= 0x200a) || code == 0x2028 || code == 0x2029 || code == 0x202f ||
-           code == 0x205f || code == 0x3000;
+           (code >= 0x2000 && code <= 0x200a) || code == 0x2028 || code == 0x2029 || code == 0x202f || code == 0x205f ||
+           code == 0x3000;
 }
 
 static bool is_word(uint32_t code) { // \w of UTS 18: letters, marks, digits, connectors, joiners
@@ -132,7 +133,8 @@ static size_t strip_right(const char *text, size_t length, size_t end) {
     return end;
 }
 
-// ---- encoding --------------------------------------------------------------------------------------------------------
+// ---- encoding
+// --------------------------------------------------------------------------------------------------------
 
 typedef struct encoder {
     const eng_tokenizer *tokenizer;
@@ -231,7 +233,8 @@ eng_status eng_tokenizer_encode(const eng_tokenizer *tokenizer, const char *text
     return eng_tokenizer_encode_counted(tokenizer, text, length, special, add_bos, ids, count, &work, error);
 }
 
-// ---- decoding --------------------------------------------------------------------------------------------------------
+// ---- decoding
+// --------------------------------------------------------------------------------------------------------
 
 // Appends a token's bytes, repaired; strip: spaces that may still be taken off the front of the whole text.
 static eng_status decode_token(const eng_tokenizer *tokenizer, int32_t id, eng_utf8 *state, uint32_t *strip,

@@ -19,7 +19,7 @@ enum { ENG_MAX_TOKENS = 1 << 24 }; // ids of a vocabulary; holes count
 typedef struct eng_added_token {
     char *content;
     int32_t id;
-    bool single_word; // only where no word character touches it
+    bool single_word;    // only where no word character touches it
     bool lstrip, rstrip; // takes the white space before, behind
     bool normalized;     // looked for after normalization
     bool special;

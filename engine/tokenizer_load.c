@@ -2,8 +2,8 @@
 // Reads tokenizer.json and tokenizer_config.json into an eng_tokenizer.
 //
 // Everything is checked here, so that encoding cannot meet a surprise: ids are within bounds and stand for one token
-// each, both sides and the result of every merge are tokens, what is not built is refused by name. Holes between ids are
-// allowed. A token flagged special is never the outcome of plain text, even where its text is a whole piece.
+// each, both sides and the result of every merge are tokens, what is not built is refused by name. Holes between ids
+// are allowed. A token flagged special is never the outcome of plain text, even where its text is a whole piece.
 #include <stdlib.h>
 #include <string.h>
 
@@ -18,7 +18,7 @@ enum { MAX_FILE = 128 << 20, MAX_CONFIG_FILE = 16 << 20, MAX_ADDED = 1 << 20 };
 
 typedef struct loading {
     eng_tokenizer *tokenizer;
-    json_t *root, *config; // config may be NULL
+    json_t *root, *config;  // config may be NULL
     json_t *vocab, *merges; // borrowed from root
     int32_t vocab_size;     // of the model, 0: any
     bool ignore_merges;
@@ -44,7 +44,8 @@ static eng_status parse_object(const char *text, size_t length, const char *name
     return ENG_OK;
 }
 
-// ---- model options ---------------------------------------------------------------------------------------------------
+// ---- model options
+// ---------------------------------------------------------------------------------------------------
 
 static bool is_empty(const json_t *value) {
     return !value || json_is_null(value) || (json_is_string(value) && json_string_length(value) == 0);
@@ -79,7 +80,8 @@ static eng_status read_model(loading *l) {
     return ENG_OK;
 }
 
-// ---- ids -------------------------------------------------------------------------------------------------------------
+// ---- ids
+// -------------------------------------------------------------------------------------------------------------
 
 static eng_status check_id(loading *l, const char *name, const json_t *value) {
     if (!json_is_integer(value))
@@ -89,8 +91,9 @@ static eng_status check_id(loading *l, const char *name, const json_t *value) {
         return eng_fail(l->error, ENG_FORMAT, "tokenizer.json: token '%.80s' has id %lld; ids are 0 to %d", name,
                         (long long)id, ENG_MAX_TOKENS - 1);
     if (l->vocab_size > 0 && id >= l->vocab_size)
-        return eng_fail(l->error, ENG_FORMAT, "tokenizer.json: token '%.80s' has id %lld; the model's vocabulary has %d",
-                        name, (long long)id, l->vocab_size);
+        return eng_fail(l->error, ENG_FORMAT,
+                        "tokenizer.json: token '%.80s' has id %lld; the model's vocabulary has %d", name, (long long)id,
+                        l->vocab_size);
     if (id >= l->tokenizer->size)
         l->tokenizer->size = (int32_t)id + 1;
     return ENG_OK;
@@ -140,8 +143,8 @@ static eng_status read_added_tokens(loading *l) {
 
 static eng_status claim_id(loading *l, int32_t id, const char *name) {
     if (l->names[id] && strcmp(l->names[id], name) != 0)
-        return eng_fail(l->error, ENG_FORMAT, "tokenizer.json: tokens '%.60s' and '%.60s' both have id %d", l->names[id],
-                        name, id);
+        return eng_fail(l->error, ENG_FORMAT, "tokenizer.json: tokens '%.60s' and '%.60s' both have id %d",
+                        l->names[id], name, id);
     l->names[id] = name;
     return ENG_OK;
 }
@@ -174,8 +177,9 @@ static eng_status read_ids(loading *l) {
         const eng_added_token *added = &t->added[i];
         const json_t *other = json_object_get(l->vocab, added->content);
         if (other && json_integer_value(other) != added->id)
-            return eng_fail(l->error, ENG_FORMAT, "tokenizer.json: added token '%.80s' has id %d, in the vocabulary %lld",
-                            added->content, added->id, (long long)json_integer_value(other));
+            return eng_fail(l->error, ENG_FORMAT,
+                            "tokenizer.json: added token '%.80s' has id %d, in the vocabulary %lld", added->content,
+                            added->id, (long long)json_integer_value(other));
         status = claim_id(l, added->id, added->content);
         t->tokens[added->id].special |= added->special;
     }
@@ -184,7 +188,8 @@ static eng_status read_ids(loading *l) {
     return status;
 }
 
-// ---- texts of tokens -------------------------------------------------------------------------------------------------
+// ---- texts of tokens
+// -------------------------------------------------------------------------------------------------
 
 // Appends the bytes that a byte-level name stands for; false (and nothing appended): it holds another character.
 static eng_status append_byte_level(eng_buffer *out, const char *name, bool *fits) {
@@ -256,8 +261,7 @@ static eng_status append_text(loading *l, const char *name, bool added) {
     }
     int byte = l->decoder.byte_fallback ? fallback_byte(name) : -1;
     char value = (char)byte;
-    return byte >= 0 ? eng_buffer_append(out, &value, 1)
-                     : append_replaced(out, &l->decoder, 0, name, strlen(name));
+    return byte >= 0 ? eng_buffer_append(out, &value, 1) : append_replaced(out, &l->decoder, 0, name, strlen(name));
 }
 
 static eng_status set_text(loading *l, int32_t id, const char *name, bool added) {
@@ -280,7 +284,8 @@ static eng_status set_texts(loading *l) {
     return status;
 }
 
-// ---- BPE -------------------------------------------------------------------------------------------------------------
+// ---- BPE
+// -------------------------------------------------------------------------------------------------------------
 
 static eng_status add_token(loading *l, const char *name, int32_t id, eng_buffer *bytes) {
     eng_tokenizer *t = l->tokenizer;
@@ -338,7 +343,8 @@ static eng_status merge_sides(loading *l, size_t index, const json_t *merge, eng
 static eng_status token_id(loading *l, size_t index, const char *name, int32_t *id) {
     const json_t *value = json_object_get(l->vocab, name);
     if (!value)
-        return eng_fail(l->error, ENG_FORMAT, "tokenizer.json: merge %zu: '%.80s' is not in the vocabulary", index, name);
+        return eng_fail(l->error, ENG_FORMAT, "tokenizer.json: merge %zu: '%.80s' is not in the vocabulary", index,
+                        name);
     *id = (int32_t)json_integer_value(value);
     return ENG_OK;
 }
@@ -396,7 +402,8 @@ static eng_status build_bpe(loading *l) {
     return status == ENG_OK ? ENG_OK : eng_fail(l->error, status, "tokenizer.json: %s", eng_status_text(status));
 }
 
-// ---- added tokens ----------------------------------------------------------------------------------------------------
+// ---- added tokens
+// ----------------------------------------------------------------------------------------------------
 
 static eng_status build_pass(loading *l, bool normalized, eng_added_pass *pass) {
     const eng_tokenizer *t = l->tokenizer;
@@ -432,11 +439,12 @@ static eng_status build_pass(loading *l, bool normalized, eng_added_pass *pass) 
     eng_buffer_free(&texts);
     free(offsets);
     free(patterns);
-    return status == ENG_OK ? ENG_OK : eng_fail(l->error, status, "tokenizer.json: added_tokens: %s",
-                                                eng_status_text(status));
+    return status == ENG_OK ? ENG_OK
+                            : eng_fail(l->error, status, "tokenizer.json: added_tokens: %s", eng_status_text(status));
 }
 
-// ---- BOS -------------------------------------------------------------------------------------------------------------
+// ---- BOS
+// -------------------------------------------------------------------------------------------------------------
 
 // tokenizer_config.json decides with add_bos_token; where it says nothing, the template of tokenizer.json does.
 static eng_status read_bos(loading *l) {
@@ -462,11 +470,14 @@ static eng_status read_bos(loading *l) {
     if (t->bos < 0 && id)
         t->bos = (int32_t)json_integer_value(id);
     return t->bos >= 0 ? ENG_OK
-                       : eng_fail(l->error, ENG_FORMAT, "tokenizer_config.json: bos_token '%.80s' is no token of "
-                                                        "tokenizer.json", name);
+                       : eng_fail(l->error, ENG_FORMAT,
+                                  "tokenizer_config.json: bos_token '%.80s' is no token of "
+                                  "tokenizer.json",
+                                  name);
 }
 
-// ---- the whole -------------------------------------------------------------------------------------------------------
+// ---- the whole
+// -------------------------------------------------------------------------------------------------------
 
 static eng_status load(loading *l) {
     eng_status status = read_model(l);

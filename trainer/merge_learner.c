@@ -60,7 +60,8 @@ static eng_status grow(void **memory, size_t *capacity, size_t element) {
 }
 #define GROW(array, capacity) grow((void **)&(array), &(capacity), sizeof *(array))
 
-// ---- pairs -----------------------------------------------------------------------------------------------------------
+// ---- pairs
+// -----------------------------------------------------------------------------------------------------------
 
 static size_t find_slot(const learner *l, uint64_t key) {
     size_t mask = l->slot_count - 1;
@@ -124,7 +125,8 @@ static void lower_pair(learner *l, int32_t left, int32_t right, int64_t count) {
     l->pairs[l->slots[find_slot(l, pair_key(left, right))] - 1].count -= count;
 }
 
-// ---- heap ------------------------------------------------------------------------------------------------------------
+// ---- heap
+// ------------------------------------------------------------------------------------------------------------
 
 static bool before(entry a, entry b) {
     return a.count != b.count ? a.count > b.count : a.key < b.key;
@@ -181,7 +183,8 @@ static bool next_pair(learner *l, uint64_t min_count, entry *best, eng_status *s
     return false;
 }
 
-// ---- merging ---------------------------------------------------------------------------------------------------------
+// ---- merging
+// ---------------------------------------------------------------------------------------------------------
 
 static eng_status load_words(learner *l, const trn_piece_map *pieces, int32_t first_byte) {
     l->symbols = malloc((pieces->keys.length + 1) * sizeof *l->symbols);
@@ -283,10 +286,10 @@ static eng_status learn(learner *l, const trn_learn_options *options, trn_learne
     entry best;
     while (status == ENG_OK && learned->tokens.count < wanted) {
         if (!next_pair(l, options->min_count, &best, &status))
-            return status != ENG_OK ? status
-                                    : eng_fail(error, ENG_INVALID, "the text gives %zu of %d tokens; ask for fewer",
-                                               learned->tokens.count + (size_t)options->first_byte,
-                                               options->vocab_size);
+            return status != ENG_OK
+                       ? status
+                       : eng_fail(error, ENG_INVALID, "the text gives %zu of %d tokens; ask for fewer",
+                                  learned->tokens.count + (size_t)options->first_byte, options->vocab_size);
         trn_merge merge = {.left = (int32_t)(best.key >> 32), .right = (int32_t)(uint32_t)best.key};
         bool fits;
         status = join_tokens(learned, &merge, options->max_token_bytes, &fits);

@@ -161,6 +161,5 @@ eng_status trn_count_file(trn_piece_counter *counter, const char *path, eng_erro
     close(fd);
     eng_pretokenize_memory_free(&r.memory);
     eng_buffer_free(&r.text);
-    return status == ENG_OK ? status
-                            : eng_fail(error, status, "%s: %s", eng_path_tail(path), eng_status_text(status));
+    return status == ENG_OK ? status : eng_fail(error, status, "%s: %s", eng_path_tail(path), eng_status_text(status));
 }

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 // The whole of tokenizer training: options, counting, learning, and the two files.
 //
-// tokenizer.json is written by hand, in the order of ids, so that equal tokenizers are equal files. Merges are written as
-// "a b" strings, which every version of Hugging Face's tokenizers reads: byte-level tokens never hold a space.
+// tokenizer.json is written by hand, in the order of ids, so that equal tokenizers are equal files. Merges are written
+// as "a b" strings, which every version of Hugging Face's tokenizers reads: byte-level tokens never hold a space.
 #include "trainer/tokenizer.h"
 
 #include <errno.h>
@@ -76,7 +76,8 @@ static eng_status check_options(training *t, eng_error *error) {
     return ENG_OK;
 }
 
-// ---- learning --------------------------------------------------------------------------------------------------------
+// ---- learning
+// --------------------------------------------------------------------------------------------------------
 
 static const char *pattern_of(const training *t) {
     return t->options.digits == 3 ? eng_pattern_llama3 : eng_pattern_llama3_digit;
@@ -113,8 +114,8 @@ static eng_status learn(training *t, const char *const *paths, size_t count, eng
                                   .context = t->options.context};
     eng_status status = eng_pretokenizer_create(&pretokenizer);
     if (status == ENG_OK)
-        status = eng_pretokenizer_add_split(pretokenizer, pattern, strlen(pattern), false, ENG_SPLIT_ISOLATED, false,
-                                            error);
+        status =
+            eng_pretokenizer_add_split(pretokenizer, pattern, strlen(pattern), false, ENG_SPLIT_ISOLATED, false, error);
     if (status == ENG_OK)
         status = count_pieces(t, pretokenizer, paths, count, &pieces, error);
     if (status == ENG_OK)
@@ -124,7 +125,8 @@ static eng_status learn(training *t, const char *const *paths, size_t count, eng
     return status;
 }
 
-// ---- writing ---------------------------------------------------------------------------------------------------------
+// ---- writing
+// ---------------------------------------------------------------------------------------------------------
 
 static void put(training *t, const char *text) {
     if (t->status == ENG_OK)
@@ -273,6 +275,5 @@ eng_status trn_tokenizer_train(const char *const *paths, size_t count, int32_t v
         status = write_files(&t, out_dir, error);
     trn_learned_free(&t.learned);
     eng_buffer_free(&t.json);
-    return status == ENG_OK ? status
-                            : eng_fail(error, status, "training the tokenizer: %s", eng_status_text(status));
+    return status == ENG_OK ? status : eng_fail(error, status, "training the tokenizer: %s", eng_status_text(status));
 }

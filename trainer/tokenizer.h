@@ -1,10 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 // Trains a byte-level BPE tokenizer on text files and writes it in Hugging Face's format.
 //
-// Text is cut by the pattern of Llama 3 (contractions, words with the space before them, digits in groups of up to three
-// or alone, punctuation, white space); merges never cross these pieces. Any text can be encoded: each byte is a token.
-// Ids: the special tokens first, `<|endoftext|>` as 0, then the 256 bytes in order, then the merges in the order in
-// which they were learned. `<|endoftext|>` is both BOS and EOS. The same files and options give the same tokenizer.
+// Text is cut by the pattern of Llama 3 (contractions, words with the space before them, digits in groups of up to
+// three or alone, punctuation, white space); merges never cross these pieces. Any text can be encoded: each byte is a
+// token. Ids: the special tokens first, `<|endoftext|>` as 0, then the 256 bytes in order, then the merges in the order
+// in which they were learned. `<|endoftext|>` is both BOS and EOS. The same files and options give the same tokenizer.
 #ifndef TRAINER_TOKENIZER_H
 #define TRAINER_TOKENIZER_H
 
@@ -32,7 +32,6 @@ typedef struct trn_tokenizer_options {
 // there, its parent must be). options may be NULL. ENG_INVALID: an option, a file that is not UTF-8 (with the offset),
 // or text that gives fewer tokens. One thread; memory is bounded by max_pieces and the longest line.
 ENG_CHECKED eng_status trn_tokenizer_train(const char *const *paths, size_t count, int32_t vocab_size,
-                                           const trn_tokenizer_options *options, const char *out_dir,
-                                           eng_error *error);
+                                           const trn_tokenizer_options *options, const char *out_dir, eng_error *error);
 
 #endif
