@@ -71,7 +71,7 @@ static void bury(eng_scheduler *scheduler, job_list *list, eng_job *job) {
     scheduler->buried = job;
 }
 
-// ------------------------------------------------------------------------------------------------------ create, free
+// ------------------------------------------------------------------------------------------------------- create, free
 
 eng_status eng_scheduler_create(const eng_scheduler_options *options, eng_scheduler **out, eng_error *error) {
     eng_scheduler *scheduler = calloc(1, sizeof *scheduler);
@@ -97,7 +97,7 @@ void eng_scheduler_free(eng_scheduler *scheduler) {
     free(scheduler);
 }
 
-// ------------------------------------------------------------------------------------------------- submit and cancel
+// -------------------------------------------------------------------------------------------------- submit and cancel
 
 static eng_status check_room(const eng_scheduler *scheduler, const eng_job *job, eng_error *error) {
     const eng_scheduler_options *options = &scheduler->options;
@@ -154,8 +154,7 @@ void eng_scheduler_pause(eng_scheduler *scheduler, uint64_t id, bool paused) {
         job->paused = paused;
 }
 
-// ------------------------------------------------------------------------------------------------ composition of a
-// step
+// ---------------------------------------------------------------------------------------------- composition of a step
 
 // At most ENG_STEP_ADMISSIONS: a slot that is opened is cleared, which takes time from those that generate.
 static eng_status admit(eng_scheduler *scheduler, eng_error *error) {
@@ -262,7 +261,7 @@ static eng_status run_batch(eng_scheduler *scheduler, eng_error *error) {
     return status == ENG_OK ? eng_batch_run(scheduler->options.batch, error) : status;
 }
 
-// ------------------------------------------------------------------------------------------------------------- results
+// ------------------------------------------------------------------------------------------------------------ results
 
 static void tell(eng_scheduler *scheduler, eng_job *job, eng_event_fn on_event, void *context) {
     eng_event event;

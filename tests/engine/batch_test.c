@@ -90,8 +90,7 @@ static void check_same(const float *got, const float *want, int32_t rows, const 
                      distance(got, want, rows * vocab));
 }
 
-// ----------------------------------------------------------------------------------------- cuts and neighbours of
-// prompts
+// ------------------------------------------------------------------------------------- cuts and neighbours of prompts
 
 // Fills the rest of a step with others: two that generate, two that read prompts of lengths that change.
 typedef struct neighbours {
@@ -188,8 +187,7 @@ START_TEST(cuts_and_neighbours_change_no_bit) {
 }
 END_TEST
 
-// ------------------------------------------------------------------------------------------------ alone and among
-// others
+// --------------------------------------------------------------------------------------------- alone and among others
 
 typedef struct timeline {
     eng_session session;
@@ -198,6 +196,7 @@ typedef struct timeline {
     int32_t id[GENERATED];
     float logprob[GENERATED];
     int32_t drawn, index;
+    bool whole; // the prompt in one piece
 } timeline;
 
 static void start_timeline(timeline *t, int which) {
@@ -211,6 +210,7 @@ static void start_timeline(timeline *t, int which) {
                                  .choice = (uint32_t)which % 2};
     t->session = open_session();
     t->drawn = 0;
+    t->whole = false;
 }
 
 static void add_timeline(timeline *t) {
@@ -219,7 +219,7 @@ static void add_timeline(timeline *t) {
         t->index = add(&t->session, KERN_ROW_GENERATED, &t->id[t->drawn - 1], 1, &standard, true, &t->sampling);
         return;
     }
-    int32_t count = eng_batch_piece_length(batch, &t->session, left);
+    int32_t count = t->whole ? left : eng_batch_piece_length(batch, &t->session, left);
     t->index =
         add(&t->session, KERN_ROW_PROMPT, t->prompt + t->session.read, count, &standard, count == left, &t->sampling);
 }
@@ -277,6 +277,7 @@ START_TEST(draws_depend_on_seed_choice_and_position_alone) {
         start_timeline(&t[i], 7);
         t[i].sampling = (eng_sampling){.temperature = 5, .top_p = 1, .seed = 7};
     }
+    t[1].whole = true;
     t[2].sampling.choice = 1;
     t[3].sampling.seed = 8;
     t[4].sampling.top_p = 0;
@@ -288,8 +289,7 @@ START_TEST(draws_depend_on_seed_choice_and_position_alone) {
 }
 END_TEST
 
-// -------------------------------------------------------------------------------------------------- chunk form, step
-// form
+// ---------------------------------------------------------------------------------------------- chunk form, step form
 
 static void read_whole(const int32_t *ids, int32_t length, kern_row_kind kind, int32_t step, const eng_knobs *knobs,
                        float *logits, eng_compute *compute) {
@@ -372,8 +372,7 @@ START_TEST(the_solver_follows_the_knobs) {
 }
 END_TEST
 
-// ------------------------------------------------------------------------------------------------------ refusals,
-// mapping
+// -------------------------------------------------------------------------------------------------- refusals, mapping
 
 static eng_status try_add(eng_session *session, const int32_t *ids, int32_t count) {
     int32_t index;
@@ -435,8 +434,7 @@ START_TEST(knobs_and_sampling_map_to_the_kernels) {
 }
 END_TEST
 
-// ----------------------------------------------------------------------------------------------------------- golden
-// models
+// ------------------------------------------------------------------------------------------------------ golden models
 
 static const struct {
     const char *name, *logits;

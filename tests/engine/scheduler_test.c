@@ -1,0 +1,312 @@
+// SPDX-License-Identifier: Apache-2.0
+// What runs when: bounded queues, pages, cancelling and pausing in every phase, the share of prompts in a step.
+#include <stdlib.h>
+#include <string.h>
+
+#include "engine/engine.h"
+#include "engine/random.h"
+#include "tests/check_main.h"
+#include "tests/engine/door.h"
+#include "tests/engine/temp_folder.h"
+
+// ------------------------------------------------------------------------------------------------------------ waiting
+
+START_TEST(the_queue_is_bounded) {
+    static outcome out[4];
+    int32_t prompt[100] = {0};
+    uint64_t id;
+    eng_engine *engine = open_with(SMALL_MESA, (eng_options){.max_rows = 1, .queue_requests = 2, .queue_tokens = 100});
+    eng_request request = greedy(engine, prompt, 60, 3);
+    submit(engine, request, &out[0]);
+    ck_assert_int_eq(eng_submit(engine, &request, &id, NULL), ENG_FULL); // 120 ids
+    request.count = 40;
+    submit(engine, request, &out[1]);
+    ck_assert_uint_eq(gauges_of(engine).queued_tokens, 100);
+    request.count = 1;
+    ck_assert_int_eq(eng_submit(engine, &request, &id, NULL), ENG_FULL); // two requests
+    step(engine);
+    ck_assert_uint_eq(gauges_of(engine).running, 1);
+    ck_assert_uint_eq(gauges_of(engine).queued_requests, 1);
+    submit(engine, request, &out[2]);
+    drain(engine);
+    for (int i = 0; i < 3; i++)
+        ck_assert_int_eq(out[i].finish, ENG_FINISH_LENGTH);
+    ck_assert_int_lt(out[0].last_step, out[1].first_step); // one row: one after the other, in order
+    ck_assert_int_lt(out[1].last_step, out[2].first_step);
+    static int32_t longer[101];
+    eng_request too_long = greedy(engine, longer, 101, 1);
+    ck_assert_int_eq(eng_submit(engine, &too_long, &id, NULL), ENG_TOO_LONG);
+    eng_close(engine);
+}
+END_TEST
+
+START_TEST(requests_wait_for_pages_and_then_run) {
+    static outcome first, second, third;
+    int32_t prompt[150];
+    small_prompt(4, prompt, 150);
+    eng_engine *engine = open_small(SMALL_LLAMA);
+    uint64_t page = 64 * eng_info(engine)->kv_bytes_per_token;
+    outcome want = answer(engine, greedy(engine, prompt, 150, 20));
+    eng_close(engine);
+    engine = open_with(SMALL_LLAMA, (eng_options){.max_rows = 4, .state_budget = 5 * page});
+    ck_assert_uint_eq(gauges_of(engine).kv_pages_total, 5);
+    submit(engine, greedy(engine, prompt, 150, 20), &first); // 169 ids read: 3 pages
+    submit(engine, greedy(engine, prompt, 150, 20), &second);
+    submit(engine, greedy(engine, prompt, 10, 5), &third); // would fit, but comes after one that does not
+    step(engine);
+    ck_assert_uint_eq(gauges_of(engine).running, 1);
+    ck_assert_uint_eq(gauges_of(engine).kv_pages_used, 3);
+    ck_assert_uint_eq(gauges_of(engine).queued_requests, 2);
+    drain(engine);
+    ck_assert_str_eq(first.text, want.text);
+    ck_assert_str_eq(second.text, want.text);
+    ck_assert_int_lt(first.last_step, second.first_step);
+    ck_assert_int_eq(third.finish, ENG_FINISH_LENGTH);
+    refuse(engine, greedy(engine, prompt, 150, 172), ENG_TOO_LONG, "bytes"); // 321 ids are 6 pages
+    outcome fits = answer(engine, greedy(engine, prompt, 150, 171));
+    ck_assert_int_eq(fits.usage.completion_tokens, 171);
+    eng_close(engine);
+}
+END_TEST
+
+// --------------------------------------------------------------------------------------------------- cancel and pause
+
+START_TEST(cancel_ends_it_in_each_phase) {
+    static outcome victim, other;
+    static int32_t prompt[1000];
+    eng_engine *engine = open_with(SMALL_MESA, (eng_options){.max_rows = 2});
+    small_prompt(6, prompt, 1000);
+    submit(engine, greedy(engine, prompt, 1000, 5), &victim);
+    eng_cancel(engine, victim.id); // waiting
+    ck_assert_uint_eq(gauges_of(engine).queued_requests + gauges_of(engine).queued_tokens, 0);
+    ck_assert(!step(engine));
+
+    submit(engine, greedy(engine, prompt, 1000, 5), &victim);
+    step(engine);
+    ck_assert_uint_eq(gauges_of(engine).states_used, 1);
+    eng_cancel(engine, victim.id); // reading
+    ck_assert_uint_eq(gauges_of(engine).states_used + gauges_of(engine).running, 0);
+    ck_assert(!step(engine));
+
+    submit(engine, greedy(engine, prompt, 3, 50), &victim);
+    submit(engine, greedy(engine, prompt, 4, 8), &other);
+    step(engine);
+    step(engine);
+    int events = victim.events;
+    ck_assert_int_gt(events, 0);
+    eng_cancel(engine, victim.id); // generating
+    eng_cancel(engine, victim.id);
+    eng_cancel(engine, 123456789);
+    eng_pause(engine, victim.id, true);
+    ck_assert_uint_eq(gauges_of(engine).running, 1);
+    drain(engine);
+    ck_assert_int_eq(victim.events, events);
+    ck_assert_int_eq(other.usage.completion_tokens, 8); // exactly, whoever was cancelled beside it
+    eng_cancel(engine, other.id);                       // finished
+    eng_close(engine);
+}
+END_TEST
+
+typedef struct interference {
+    eng_engine *engine;
+    outcome *first, *second;
+    eng_request submitted;
+    uint64_t submitted_id;
+} interference;
+
+// At its first event each of two requests cancels itself and the other, submits a third, and tries to step.
+static void interfere(void *context, const eng_event *event) {
+    interference *i = context;
+    bool worked;
+    if (event->id == i->submitted_id)
+        return;
+    ((outcome *)event->user)->events++;
+    eng_cancel(i->engine, i->first->id);
+    eng_cancel(i->engine, i->second->id);
+    ck_assert_uint_eq(gauges_of(i->engine).states_used, 0); // at once
+    if (i->submitted_id == 0)
+        ck_assert_int_eq(eng_submit(i->engine, &i->submitted, &i->submitted_id, NULL), ENG_OK);
+    ck_assert_int_eq(eng_step(i->engine, interfere, context, &worked, NULL), ENG_INVALID);
+    ck_assert_uint_ge(event->usage->completion_tokens, 1); // the event is whole until the callback returns
+    ck_assert_int_eq(event->ids[0], event->text[0]);
+}
+
+START_TEST(callbacks_may_cancel_and_submit) {
+    static outcome first, second;
+    int32_t prompt[3] = {1, 2, 3};
+    bool worked = true;
+    eng_engine *engine = open_small(SMALL_MESA);
+    submit(engine, greedy(engine, prompt, 3, 50), &first);
+    submit(engine, greedy(engine, prompt, 2, 50), &second);
+    interference context = {.engine = engine, .first = &first, .second = &second};
+    context.submitted = greedy(engine, prompt, 1, 2);
+    while (worked)
+        ck_assert_int_eq(eng_step(engine, interfere, &context, &worked, NULL), ENG_OK);
+    ck_assert_int_eq(first.events + second.events, 1);
+    drain(engine);
+    eng_close(engine);
+}
+END_TEST
+
+START_TEST(a_paused_request_keeps_its_place) {
+    static outcome paused, other;
+    static int32_t prompt[100];
+    small_prompt(3, prompt, 100);
+    eng_engine *engine = open_small(SMALL_HYBRID);
+    outcome want = answer(engine, greedy(engine, prompt, 100, 12));
+    submit(engine, greedy(engine, prompt, 100, 12), &paused);
+    submit(engine, greedy(engine, prompt, 50, 30), &other);
+    for (int i = 0; i < 5; i++)
+        step(engine);
+    eng_pause(engine, paused.id, true);
+    int events = paused.events;
+    while (!other.finals)
+        ck_assert(step(engine));
+    ck_assert_int_eq(paused.events, events);
+    ck_assert(!step(engine)); // nothing to do but wait
+    ck_assert_uint_eq(gauges_of(engine).states_used, 1);
+    eng_pause(engine, paused.id, false);
+    drain(engine);
+    ck_assert_str_eq(paused.text, want.text);
+    eng_close(engine);
+}
+END_TEST
+
+// --------------------------------------------------------------------------------------------------------- scheduling
+
+START_TEST(prompts_take_one_chunk_a_step_beside_a_client) {
+    static outcome client, attacker[3];
+    static int32_t prompt[1000];
+    eng_engine *engine = open_small(SMALL_MESA);
+    int32_t chunk = eng_info(engine)->chunk;
+    small_prompt(3, prompt, 1000);
+    submit(engine, greedy(engine, prompt, 3, 200), &client);
+    step(engine);
+    ck_assert_uint_eq(client.id_count, 1);
+    int before = door_steps();
+    for (int i = 0; i < 3; i++)
+        submit(engine, greedy(engine, prompt, (size_t)(10 * chunk), 1), &attacker[i]);
+    for (int i = 0; i < 30; i++) {
+        step(engine);
+        ck_assert_uint_eq(client.id_count, 2 + (size_t)i); // a token in every step
+    }
+    for (int i = 0; i < 3; i++) // thirty chunks in thirty steps, in turns
+        ck_assert_int_eq(attacker[i].last_step, before + 28 + i);
+
+    before = door_steps(); // short prompts share a chunk, four to a step
+    for (int i = 0; i < 3; i++)
+        submit(engine, greedy(engine, prompt, 2, 1), &attacker[i]);
+    step(engine);
+    for (int i = 0; i < 3; i++)
+        ck_assert_int_eq(attacker[i].last_step, before + 1);
+    eng_cancel(engine, client.id);
+
+    before = door_steps(); // alone, several chunks a step
+    submit(engine, greedy(engine, prompt, (size_t)(10 * chunk), 1), &attacker[0]);
+    drain(engine);
+    ck_assert_int_eq(attacker[0].last_step, before + 3);
+    eng_close(engine);
+}
+END_TEST
+
+// -------------------------------------------------------------------------------------------------- a random workload
+
+enum { LIVE = 24 };
+
+typedef struct workload {
+    eng_engine *engine;
+    outcome out[LIVE];
+    bool live[LIVE];
+    uint64_t random, last_id;
+    uint32_t words[4];
+    unsigned word;
+} workload;
+
+static uint32_t draw(workload *w, uint32_t below) {
+    if (w->word % 4 == 0)
+        eng_philox(77, 1, w->random++, w->words);
+    return w->words[w->word++ % 4] % below;
+}
+
+static void act(workload *w, const int32_t *prompt) {
+    uint32_t i = draw(w, LIVE), what = draw(w, 10);
+    outcome *out = &w->out[i];
+    if (!w->live[i] && what < 6) {
+        eng_request request = greedy(w->engine, prompt + draw(w, 50), 1 + draw(w, 150), draw(w, 12));
+        memset(out, 0, sizeof *out);
+        request.user = out;
+        eng_status status = eng_submit(w->engine, &request, &out->id, NULL);
+        ck_assert(status == ENG_OK || status == ENG_FULL);
+        w->live[i] = status == ENG_OK;
+        if (w->live[i]) {
+            ck_assert_uint_gt(out->id, w->last_id);
+            w->last_id = out->id;
+        }
+    } else if (w->live[i] && what < 3) {
+        eng_cancel(w->engine, out->id);
+        out->finals = 1; // an event after this fails in collect
+        w->live[i] = false;
+    } else if (w->live[i]) {
+        eng_pause(w->engine, out->id, what < 5);
+    }
+}
+
+static void check_gauges(workload *w, uint64_t allocations) {
+    eng_gauges gauges = gauges_of(w->engine);
+    uint64_t live = 0;
+    for (int i = 0; i < LIVE; i++) {
+        if (w->live[i] && w->out[i].finals)
+            w->live[i] = false;
+        live += w->live[i];
+    }
+    ck_assert_uint_eq(gauges.queued_requests + gauges.running, live);
+    ck_assert_uint_eq(gauges.states_used, gauges.running);
+    ck_assert_uint_le(gauges.states_used, gauges.states_total);
+    ck_assert_uint_le(gauges.kv_pages_used, gauges.kv_pages_total);
+    ck_assert_uint_ge(gauges.kv_pages_used, gauges.running);
+    ck_assert(gauges.queued_requests > 0 || gauges.queued_tokens == 0);
+    ck_assert_uint_eq(gauges.device_allocations, allocations);
+}
+
+START_TEST(random_operations_keep_the_books) {
+    static workload w;
+    static int32_t prompt[250];
+    memset(&w, 0, sizeof w);
+    small_prompt(1, prompt, 250);
+    w.engine =
+        open_with(SMALL_LLAMA, (eng_options){.max_rows = 5, .queue_requests = 10, .state_budget = 12 * 64 * 512});
+    ck_assert_uint_eq(gauges_of(w.engine).kv_pages_total, 12);
+    uint64_t allocations = gauges_of(w.engine).device_allocations;
+    for (int i = 0; i < 400; i++) {
+        act(&w, prompt);
+        if (draw(&w, 2))
+            step(w.engine);
+        check_gauges(&w, allocations);
+    }
+    for (int i = 0; i < LIVE; i++)
+        if (w.live[i])
+            eng_pause(w.engine, w.out[i].id, false);
+    drain(w.engine);
+    for (int i = 0; i < LIVE; i++)
+        ck_assert(!w.live[i] || w.out[i].finish == ENG_FINISH_LENGTH);
+    eng_close(w.engine);
+}
+END_TEST
+
+static Suite *scheduler_suite(void) {
+    Suite *suite = suite_create("scheduler");
+    TCase *cases = tcase_create("door");
+    tcase_set_timeout(cases, 60);
+    tcase_add_checked_fixture(cases, temp_folder_make, temp_folder_remove);
+    tcase_add_test(cases, the_queue_is_bounded);
+    tcase_add_test(cases, requests_wait_for_pages_and_then_run);
+    tcase_add_test(cases, cancel_ends_it_in_each_phase);
+    tcase_add_test(cases, callbacks_may_cancel_and_submit);
+    tcase_add_test(cases, a_paused_request_keeps_its_place);
+    tcase_add_test(cases, prompts_take_one_chunk_a_step_beside_a_client);
+    tcase_add_test(cases, random_operations_keep_the_books);
+    suite_add_tcase(suite, cases);
+    return suite;
+}
+
+MESA_TEST_MAIN(scheduler_suite)
