@@ -192,7 +192,7 @@ static eng_status print_solver_table(evaluation *e, int32_t max_steps, eng_error
             snprintf(name, sizeof name, "tolerance %g", (double)tolerances[i]);
         } else if (i > TOLERANCES) {
             solver = (kern_solver){.mode = KERN_SOLVE_STEPS, .max_steps = steps[i - TOLERANCES - 1]};
-            snprintf(name, sizeof name, "%d steps", steps[i - TOLERANCES - 1]);
+            snprintf(name, sizeof name, "steps %d", steps[i - TOLERANCES - 1]);
         }
         status = score(e, solver, &scores, error);
         if (status == ENG_OK && i == 0)

@@ -1,0 +1,248 @@
+// SPDX-License-Identifier: Apache-2.0
+// mesa-trainer bench [DIR | --random 30m]: decode, prefill and training speed as shares of the machine's own limits.
+//
+// Everything is measured in turns, round after round, so that a machine that slows down slows both sides of a share;
+// medians are printed. The limit of generating is reading memory: weights once, the state in and out. The limit of prefill and
+// training is the matrix rate.
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "trainer/bench.h"
+#include "trainer/commands.h"
+#include "trainer/options.h"
+#include "trainer/progress.h"
+
+enum { MAX_ROUNDS = 99 };
+
+typedef struct bench_options {
+    const char *random, *device;
+    int64_t context, rows, prompt, generated, rounds;
+} bench_options;
+
+typedef enum quantity { READ_RATE, MATRIX_RATE, DECODE, DECODE_BYTES, PREFILL, PREFILL_RATE, TRAIN, TRAIN_RATE, QUANTITIES } quantity;
+
+typedef struct bench {
+    kern_device *device;
+    eng_checkpoint *checkpoint; // NULL: a random model
+    eng_model *random;
+    eng_weights *serving, *training;
+    trn_read_probe read;
+    trn_matrix_probe matrix;
+    trn_serve_bench serve;
+    trn_train_bench train;
+    double value[QUANTITIES][MAX_ROUNDS], share[QUANTITIES][MAX_ROUNDS];
+    double steps[3]; // of decode, prefill, training, in the last round
+    int rounds;
+} bench;
+
+static const struct {
+    const char *name, *config;
+} random_models[] = {
+    {"30m", "{\"model_type\": \"mesa_net\", \"vocab_size\": 32000, \"hidden_size\": 384, \"num_hidden_layers\": 8, "
+            "\"num_heads\": 6, \"head_dim\": 64, \"intermediate_size\": 1024, \"tie_word_embeddings\": true}"},
+    {"tiny", "{\"model_type\": \"mesa_net\", \"vocab_size\": 512, \"hidden_size\": 64, \"num_hidden_layers\": 2, "
+             "\"num_heads\": 2, \"head_dim\": 32, \"intermediate_size\": 128, \"tie_word_embeddings\": true}"},
+};
+
+// ------------------------------------------------------------------------------------------------------------- opening
+
+static eng_status make_random(bench *b, const char *name, eng_error *error) {
+    for (size_t i = 0; i < sizeof random_models / sizeof *random_models; i++) {
+        const char *json = random_models[i].config;
+        eng_config config;
+        if (strcmp(random_models[i].name, name) != 0)
+            continue;
+        eng_status status = eng_config_parse(json, strlen(json), name, &config, error);
+        if (status == ENG_OK)
+            status = eng_model_create(&config, &b->random, error);
+        if (status == ENG_OK)
+            status = eng_weights_init(b->random, b->device, 1, true, &b->serving, error);
+        return status == ENG_OK ? eng_weights_init(b->random, b->device, 1, false, &b->training, error) : status;
+    }
+    return eng_fail(error, ENG_INVALID, "--random: \"%.20s\" is not 30m or tiny", name);
+}
+
+static eng_status open_model(bench *b, const char *dir, const bench_options *o, eng_error *error) {
+    char reason[160] = "";
+    kern_status opened = kern_device_open(o->device, &b->device, reason, sizeof reason);
+    if (opened != KERN_OK)
+        return eng_fail(error, ENG_DEVICE, "device %s: %s", o->device, reason[0] ? reason : kern_status_text(opened));
+    if (!dir)
+        return make_random(b, o->random, error);
+    eng_status status = eng_checkpoint_open(dir, &b->checkpoint, error);
+    if (status == ENG_OK)
+        status = eng_weights_load(b->checkpoint, b->device, false, &b->serving, error);
+    return status == ENG_OK ? eng_weights_load(b->checkpoint, b->device, true, &b->training, error) : status;
+}
+
+static eng_status create_parts(bench *b, const bench_options *o, eng_error *error) {
+    eng_status status = trn_read_probe_create(&b->read, error);
+    if (status == ENG_OK)
+        status = trn_matrix_probe_create(b->device, &b->matrix, error);
+    if (status == ENG_OK)
+        status = trn_serve_bench_create(b->serving, (int32_t)o->prompt, (int32_t)o->generated, &b->serve, error);
+    if (status == ENG_OK)
+        status = trn_train_bench_create(b->training, (int32_t)o->context, (int32_t)o->rows, &b->train, error);
+    return status;
+}
+
+static void close_bench(bench *b) {
+    trn_train_bench_free(&b->train);
+    trn_serve_bench_free(&b->serve);
+    trn_matrix_probe_free(&b->matrix);
+    trn_read_probe_free(&b->read);
+    eng_weights_free(b->serving);
+    eng_weights_free(b->training);
+    eng_model_free(b->random);
+    eng_checkpoint_close(b->checkpoint);
+    kern_device_close(b->device);
+}
+
+// -------------------------------------------------------------------------------------------------------------- rounds
+
+static void set(bench *b, quantity what, int round, double value, double limit) {
+    b->value[what][round] = value;
+    b->share[what][round] = limit > 0 ? value / limit : 0;
+}
+
+// Limits are measured before and after the model in each round, and the mean of the two is the round's limit.
+static eng_status one_round(bench *b, int round, eng_error *error) {
+    trn_speed prefill, decode, train;
+    double matrix[2], read[2];
+    read[0] = trn_read_probe_run(&b->read);
+    eng_status status = trn_serve_bench_run(&b->serve, &prefill, &decode, error);
+    read[1] = trn_read_probe_run(&b->read);
+    if (status == ENG_OK)
+        status = trn_matrix_probe_run(&b->matrix, &matrix[0], error);
+    if (status == ENG_OK)
+        status = trn_train_bench_run(&b->train, &train, error);
+    if (status == ENG_OK)
+        status = trn_matrix_probe_run(&b->matrix, &matrix[1], error);
+    if (status != ENG_OK)
+        return status;
+    double read_rate = (read[0] + read[1]) / 2, matrix_rate = (matrix[0] + matrix[1]) / 2;
+    set(b, READ_RATE, round, read_rate, 0);
+    set(b, MATRIX_RATE, round, matrix_rate, 0);
+    set(b, DECODE, round, (double)decode.tokens / decode.seconds, 0);
+    set(b, DECODE_BYTES, round, decode.bytes / decode.seconds, read_rate);
+    set(b, PREFILL, round, (double)prefill.tokens / prefill.seconds, 0);
+    set(b, PREFILL_RATE, round, prefill.operations / prefill.seconds, matrix_rate);
+    set(b, TRAIN, round, (double)train.tokens / train.seconds, 0);
+    set(b, TRAIN_RATE, round, train.operations / train.seconds, matrix_rate);
+    b->steps[0] = decode.solver_steps;
+    b->steps[1] = prefill.solver_steps;
+    b->steps[2] = train.solver_steps;
+    return ENG_OK;
+}
+
+static eng_status run_rounds(bench *b, int rounds, eng_error *error) {
+    trn_progress progress;
+    trn_progress_begin(&progress);
+    eng_status status = one_round(b, 0, error); // pages are touched and code is made; not counted
+    for (int round = 0; status == ENG_OK && round < rounds; round++) {
+        trn_progress_part(&progress, (uint64_t)round, (uint64_t)rounds, "measuring");
+        status = one_round(b, round, error);
+    }
+    trn_progress_end(&progress);
+    b->rounds = rounds;
+    return status;
+}
+
+// ------------------------------------------------------------------------------------------------------------- results
+
+static int ascending(const void *left, const void *right) {
+    double a = *(const double *)left, b = *(const double *)right;
+    return (a > b) - (a < b);
+}
+
+static double median(const double *values, int count) {
+    double sorted[MAX_ROUNDS];
+    memcpy(sorted, values, sizeof *sorted * (size_t)count);
+    qsort(sorted, (size_t)count, sizeof *sorted, ascending);
+    return count % 2 ? sorted[count / 2] : (sorted[count / 2 - 1] + sorted[count / 2]) / 2;
+}
+
+static void print_results(const bench *b, const bench_options *o) {
+    const eng_model *model = b->serving->model;
+    double mid[QUANTITIES], share[QUANTITIES];
+    for (int i = 0; i < QUANTITIES; i++) {
+        mid[i] = median(b->value[i], b->rounds);
+        share[i] = median(b->share[i], b->rounds);
+    }
+    printf("%s, %llu parameters, weights %.1f MB, state %.2f MB; %s; medians of %d rounds\n\n",
+           b->random ? "random model" : "checkpoint", (unsigned long long)model->parameters,
+           1e-6 * (double)b->serving->bytes, 1e-6 * (double)model->state_bytes,
+           kern_device_describe(b->device)->description, b->rounds);
+    printf("| what | speed | rate | share of the limit | solver steps |\n|---|---|---|---|---|\n");
+    printf("| reading memory (limit of generating) | | %.1f GB/s | | |\n", 1e-9 * mid[READ_RATE]);
+    printf("| float32 product 1024 x 2048 x 2048 by the model's own linear kernel (limit of the rest) | | "
+           "%.0f GFLOP/s | | |\n",
+           1e-9 * mid[MATRIX_RATE]);
+    printf("| generating, one stream | %.1f tokens/s | %.1f GB/s of weights and state | %.2f | %.1f |\n", mid[DECODE],
+           1e-9 * mid[DECODE_BYTES], share[DECODE_BYTES], b->steps[0]);
+    printf("| prefill, %lld tokens | %.0f tokens/s | %.0f GFLOP/s | %.2f | %.1f |\n", (long long)o->prompt, mid[PREFILL],
+           1e-9 * mid[PREFILL_RATE], share[PREFILL_RATE], b->steps[1]);
+    printf("| training, %lld x %lld tokens | %.0f tokens/s | %.0f GFLOP/s | %.2f | %.1f |\n", (long long)o->rows,
+           (long long)o->context, mid[TRAIN], 1e-9 * mid[TRAIN_RATE], share[TRAIN_RATE], b->steps[2]);
+}
+
+// ------------------------------------------------------------------------------------------------------------- command
+
+static eng_status check_options(const bench_options *o, const char *dir, eng_error *error) {
+    const struct {
+        const char *name;
+        int64_t value, most;
+    } numbers[] = {{"context", o->context, 1 << 20}, {"rows", o->rows, 4096},       {"prompt", o->prompt, 1 << 20},
+                   {"tokens", o->generated, 1 << 20}, {"rounds", o->rounds, MAX_ROUNDS}};
+    if (!dir == !o->random)
+        return eng_fail(error, ENG_INVALID, "a folder or --random is needed, not both");
+    for (size_t i = 0; i < sizeof numbers / sizeof *numbers; i++)
+        if (numbers[i].value < 1 || numbers[i].value > numbers[i].most)
+            return eng_fail(error, ENG_INVALID, "--%s: not in 1..%lld", numbers[i].name, (long long)numbers[i].most);
+    if (o->context * o->rows > 1 << 24)
+        return eng_fail(error, ENG_INVALID, "--rows: more than 16777216 tokens at once");
+    return ENG_OK;
+}
+
+int trn_command_bench(int argc, char **argv) {
+    bench_options o = {.device = "cpu", .context = 1024, .rows = 4, .prompt = 1024, .generated = 64, .rounds = 7};
+    const trn_option options[] = {
+        {"random", "SIZE", TRN_STRING, &o.random, "a random model instead of a folder: 30m or tiny"},
+        {"context", "N", TRN_INTEGER, &o.context, "tokens a training row (default 1024)"},
+        {"rows", "N", TRN_INTEGER, &o.rows, "rows of a training step (default 4)"},
+        {"prompt", "N", TRN_INTEGER, &o.prompt, "tokens of the prompt (default 1024)"},
+        {"tokens", "N", TRN_INTEGER, &o.generated, "tokens generated a round (default 64)"},
+        {"rounds", "N", TRN_INTEGER, &o.rounds, "rounds of all measurements (default 7)"},
+        {"device", "NAME", TRN_STRING, &o.device, "cpu, cpu:16 (default cpu)"},
+    };
+    const trn_command_line line = {"bench [DIR | --random 30m] [options]",
+                                   "Generating, prefill and training speed beside the machine's own limits.", options,
+                                   sizeof options / sizeof *options, 0, 1};
+    const char *dir = NULL;
+    bool helped = false;
+    int positional = 0;
+    eng_error error = {0};
+    eng_status status = trn_options_parse(&line, argc, argv, &dir, &positional, &helped, &error);
+    if (helped)
+        return TRN_EXIT_OK;
+    bench *b = calloc(1, sizeof *b);
+    if (!b)
+        return TRN_EXIT_FAILED;
+    if (status == ENG_OK)
+        status = check_options(&o, dir, &error);
+    if (status == ENG_OK)
+        status = open_model(b, dir, &o, &error);
+    if (status == ENG_OK)
+        status = create_parts(b, &o, &error);
+    if (status == ENG_OK)
+        status = run_rounds(b, (int)o.rounds, &error);
+    if (status == ENG_OK)
+        print_results(b, &o);
+    close_bench(b);
+    free(b);
+    if (status == ENG_OK)
+        return TRN_EXIT_OK;
+    fprintf(stderr, "mesa-trainer bench: %s\n", error.text);
+    return status == ENG_INVALID || status == ENG_NOT_FOUND || status == ENG_FORMAT ? TRN_EXIT_USAGE : TRN_EXIT_FAILED;
+}

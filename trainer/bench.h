@@ -1,0 +1,70 @@
+// SPDX-License-Identifier: Apache-2.0
+// Measurements of mesa-trainer bench: what the machine can do, and what the model gets out of it, in the same minutes.
+//
+// Limits: the rate at which all threads together read memory, and the rate of a large float32 product through the same
+// kernels (KERN_OP_LINEAR over a merged prompt). Model: one stream generating, a prompt being read, a training step.
+#ifndef TRAINER_BENCH_H
+#define TRAINER_BENCH_H
+
+#include "trainer/batch.h"
+#include "trainer/optimizer.h"
+
+// One read of a large block by all threads. *rate: bytes a second.
+typedef struct trn_read_probe {
+    uint64_t *block;
+    size_t words;
+} trn_read_probe;
+ENG_CHECKED eng_status trn_read_probe_create(trn_read_probe *out, eng_error *error);
+void trn_read_probe_free(trn_read_probe *probe);
+double trn_read_probe_run(const trn_read_probe *probe);
+
+// A product (tokens, width) x (width, width)^T. *rate: operations a second.
+typedef struct trn_matrix_probe {
+    kern_device *device;
+    kern_stream *stream;
+    kern_rows *rows;
+    kern_weight *weight;
+    void *x, *y;
+} trn_matrix_probe;
+ENG_CHECKED eng_status trn_matrix_probe_create(kern_device *device, trn_matrix_probe *out, eng_error *error);
+void trn_matrix_probe_free(trn_matrix_probe *probe);
+ENG_CHECKED eng_status trn_matrix_probe_run(trn_matrix_probe *probe, double *rate, eng_error *error);
+
+typedef struct trn_speed {
+    double seconds;
+    int64_t tokens;
+    double operations; // of the model, solver steps that were taken included
+    double bytes;      // that must be read and written at least: weights, states
+    double solver_steps;
+} trn_speed;
+
+// Serving: one session reads a prompt and goes on generating, greedily.
+typedef struct trn_serve_bench {
+    const eng_weights *weights;
+    trn_runner prefill, decode; // decode runs in prefill's states
+    kern_solver solver;
+    int32_t *ids; // (prompt)
+    int32_t prompt, generated;
+} trn_serve_bench;
+ENG_CHECKED eng_status trn_serve_bench_create(const eng_weights *weights, int32_t prompt, int32_t generated,
+                                              trn_serve_bench *out, eng_error *error);
+void trn_serve_bench_free(trn_serve_bench *bench);
+ENG_CHECKED eng_status trn_serve_bench_run(trn_serve_bench *bench, trn_speed *prefill, trn_speed *decode,
+                                           eng_error *error);
+
+// Training steps (forward, backward, AdamW) over rows of random ids.
+typedef struct trn_train_bench {
+    const eng_weights *weights;
+    trn_runner runner;
+    trn_batch batch;
+    trn_optimizer optimizer;
+    kern_solver solver;
+    trn_row row;
+    int32_t context, rows;
+} trn_train_bench;
+ENG_CHECKED eng_status trn_train_bench_create(const eng_weights *weights, int32_t context, int32_t rows,
+                                              trn_train_bench *out, eng_error *error);
+void trn_train_bench_free(trn_train_bench *bench);
+ENG_CHECKED eng_status trn_train_bench_run(trn_train_bench *bench, trn_speed *speed, eng_error *error);
+
+#endif

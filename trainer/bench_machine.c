@@ -1,0 +1,134 @@
+// SPDX-License-Identifier: Apache-2.0
+// The machine's limits, measured; see bench.h.
+#include <stdlib.h>
+#include <string.h>
+
+#include "engine/forward.h"
+#include "trainer/bench.h"
+#include "trainer/progress.h"
+
+// Far above any cache that a few cores share.
+enum { READ_BYTES = 768 << 20, PRODUCT_TOKENS = 1024, PRODUCT_WIDTH = 2048 };
+
+eng_status trn_read_probe_create(trn_read_probe *out, eng_error *error) {
+    size_t words = READ_BYTES / sizeof(uint64_t);
+    uint64_t *block = malloc(words * sizeof *block);
+    if (!block)
+        return eng_fail(error, ENG_NO_MEMORY, "out of memory for the read probe");
+#pragma omp parallel for schedule(static)
+    for (size_t i = 0; i < words; i++)
+        block[i] = i;
+    *out = (trn_read_probe){block, words};
+    return ENG_OK;
+}
+
+void trn_read_probe_free(trn_read_probe *probe) {
+    free(probe->block);
+    *probe = (trn_read_probe){0};
+}
+
+static uint64_t read_words(const uint64_t *words, size_t count) {
+    uint64_t sum[8] = {0};
+    for (size_t i = 0; i + 8 <= count; i += 8)
+        for (size_t j = 0; j < 8; j++)
+            sum[j] ^= words[i + j];
+    return sum[0] ^ sum[1] ^ sum[2] ^ sum[3] ^ sum[4] ^ sum[5] ^ sum[6] ^ sum[7];
+}
+
+double trn_read_probe_run(const trn_read_probe *probe) {
+    enum { PIECE = 1 << 17 }; // words: 1 MiB, so that threads stay together in time
+    size_t pieces = probe->words / PIECE;
+    uint64_t sum = 0;
+    double start = trn_seconds();
+#pragma omp parallel for schedule(static) reduction(^ : sum)
+    for (size_t i = 0; i < pieces; i++)
+        sum ^= read_words(probe->block + i * PIECE, PIECE);
+    double seconds = trn_seconds() - start;
+    probe->block[0] ^= sum & 1; // the sum is needed, so the reads are
+    return (double)(pieces * PIECE * sizeof *probe->block) / seconds;
+}
+
+static void fill(float *values, size_t count) {
+    for (size_t i = 0; i < count; i++)
+        values[i] = (float)(i % 251) / 251.0F - 0.5F;
+}
+
+static kern_status create_product(trn_matrix_probe *probe, const float *host) {
+    kern_weight_desc weight = {.dtype = KERN_F32, .rows = PRODUCT_WIDTH, .cols = PRODUCT_WIDTH, .host = host};
+    size_t bytes = sizeof(float) * PRODUCT_TOKENS * PRODUCT_WIDTH;
+    kern_status status = kern_stream_open(probe->device, &probe->stream);
+    if (status == KERN_OK)
+        status = kern_rows_create(probe->device, 1, PRODUCT_TOKENS, 0, 0, 0, 0, &probe->rows);
+    if (status == KERN_OK)
+        status = kern_weight_create(probe->device, &weight, &probe->weight);
+    if (status == KERN_OK)
+        status = kern_alloc(probe->device, bytes, &probe->x);
+    if (status == KERN_OK)
+        status = kern_alloc(probe->device, bytes, &probe->y);
+    if (status == KERN_OK)
+        status = kern_upload(probe->stream, probe->x, host, bytes);
+    return status;
+}
+
+static kern_linear_args product(const trn_matrix_probe *probe) {
+    return (kern_linear_args){.x.p = probe->x,
+                              .weight.w = probe->weight,
+                              .y.p = probe->y,
+                              .cols = PRODUCT_WIDTH,
+                              .rows = PRODUCT_WIDTH};
+}
+
+eng_status trn_matrix_probe_create(kern_device *device, trn_matrix_probe *out, eng_error *error) {
+    trn_matrix_probe probe = {.device = device};
+    float *host = malloc(sizeof *host * PRODUCT_WIDTH * PRODUCT_WIDTH);
+    if (!host)
+        return eng_fail(error, ENG_NO_MEMORY, "out of memory for the matrix probe");
+    fill(host, (size_t)PRODUCT_WIDTH * PRODUCT_WIDTH);
+    kern_status status = create_product(&probe, host);
+    if (status == KERN_OK) {
+        kern_linear_args arguments = product(&probe);
+        status = kern_reserve(device, KERN_OP_LINEAR, &arguments);
+    }
+    free(host);
+    if (status == KERN_OK) {
+        kern_rows *rows = probe.rows;
+        rows->n_rows = 1;
+        rows->n_tokens = PRODUCT_TOKENS;
+        rows->merge = true;
+        rows->row[0] = (kern_row){.kind = KERN_ROW_PROMPT, .slot = -1, .length = PRODUCT_TOKENS, .page0 = -1};
+        for (int32_t i = 0; i < PRODUCT_TOKENS; i++)
+            rows->target[i] = -1;
+        status = kern_rows_prepare(probe.stream, rows);
+    }
+    if (status != KERN_OK) {
+        trn_matrix_probe_free(&probe);
+        return eng_fail_kernel(error, status, "preparing the matrix probe");
+    }
+    *out = probe;
+    return ENG_OK;
+}
+
+void trn_matrix_probe_free(trn_matrix_probe *probe) {
+    if (!probe->device)
+        return;
+    kern_free(probe->device, probe->x);
+    kern_free(probe->device, probe->y);
+    kern_weight_free(probe->weight);
+    kern_rows_free(probe->rows);
+    kern_stream_close(probe->stream);
+    *probe = (trn_matrix_probe){0};
+}
+
+eng_status trn_matrix_probe_run(trn_matrix_probe *probe, double *rate, eng_error *error) {
+    enum { REPEATS = 4 };
+    kern_linear_args arguments = product(probe);
+    kern_status status = KERN_OK;
+    double start = trn_seconds();
+    for (int i = 0; status == KERN_OK && i < REPEATS; i++)
+        status = kern_launch(probe->stream, KERN_OP_LINEAR, probe->rows, &arguments);
+    if (status == KERN_OK)
+        status = kern_synchronize(probe->stream);
+    double seconds = trn_seconds() - start;
+    *rate = REPEATS * 2.0 * PRODUCT_TOKENS * PRODUCT_WIDTH * PRODUCT_WIDTH / seconds;
+    return eng_fail_kernel(error, status, "running the matrix probe");
+}
