@@ -1,10 +1,17 @@
 // SPDX-License-Identifier: Apache-2.0
 // Register-blocked products of small matrices. See gemm.h for the forms and the promise about bits.
 //
-// A tile of up to GEMM_ROWS x GEMM_VECTORS accumulators stays in registers while p runs: a row of B is loaded once, each
-// element of A is broadcast. Both forms of A differ in two strides only. Tiles of fewer rows or vectors are the same code
-// with other constants, so that an odd edge costs speed, never other bits.
+// A tile of up to GEMM_ROWS x GEMM_VECTORS accumulators stays in registers while p runs: a row of B is loaded once,
+// each element of A is broadcast. Both forms of A differ in two strides only. Tiles of fewer rows or vectors are the
+// same code with other constants, so that an odd edge costs speed, never other bits.
 #include "kernels/cpu/isa/gemm.h"
+
+// Whole loops of constant length: only then do the accumulators become registers.
+#if defined(__clang__)
+#define UNROLL _Pragma("clang loop unroll(full)")
+#else
+#define UNROLL _Pragma("GCC unroll 16")
+#endif
 
 typedef struct gemm_job {
     const float *a, *b;
@@ -21,45 +28,47 @@ static inline __attribute__((always_inline)) void tile(const gemm_job *job, int 
     const float *a = job->a + i * row_stride + p0 * depth_stride, *b = job->b + p0 * ldb + j;
     float *c = job->c + i * ldc + j;
     vf sum[GEMM_ROWS][GEMM_VECTORS];
-#pragma GCC unroll 8
-    for (int r = 0; r < rows; r++)
-#pragma GCC unroll 4
+    UNROLL
+    for (int r = 0; r < rows; r++) {
+        UNROLL
         for (int v = 0; v < vectors; v++)
             sum[r][v] = !job->add          ? (vf){0}
                         : lanes == KERN_VL ? vf_load(c + r * ldc + v * KERN_VL)
                                            : vf_load_part(c + r * ldc, lanes);
+    }
     for (int p = p0; p < p1; p++, a += depth_stride, b += ldb) {
         vf row[GEMM_VECTORS];
-#pragma GCC unroll 4
+        UNROLL
         for (int v = 0; v < vectors; v++)
             row[v] = lanes == KERN_VL ? vf_load(b + v * KERN_VL) : vf_load_part(b, lanes);
-#pragma GCC unroll 8
+        UNROLL
         for (int r = 0; r < rows; r++) {
             const float factor = a[r * row_stride];
-#pragma GCC unroll 4
+            UNROLL
             for (int v = 0; v < vectors; v++)
                 sum[r][v] += factor * row[v];
         }
     }
-#pragma GCC unroll 8
-    for (int r = 0; r < rows; r++)
-#pragma GCC unroll 4
+    UNROLL
+    for (int r = 0; r < rows; r++) {
+        UNROLL
         for (int v = 0; v < vectors; v++)
             if (lanes == KERN_VL)
                 vf_store(c + r * ldc + v * KERN_VL, sum[r][v]);
             else
                 vf_store_part(c + r * ldc, sum[r][v], lanes);
+    }
 }
 
 typedef void (*tile_function)(const gemm_job *job, int i, int j, int p0, int p1);
 
-#define TILE(rows, vectors)                                                                                            \
-    static void tile_##rows##x##vectors(const gemm_job *job, int i, int j, int p0, int p1) {                           \
-        tile(job, i, j, p0, p1, rows, vectors, KERN_VL);                                                               \
+#define TILE(rows, vectors)                                                                  \
+    static void tile_##rows##x##vectors(const gemm_job *job, int i, int j, int p0, int p1) { \
+        tile(job, i, j, p0, p1, rows, vectors, KERN_VL);                                     \
     }
-#define TILE_ROWS(vectors)                                                                                             \
+#define TILE_ROWS(vectors) \
     TILE(1, vectors) TILE(2, vectors) TILE(3, vectors) TILE(4, vectors) TILE(5, vectors) TILE(6, vectors)
-#define TILE_NAMES(vectors)                                                                                            \
+#define TILE_NAMES(vectors) \
     { tile_1x##vectors, tile_2x##vectors, tile_3x##vectors, tile_4x##vectors, tile_5x##vectors, tile_6x##vectors }
 
 _Static_assert(GEMM_ROWS == 6, "the tiles below");
@@ -76,6 +85,10 @@ static const tile_function tiles[GEMM_VECTORS][GEMM_ROWS] = {TILE_NAMES(1), TILE
 
 // The last n % KERN_VL columns.
 static void tile_part(const gemm_job *job, int i, int j, int p0, int p1, int rows, int lanes) {
+    if (rows == GEMM_ROWS) {
+        tile(job, i, j, p0, p1, GEMM_ROWS, 1, lanes);
+        return;
+    }
     for (int r = 0; r < rows; r++)
         tile(job, i + r, j, p0, p1, 1, 1, lanes);
 }
@@ -116,13 +129,50 @@ GEMM_FUNCTION(gemm_lower_nn) {
     product(&(gemm_job){a, b, c, lda, 1, ldb, ldc, add}, LOWER_C, m, n, k);
 }
 
-void gemm_transpose(int rows, int cols, const float *x, int64_t ldx, float *y, int64_t ldy) {
-    enum { BLOCK = 16 }; // both sides of a block stay in the first cache
-    for (int i0 = 0; i0 < rows; i0 += BLOCK)
-        for (int j0 = 0; j0 < cols; j0 += BLOCK) {
-            int i1 = i0 + BLOCK < rows ? i0 + BLOCK : rows, j1 = j0 + BLOCK < cols ? j0 + BLOCK : cols;
-            for (int j = j0; j < j1; j++)
-                for (int i = i0; i < i1; i++)
-                    y[j * ldy + i] = x[i * ldx + j];
+// Stage `s` of a transpose: the off-diagonal s x s blocks of every 2s x 2s block change places.
+#define LOW(lane, s) ((lane) & (s) ? KERN_VL + (lane) - (s) : (lane))
+#define HIGH(lane, s) ((lane) & (s) ? KERN_VL + (lane) : (lane) + (s))
+#define LANES4(f, l, s) f(l, s), f(l + 1, s), f(l + 2, s), f(l + 3, s)
+#if defined(KERN_ISA_AVX512)
+#define LANES(f, s) LANES4(f, 0, s), LANES4(f, 4, s), LANES4(f, 8, s), LANES4(f, 12, s)
+#elif defined(KERN_ISA_AVX2)
+#define LANES(f, s) LANES4(f, 0, s), LANES4(f, 4, s)
+#else
+#define LANES(f, s) LANES4(f, 0, s)
+#endif
+#define STAGE(row, s)                                                     \
+    UNROLL                                                                \
+    for (int i = 0; i < KERN_VL; i++)                                     \
+        if ((i & (s)) == 0) {                                             \
+            vf x = row[i], y = row[i + (s)];                              \
+            row[i] = __builtin_shufflevector(x, y, LANES(LOW, s));        \
+            row[i + (s)] = __builtin_shufflevector(x, y, LANES(HIGH, s)); \
         }
+
+static void transpose_block(const float *x, int64_t ldx, float *y, int64_t ldy) {
+    vf row[KERN_VL];
+    UNROLL
+    for (int i = 0; i < KERN_VL; i++)
+        row[i] = vf_load(x + i * ldx);
+#if defined(KERN_ISA_AVX512)
+    STAGE(row, 8)
+#endif
+#if defined(KERN_ISA_AVX512) || defined(KERN_ISA_AVX2)
+    STAGE(row, 4)
+#endif
+    STAGE(row, 2)
+    STAGE(row, 1)
+    UNROLL
+    for (int i = 0; i < KERN_VL; i++)
+        vf_store(y + i * ldy, row[i]);
+}
+
+void gemm_transpose(int rows, int cols, const float *x, int64_t ldx, float *y, int64_t ldy) {
+    const int whole_rows = rows / KERN_VL * KERN_VL, whole_cols = cols / KERN_VL * KERN_VL;
+    for (int i = 0; i < whole_rows; i += KERN_VL)
+        for (int j = 0; j < whole_cols; j += KERN_VL)
+            transpose_block(x + i * ldx + j, ldx, y + j * ldy + i, ldy);
+    for (int i = 0; i < rows; i++)
+        for (int j = i < whole_rows ? whole_cols : 0; j < cols; j++)
+            y[j * ldy + i] = x[i * ldx + j];
 }
