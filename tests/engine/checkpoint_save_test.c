@@ -127,7 +127,10 @@ START_TEST(start_is_the_seeds) {
         ck_assert_double_eq_tol(1 / (1 - decay) / (4 * pow(128, i / 3.0)), 1, 1e-4);
     }
     for (int i = 0; i < 3; i++) {
-        ck_assert(((weights[i]->master[bias] - weights[i]->masters) & 15) == 0);
+        for (int32_t j = 0; j < model->tensors; j++) {
+            ck_assert_int_eq((weights[i]->master[j] - weights[i]->masters) % 16, 0);
+            ck_assert_int_eq(weights[i]->grad[j] - weights[i]->grads, weights[i]->master[j] - weights[i]->masters);
+        }
         free(values[i]);
         eng_weights_free(weights[i]);
     }

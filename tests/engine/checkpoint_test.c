@@ -2,6 +2,7 @@
 // Opening checkpoint folders and loading their weights: what fits, what does not and is named, shards, legacy, NaN.
 #include <stdlib.h>
 #include <string.h>
+#include <sys/stat.h>
 
 #include "engine/files.h"
 #include "tests/check_main.h"
@@ -356,6 +357,9 @@ START_TEST(index_must_fit_its_shards) {
     const char *moved = bag.tensor[0].name;
     write_index(&bag, first, moved, second_shard);
     EXPECT_REFUSED(ENG_FORMAT, "index.json", moved, "is not in", second_shard);
+    write_index(&bag, first, moved, "sub/../model-00001-of-00002.safetensors");
+    ck_assert_int_eq(mkdir(join(temp_path("model"), "sub"), 0700), 0);
+    EXPECT_REFUSED(ENG_FORMAT, moved, "is no name of a .safetensors file");
     write_index(&bag, first, moved, "../model-00001-of-00002.safetensors");
     EXPECT_REFUSED(ENG_FORMAT, moved, "is no name of a .safetensors file");
     write_index(&bag, first, moved, ".safetensors");
