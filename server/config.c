@@ -338,58 +338,62 @@ static size_t find_option(const char *name, size_t length, bool hyphens) {
 }
 
 typedef struct ini_source {
-    loader *loader;
+    loader loader; // with an error of its own: a fault of the syntax in an earlier line wins over it
+    eng_error error;
     const char *path;
     FILE *file;
     size_t bytes;
-    int line;
-    eng_status status;
+    int line, fault_line;
 } ini_source;
+
+static void fail_line(ini_source *source, const char *what, const char *name) {
+    eng_fail(&source->error, ENG_INVALID, "%s:%d: %s%s", source->path, source->line, what, name);
+    source->fault_line = source->line;
+}
 
 // inih's reader: counts lines, and refuses what inih would cut in silence.
 static char *read_line(char *text, int size, void *context) {
     ini_source *source = context;
 
-    if (source->status || !fgets(text, size, source->file))
+    if (source->error.code || !fgets(text, size, source->file))
         return NULL;
     source->line++;
     const size_t length = strlen(text);
     source->bytes += length;
     if (source->bytes > SRV_MAX_CONFIG_BYTES)
-        source->status = eng_fail(source->loader->error, ENG_INVALID, "%s: larger than %d bytes", source->path,
-                                  SRV_MAX_CONFIG_BYTES);
+        fail_line(source, "the file is larger than 1 MiB", "");
     else if (length == 0 || (text[length - 1] != '\n' && !feof(source->file)))
-        source->status = eng_fail(source->loader->error, ENG_INVALID, "%s:%d: a NUL byte or more than %d bytes",
-                                  source->path, source->line, size - 2);
-    return source->status ? NULL : text;
+        fail_line(source, "the line is longer than 198 bytes or holds a NUL", "");
+    return source->error.code ? NULL : text;
 }
 
 static int on_setting(void *context, const char *section, const char *name, const char *value) {
     ini_source *source = context;
     char where[200];
 
-    if (source->status)
+    if (source->error.code)
         return 0;
     if (strcmp(section, "server") != 0) {
-        source->status = eng_fail(source->loader->error, ENG_INVALID, "%s:%d: only section [server] is known",
-                                  source->path, source->line);
+        fail_line(source, "only section [server] is known", "");
         return 0;
     }
     const size_t index = find_option(name, strlen(name), false);
     if (index == OPTION_COUNT) {
-        source->status =
-            eng_fail(source->loader->error, ENG_INVALID, "%s:%d: unknown key %s", source->path, source->line, name);
+        fail_line(source, "unknown key ", name);
         return 0;
     }
     snprintf(where, sizeof where, "%s:%d: %s", source->path, source->line, name);
-    source->status = apply(source->loader, index, value, FROM_FILE, where);
-    return source->status == ENG_OK;
+    if (apply(&source->loader, index, value, FROM_FILE, where) == ENG_OK)
+        return 1;
+    source->fault_line = source->line;
+    return 0;
 }
 
 static eng_status load_file(loader *loader, const char *path) {
     struct stat info;
-    ini_source source = {.loader = loader, .path = path, .file = fopen(path, "re")};
+    ini_source source = {.loader = *loader, .path = path, .file = fopen(path, "re")};
 
+    source.loader.error = &source.error;
     if (!source.file)
         return eng_fail(loader->error, ENG_INVALID, "%s: %s", path, strerror(errno));
     if (fstat(fileno(source.file), &info) == 0 && S_ISDIR(info.st_mode)) {
@@ -397,12 +401,16 @@ static eng_status load_file(loader *loader, const char *path) {
         return eng_fail(loader->error, ENG_INVALID, "%s: is a directory", path);
     }
     const int fault = ini_parse_stream(read_line, &source, on_setting, &source);
-    if (!source.status && ferror(source.file))
-        source.status = eng_fail(loader->error, ENG_INVALID, "%s: cannot be read", path);
-    if (!source.status && fault != 0)
-        source.status = eng_fail(loader->error, ENG_INVALID, "%s:%d: neither [section] nor key = value", path, fault);
+    const bool unreadable = ferror(source.file);
     fclose(source.file);
-    return source.status;
+    memcpy(loader->set_by, source.loader.set_by, sizeof loader->set_by);
+    if (unreadable)
+        return eng_fail(loader->error, ENG_INVALID, "%s: cannot be read", path);
+    if (fault > 0 && (!source.error.code || fault < source.fault_line))
+        return eng_fail(loader->error, ENG_INVALID, "%s:%d: neither [section] nor key = value", path, fault);
+    if (source.error.code)
+        return eng_fail(loader->error, source.error.code, "%s", source.error.text);
+    return fault == 0 ? ENG_OK : eng_fail(loader->error, ENG_NO_MEMORY, "%s: cannot be parsed", path);
 }
 
 // NAME=VALUE as MESA_OPTION=VALUE: the option's index, OPTION_COUNT for other variables.
@@ -555,15 +563,39 @@ static void print_spelling(const option *row, char *text, size_t size) {
             *at = '-';
 }
 
+// Words of text, wrapped and indented under the column where the first line stands.
+static void print_wrapped(const char *text, FILE *out) {
+    enum { INDENT = 35, WIDTH = 100 };
+    size_t column = INDENT;
+
+    while (*text) {
+        const size_t length = strcspn(text, " ");
+        if (column > INDENT && column + 1 + length > WIDTH) {
+            fprintf(out, "\n%*s", INDENT, "");
+            column = INDENT;
+        } else if (column > INDENT) {
+            fputc(' ', out);
+            column++;
+        }
+        fwrite(text, 1, length, out);
+        column += length;
+        text += length;
+        text += strspn(text, " ");
+    }
+    fputc('\n', out);
+}
+
 void srv_config_help(FILE *out) {
     fputs("Usage: mesa-server --model [NAME=]DIR [OPTION]...\n"
           "Serves recurrent-state language models over an OpenAI-compatible HTTP interface.\n\n",
           out);
     for (size_t i = 0; i < OPTION_COUNT; i++) {
-        char spelling[80];
-        print_spelling(&options[i], spelling, sizeof spelling);
-        fprintf(out, "  %-32s %s%s%s%s\n", spelling, options[i].about, options[i].fallback ? " (default " : "",
-                options[i].fallback ? options[i].fallback : "", options[i].fallback ? ")" : "");
+        const option *row = &options[i];
+        char spelling[80], about[256];
+        print_spelling(row, spelling, sizeof spelling);
+        snprintf(about, sizeof about, row->fallback ? "%s (default %s)" : "%s", row->about, row->fallback);
+        fprintf(out, "  %-32s ", spelling);
+        print_wrapped(about, out);
     }
     fputs("  --config FILE                    read options from section [server] of an INI file\n"
           "  --check-config                   check the configuration, print it, and exit\n"

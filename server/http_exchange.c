@@ -294,7 +294,7 @@ static enum MHD_Result take_body(srv_exchange *exchange, const char *data, size_
     *size = 0;
     if (exchange->problem.status) { // read on for a while, so that the client gets to read why
         exchange->dropped += length;
-        return exchange->dropped > (size_t)exchange->server->config->max_body ? MHD_NO : MHD_YES;
+        return exchange->dropped > SRV_REFUSED_BODY_BYTES ? MHD_NO : MHD_YES;
     }
     const size_t held = exchange->body.length + length;
     if (held > exchange->reserved && !reserve_body(exchange, held - exchange->reserved)) {
@@ -342,7 +342,7 @@ void srv_http_on_hangup(void *context) {
 
 static void log_exchange(const srv_exchange *exchange, bool left) {
     const srv_access access = {
-        .level = exchange->log_id || exchange->reply.status >= 400 ? ENG_LOG_INFO : ENG_LOG_DEBUG,
+        .level = exchange->log_id || exchange->reply.status >= 500 ? ENG_LOG_INFO : ENG_LOG_DEBUG,
         .id = exchange->log_id,
         .route = exchange->route ? exchange->route->path : "(none)",
         .method = exchange->route ? exchange->route->method : "(any)",
@@ -351,7 +351,7 @@ static void log_exchange(const srv_exchange *exchange, bool left) {
                   : exchange->reply.status  ? exchange->reply.status
                                             : 200,
         .client_left = left,
-        .milliseconds = (double)(srv_loop_now(exchange->server->loop) - exchange->started_ms),
+        .milliseconds = srv_loop_now(exchange->server->loop) - exchange->started_ms,
         .prompt_tokens = exchange->log_prompt_tokens,
         .completion_tokens = exchange->log_completion_tokens,
     };

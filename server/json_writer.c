@@ -5,6 +5,8 @@
 #include "server/json_writer.h"
 
 #include <math.h>
+#include <stdio.h>
+#include <stdlib.h>
 #include <string.h>
 
 // Length of the well-formed UTF-8 character at bytes, 0 if there is none (RFC 3629: no overlong form, no surrogate).
@@ -88,6 +90,22 @@ void srv_json_number(srv_buf *out, double value) {
         srv_buf_printf(out, "%.9g", value);
     else
         srv_buf_puts(out, "null");
+}
+
+void srv_json_float(srv_buf *out, float value) {
+    enum { ALWAYS_ENOUGH = 9 };
+    char text[32];
+
+    if (!isfinite(value)) {
+        srv_buf_puts(out, "null");
+        return;
+    }
+    for (int digits = 6; digits <= ALWAYS_ENOUGH; digits++) {
+        snprintf(text, sizeof text, "%.*g", digits, (double)value);
+        if (strtof(text, NULL) == value)
+            break;
+    }
+    srv_buf_puts(out, text);
 }
 
 void srv_json_bool(srv_buf *out, bool value) {

@@ -15,7 +15,8 @@
 void srv_json_string(srv_buf *out, const char *bytes, size_t length); // with its quotes
 void srv_json_text(srv_buf *out, const char *text);                   // NUL-terminated; NULL: null
 void srv_json_integer(srv_buf *out, int64_t value);
-void srv_json_number(srv_buf *out, double value); // nine significant digits: a float comes back exactly
+void srv_json_number(srv_buf *out, double value);
+void srv_json_float(srv_buf *out, float value); // the fewest digits that give the same float back
 void srv_json_bool(srv_buf *out, bool value);
 
 #endif

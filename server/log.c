@@ -158,8 +158,8 @@ void srv_log_access(srv_log *log, const srv_access *access) {
     if (access->level < log->level)
         return;
     begin_line(&line, access->level, "request");
-    srv_buf_printf(&line, ",\"method\":\"%s\",\"route\":\"%s\",\"status\":%d,\"ms\":%.3f", access->method,
-                   access->route, access->status, access->milliseconds);
+    srv_buf_printf(&line, ",\"method\":\"%s\",\"route\":\"%s\",\"status\":%d,\"ms\":%llu", access->method,
+                   access->route, access->status, (unsigned long long)access->milliseconds);
     if (access->client_left)
         srv_buf_puts(&line, ",\"client_left\":true");
     if (access->id) {

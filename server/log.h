@@ -8,6 +8,7 @@
 #ifndef SERVER_LOG_H
 #define SERVER_LOG_H
 
+#include <stdbool.h>
 #include <stdint.h>
 
 #include "engine/engine.h"
@@ -31,7 +32,7 @@ typedef struct srv_access {
     const char *model; // NULL: none
     int status;        // 0: none was sent
     bool client_left;  // before the answer was whole
-    double milliseconds;
+    uint64_t milliseconds;
     int64_t prompt_tokens, completion_tokens; // -1: none
 } srv_access;
 void srv_log_access(srv_log *log, const srv_access *access);

@@ -214,7 +214,7 @@ static void write_knobs(srv_buf *out, const srv_model_view *model) {
     srv_buf_puts(out, ",\"knobs\":{");
     if (info->has_mesa) {
         srv_buf_puts(out, "\"cg_tolerance\":{\"default\":");
-        srv_json_number(out, (double)info->default_knobs.cg_tolerance);
+        srv_json_float(out, info->default_knobs.cg_tolerance);
         srv_buf_puts(out, ",\"minimum\":");
         srv_json_number(out, model->min_cg_tolerance);
         srv_buf_puts(out, ",\"maximum\":1},\"cg_max_steps\":{\"default\":");
@@ -230,7 +230,7 @@ static void write_knobs(srv_buf *out, const srv_model_view *model) {
     if (info->has_loops) {
         srv_buf_puts(out, separator);
         srv_buf_puts(out, "\"exit_threshold\":{\"default\":");
-        srv_json_number(out, (double)info->default_knobs.exit_threshold);
+        srv_json_float(out, info->default_knobs.exit_threshold);
         srv_buf_puts(out, ",\"minimum\":0,\"maximum\":1},\"max_loops\":{\"default\":");
         srv_json_integer(out, info->default_knobs.max_loops);
         srv_buf_puts(out, ",\"minimum\":1,\"maximum\":");
