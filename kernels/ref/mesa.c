@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// The Mesa layer's core in double. Written to be read: states of a head are kept for the backward pass, every solve stands
-// alone.
+// The Mesa layer's core in double. Written to be read: states of a head are kept for the backward pass, every solve
+// stands alone.
 #include "kernels/ref/mesa.h"
 
 #include <math.h>
@@ -28,7 +28,8 @@ void kern_ref_mesa_exact(int depth, const double *h, const double *lambda, const
     for (int i = 0; i < depth; i++)
         for (int j = 0; j <= i; j++) {
             double sum = h[i * depth + j] + (i == j ? lambda[i] : 0) - dot(l + i * depth, l + j * depth, j);
-            l[i * depth + j] = i == j ? sqrt(sum) : sum / l[j * depth + j]; // sqrt of a negative number: NaN, as promised
+            l[i * depth + j] =
+                i == j ? sqrt(sum) : sum / l[j * depth + j]; // sqrt of a negative number: NaN, as promised
         }
     for (int i = 0; i < depth; i++)
         x[i] = (q[i] - dot(l + i * depth, x, i)) / l[i * depth + i];

@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 // The Mesa layer's core in double, token by token, as models.md 2.3, 2.6b and 2.8 write it. For tests.
 //
-// One row of `tokens` tokens. begins (may be NULL) is non-zero at tokens t > 0 that start a new document. Arrays have the
-// shapes of kernels.h; keys (H, D, D) and values (H, D, V) are the states, in and out. The backward pass takes x and u as
-// exact (Cholesky) solutions.
+// One row of `tokens` tokens. begins (may be NULL) is non-zero at tokens t > 0 that start a new document. Arrays have
+// the shapes of kernels.h; keys (H, D, D) and values (H, D, V) are the states, in and out. The backward pass takes x
+// and u as exact (Cholesky) solutions.
 #ifndef KERNELS_REF_MESA_H
 #define KERNELS_REF_MESA_H
 
@@ -16,8 +16,8 @@ typedef struct kern_ref_mesa_inputs {
 
 typedef struct kern_ref_mesa_gradients {
     double *dq, *dk, *dv, *dg, *dbeta;
-    double *grad_lambda_params;   // written
-    double *dkeys, *dvalues;      // in: at the end, out: at the start; NULL: zero at the end
+    double *grad_lambda_params; // written
+    double *dkeys, *dvalues;    // in: at the end, out: at the start; NULL: zero at the end
 } kern_ref_mesa_gradients;
 
 // x (tokens, H D) may be NULL.

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// The recurrence family in double. Written to be read: no blocking, every state of a head is kept for the backward pass.
+// The recurrence family in double. Written to be read: no blocking, every state of a head is kept for the backward
+// pass.
 #include "kernels/ref/recurrence.h"
 
 #include <math.h>

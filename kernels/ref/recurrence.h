@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 // The recurrence family in double, token by token, as models.md 11.1 and 11.3 write it. For tests.
 //
-// One row of `tokens` tokens. begins (may be NULL) is non-zero at tokens t > 0 that start a new document. Arrays have the
-// shapes of kernels.h: q, k (tokens, key_heads D), v and o (tokens, heads V), g (heads) or (tokens, heads), beta (tokens, heads)
-// or NULL, state (heads, D, V) in and out. Decay none, head, scalar; additive update.
+// One row of `tokens` tokens. begins (may be NULL) is non-zero at tokens t > 0 that start a new document. Arrays have
+// the shapes of kernels.h: q, k (tokens, key_heads D), v and o (tokens, heads V), g (heads) or (tokens, heads), beta
+// (tokens, heads) or NULL, state (heads, D, V) in and out. Decay none, head, scalar; additive update.
 #ifndef KERNELS_REF_RECURRENCE_H
 #define KERNELS_REF_RECURRENCE_H
 

@@ -1,24 +1,24 @@
 // SPDX-License-Identifier: Apache-2.0
-// The small products of every instruction set against a plain loop: all forms, odd shapes, row distances beyond the width,
-// and the promise that an element's bits do not depend on the shape around it.
+// The small products of every instruction set against a plain loop: all forms, odd shapes, row distances beyond the
+// width, and the promise that an element's bits do not depend on the shape around it.
 #include "tests/kernels/kernel_test.h"
 
-typedef void product(int m, int n, int k, const float *a, int64_t lda, const float *b, int64_t ldb, float *c, int64_t ldc,
-                     int add);
+typedef void product(int m, int n, int k, const float *a, int64_t lda, const float *b, int64_t ldb, float *c,
+                     int64_t ldc, int add);
 typedef void transpose(int rows, int cols, const float *x, int64_t ldx, float *y, int64_t ldy);
 typedef struct functions {
     product *nn, *tn, *nn_lower, *tn_lower, *lower_nn;
     transpose *turn;
 } functions;
 
-#define DECLARE(isa)                                                                                                   \
-    product kern_cpu_gemm_nn_##isa, kern_cpu_gemm_tn_##isa, kern_cpu_gemm_nn_lower_##isa, kern_cpu_gemm_tn_lower_##isa, \
-        kern_cpu_gemm_lower_nn_##isa;                                                                                  \
+#define DECLARE(isa)                                                                      \
+    product kern_cpu_gemm_nn_##isa, kern_cpu_gemm_tn_##isa, kern_cpu_gemm_nn_lower_##isa, \
+        kern_cpu_gemm_tn_lower_##isa, kern_cpu_gemm_lower_nn_##isa;                       \
     transpose kern_cpu_gemm_transpose_##isa
-#define FUNCTIONS(isa)                                                                                                 \
-    {                                                                                                                  \
-        kern_cpu_gemm_nn_##isa, kern_cpu_gemm_tn_##isa, kern_cpu_gemm_nn_lower_##isa, kern_cpu_gemm_tn_lower_##isa,    \
-            kern_cpu_gemm_lower_nn_##isa, kern_cpu_gemm_transpose_##isa                                                \
+#define FUNCTIONS(isa)                                                                                              \
+    {                                                                                                               \
+        kern_cpu_gemm_nn_##isa, kern_cpu_gemm_tn_##isa, kern_cpu_gemm_nn_lower_##isa, kern_cpu_gemm_tn_lower_##isa, \
+            kern_cpu_gemm_lower_nn_##isa, kern_cpu_gemm_transpose_##isa                                             \
     }
 DECLARE(portable);
 #if defined(__x86_64__)
@@ -46,8 +46,8 @@ static void plain(int form, int m, int n, int k, const float *a, const float *b,
 static void compare(const float *got, const double *want, int m, int n, bool lower, const char *what) {
     for (int i = 0; i < m; i++)
         for (int j = 0; j < (lower && i + 1 < n ? i + 1 : n); j++)
-            ck_assert_msg(fabs((double)got[i * LDC + j] - want[i * LDC + j]) < 1e-5, "%s (%d, %d) of (%d, %d)", what, i, j,
-                          m, n);
+            ck_assert_msg(fabs((double)got[i * LDC + j] - want[i * LDC + j]) < 1e-5, "%s (%d, %d) of (%d, %d)", what, i,
+                          j, m, n);
 }
 
 START_TEST(every_form_matches_a_plain_loop) {

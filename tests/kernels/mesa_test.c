@@ -116,21 +116,16 @@ static void check_forward(problem *p, kern_solver solver, double tolerance) {
     }
 }
 
-static const struct {
-    int heads, depth, width;
-} shapes[] = {{2, 64, 64}, {1, 5, 7}, {3, 24, 40}, {1, 128, 128}};
+static const struct { int heads, depth, width; } shapes[] = {{2, 64, 64}, {1, 5, 7}, {3, 24, 40}, {1, 128, 128}};
 enum { SHAPES = sizeof shapes / sizeof shapes[0] };
 
 START_TEST(forward_matches_reference) {
     static const struct {
         kern_solver solver;
         double tolerance;
-    } modes[] = {{{KERN_SOLVE_EXACT, 0, 0}, 2e-6},
-                 {{KERN_SOLVE_TOLERANCE, 200, 1e-6f}, 1e-5},
-                 {{KERN_SOLVE_STEPS, 6, 0}, 1e-5},
-                 {{KERN_SOLVE_STEPS, 0, 0}, 2e-6},
-                 {{KERN_SOLVE_FIXED, 10, 0}, 1e-5},
-                 {{KERN_SOLVE_FIXED, 30, 0}, 1e-5}};
+    } modes[] = {{{KERN_SOLVE_EXACT, 0, 0}, 2e-6},  {{KERN_SOLVE_TOLERANCE, 200, 1e-6f}, 1e-5},
+                 {{KERN_SOLVE_STEPS, 6, 0}, 1e-5},  {{KERN_SOLVE_STEPS, 0, 0}, 2e-6},
+                 {{KERN_SOLVE_FIXED, 10, 0}, 1e-5}, {{KERN_SOLVE_FIXED, 30, 0}, 1e-5}};
     for (int shape = 0; shape < SHAPES; shape++)
         for (int device = 0; device < SEQUENCE_DEVICES; device++) {
             kernel_test test;
@@ -149,7 +144,6 @@ START_TEST(forward_matches_reference) {
         }
 }
 END_TEST
-
 
 // A batch of two rows with the same tokens, once as prompt and once as generated row, from the same state.
 static void same_tokens_twice(problem *p, kernel_test *test, int depth, int length, double gamma_low) {
@@ -487,7 +481,8 @@ START_TEST(packed_documents_equal_documents_alone) {
             kernel_test_assert_norm(all.dv + at * w, kernel_test_widened(&test, one.dv, n * w), n * w, 2e-6);
             kernel_test_assert_norm(all.dbeta + at * HEADS, kernel_test_widened(&test, one.dbeta, n * HEADS), n * HEADS,
                                     5e-6);
-            kernel_test_assert_norm(all.dg + at * HEADS, kernel_test_widened(&test, one.dg, n * HEADS), n * HEADS, 5e-6);
+            kernel_test_assert_norm(all.dg + at * HEADS, kernel_test_widened(&test, one.dg, n * HEADS), n * HEADS,
+                                    5e-6);
             for (int h = 0; h < HEADS; h++)
                 ck_assert_float_eq(all.dg[at * HEADS + (size_t)h], 0);
             for (size_t l = 0; l < d; l++)
@@ -747,8 +742,8 @@ START_TEST(reference_gradients_match_finite_differences) {
         kern_ref_mesa_backward(&c.mesa, REF_TOKENS, &c.in, keys, c.values, c.d_o, &out);
         for (int i = 0; i < PARAMS; i++)
             for (int j = 0; j < REF_DEPTH; j++)
-                symmetric[i * REF_DEPTH + j] = dkeys[i * REF_DEPTH + j] +
-                                               dkeys[(i / REF_DEPTH * REF_DEPTH + j) * REF_DEPTH + i % REF_DEPTH];
+                symmetric[i * REF_DEPTH + j] =
+                    dkeys[i * REF_DEPTH + j] + dkeys[(i / REF_DEPTH * REF_DEPTH + j) * REF_DEPTH + i % REF_DEPTH];
         kernel_test_gradient("q", reference_loss, &c, q, dq, KEYS, 1e-8);
         kernel_test_gradient("k", reference_loss, &c, k, dk, KEYS, 1e-8);
         kernel_test_gradient("v", reference_loss, &c, v, dv, VALUES, 1e-8);

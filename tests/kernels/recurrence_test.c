@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // The recurrence family: chunk and step forms against the double reference for every decay, weight and head map that is
-// run; backward against reference and finite differences; documents, slots, independence of neighbours, cuts and threads.
+// run; backward against reference and finite differences; documents, slots, independence of neighbours, cuts and
+// threads.
 #ifdef _OPENMP
 #include <omp.h>
 #endif
@@ -56,13 +57,13 @@ static kern_ref_recurrence_inputs reference_inputs(const problem *p, const kern_
     kernel_test *test = p->test;
     const size_t h = (size_t)p->family.heads, first = (size_t)row->token0, n = (size_t)row->length;
     const bool per_head = p->family.decay == KERN_DECAY_HEAD;
-    return (kern_ref_recurrence_inputs){
-        .q = kernel_test_widened(test, p->q + first * p->key_row, n * p->key_row),
-        .k = kernel_test_widened(test, p->k + first * p->key_row, n * p->key_row),
-        .v = kernel_test_widened(test, p->v + first * p->value_row, n * p->value_row),
-        .g = per_head ? kernel_test_widened(test, p->g, h) : kernel_test_widened(test, p->g + first * h, n * h),
-        .beta = kernel_test_widened(test, p->beta + first * h, n * h),
-        .begins = sequence_begins(test, row)};
+    return (kern_ref_recurrence_inputs){.q = kernel_test_widened(test, p->q + first * p->key_row, n * p->key_row),
+                                        .k = kernel_test_widened(test, p->k + first * p->key_row, n * p->key_row),
+                                        .v = kernel_test_widened(test, p->v + first * p->value_row, n * p->value_row),
+                                        .g = per_head ? kernel_test_widened(test, p->g, h)
+                                                      : kernel_test_widened(test, p->g + first * h, n * h),
+                                        .beta = kernel_test_widened(test, p->beta + first * h, n * h),
+                                        .begins = sequence_begins(test, row)};
 }
 
 static void check_forward(problem *p, double tolerance) {
@@ -350,7 +351,8 @@ START_TEST(packed_documents_equal_documents_alone) {
                                     1e-6);
             kernel_test_assert_norm(all.dq + at * keys, kernel_test_widened(&test, one.dq, n * keys), n * keys, 1e-6);
             kernel_test_assert_norm(all.dk + at * keys, kernel_test_widened(&test, one.dk, n * keys), n * keys, 1e-6);
-            kernel_test_assert_norm(all.dv + at * values, kernel_test_widened(&test, one.dv, n * values), n * values, 1e-6);
+            kernel_test_assert_norm(all.dv + at * values, kernel_test_widened(&test, one.dv, n * values), n * values,
+                                    1e-6);
             kernel_test_assert_norm(all.dbeta + at * h, kernel_test_widened(&test, one.dbeta, n * h), n * h, 2e-6);
             kernel_test_assert_norm(all.dg + at * h, kernel_test_widened(&test, one.dg, n * h), n * h, 5e-6);
             for (size_t l = 0; l < h; l++)

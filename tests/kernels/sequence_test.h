@@ -8,8 +8,8 @@
 static const char *const sequence_devices[] = {"cpu:16", "cpu:32", "cpu:64"};
 enum { SEQUENCE_DEVICES = 3 };
 
-// Two generated rows and three prompt rows: with and without slots, on and off the grid, documents of 1, 2 and 3 tokens,
-// two boundaries in a chunk, boundaries on the grid. Slots 0 .. 3.
+// Two generated rows and three prompt rows: with and without slots, on and off the grid, documents of 1, 2 and 3
+// tokens, two boundaries in a chunk, boundaries on the grid. Slots 0 .. 3.
 static inline void sequence_mixed_rows(kernel_test *test) {
     kernel_test_clear_rows(test);
     kernel_test_row(test, KERN_ROW_GENERATED, 0, 1, 7);

@@ -8,10 +8,10 @@
 //   gemm_tn_lower  as gemm_tn, A lower triangular: row i of C takes p >= i (likewise)
 //   gemm_lower_nn  as gemm_nn, only the lower triangle of C is wanted: row i is written up to a column past i at least
 //
-// ld* are the distances of rows in floats; `add` accumulates into C. Every element of C is one chain of multiply-adds over
-// p in ascending order, starting at 0 or at C, whatever tile it falls into: its bits depend on its row of A and its column of
-// B alone, not on m, n or the neighbours. C overlaps neither A nor B. Runs on the calling thread. Fastest when n is a
-// multiple of the vector length (4 vectors at best) and rows of B are aligned.
+// ld* are the distances of rows in floats; `add` accumulates into C. Every element of C is one chain of multiply-adds
+// over p in ascending order, starting at 0 or at C, whatever tile it falls into: its bits depend on its row of A and
+// its column of B alone, not on m, n or the neighbours. C overlaps neither A nor B. Runs on the calling thread. Fastest
+// when n is a multiple of the vector length (4 vectors at best) and rows of B are aligned.
 #ifndef KERNELS_CPU_ISA_GEMM_H
 #define KERNELS_CPU_ISA_GEMM_H
 
@@ -27,8 +27,8 @@ enum { GEMM_ROWS = 6, GEMM_VECTORS = 4 };
 enum { GEMM_ROWS = 6, GEMM_VECTORS = 2 };
 #endif
 
-#define GEMM_FUNCTION(name)                                                                                            \
-    void name(int m, int n, int k, const float *a, int64_t lda, const float *b, int64_t ldb, float *c, int64_t ldc,    \
+#define GEMM_FUNCTION(name)                                                                                         \
+    void name(int m, int n, int k, const float *a, int64_t lda, const float *b, int64_t ldb, float *c, int64_t ldc, \
               int add)
 
 #define gemm_nn KERN_NAME(gemm_nn)
@@ -52,7 +52,8 @@ static inline int gemm_pad(int n) {
     return (n + KERN_VL - 1) / KERN_VL * KERN_VL;
 }
 
-// gemm_lower_nn writes columns [0, this) of row i of m rows, and the products with a lower triangular A read no further.
+// gemm_lower_nn writes columns [0, this) of row i of m rows, and the products with a lower triangular A read no
+// further.
 static inline int gemm_lower_columns(int i, int m) {
     int end = i / GEMM_ROWS * GEMM_ROWS + GEMM_ROWS;
     return gemm_pad(end < m ? end : m);

@@ -12,13 +12,13 @@
 #include "kernels/cpu/isa/mesa.h"
 
 typedef struct workspace {
-    float *state;             // [Hk | Hv] (D, row)
-    float *q, *k, *bk, *x;    // (C, d)
-    float *v, *o;             // (C, w)
-    float *written;           // (C, row)
-    float *kt;                // (D, C)
-    float *pair, *product;    // (C, C)
-    float *lambda;            // (d)
+    float *state;          // [Hk | Hv] (D, row)
+    float *q, *k, *bk, *x; // (C, d)
+    float *v, *o;          // (C, w)
+    float *written;        // (C, row)
+    float *kt;             // (D, C)
+    float *pair, *product; // (C, C)
+    float *lambda;         // (d)
     float *solve;
     size_t bytes;
 } workspace;
@@ -26,10 +26,21 @@ typedef struct workspace {
 static workspace lay_out(char *base, const mesa_shape *shape) {
     const size_t d = (size_t)shape->d, w = (size_t)shape->w, c = (size_t)shape->chunk, depth = (size_t)shape->depth;
     workspace ws;
-    float **piece[] = {&ws.state, &ws.q,    &ws.k,       &ws.bk,     &ws.x,     &ws.v, &ws.o,
+    float **piece[] = {&ws.state,   &ws.q,  &ws.k,    &ws.bk,      &ws.x,      &ws.v,    &ws.o,
                        &ws.written, &ws.kt, &ws.pair, &ws.product, &ws.lambda, &ws.solve};
-    const size_t count[] = {depth * (d + w), c * d, c * d, c * d, c * d, c * w, c * w, c * (d + w), depth * c,
-                            c * c, c * c, d, mesa_chunk_size(shape->depth, shape->d, shape->chunk)};
+    const size_t count[] = {depth * (d + w),
+                            c * d,
+                            c * d,
+                            c * d,
+                            c * d,
+                            c * w,
+                            c * w,
+                            c * (d + w),
+                            depth * c,
+                            c * c,
+                            c * c,
+                            d,
+                            mesa_chunk_size(shape->depth, shape->d, shape->chunk)};
     size_t used = 0;
     for (size_t i = 0; i < sizeof count / sizeof count[0]; i++) {
         *piece[i] = (float *)(base + used);
@@ -193,8 +204,7 @@ static void run_token(const job *j, int64_t t, const kern_solver *solver, float 
     chunk_scale_rows(ws->bk, ws->k, s->d, &root, 1);
     chunk_scale_rows(ws->v, ws->v, s->w, &beta, 1);
     step_state(hk, hk_ld, s->depth, s->d, gamma_m1, ws->bk, ws->bk, NULL, NULL);
-    kern_solve_report report =
-        mesa_solve_token(hk, hk_ld, ws->lambda, s->depth, s->d, solver, ws->q, ws->x, ws->solve);
+    kern_solve_report report = mesa_solve_token(hk, hk_ld, ws->lambda, s->depth, s->d, solver, ws->q, ws->x, ws->solve);
     mesa_report(report_of(j, t), 0, 0, report);
     step_state(hv, hv_ld, s->depth, s->w, gamma_m1, ws->k, ws->v, ws->x, ws->o);
     if (a->x.p)

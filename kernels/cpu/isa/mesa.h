@@ -1,10 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
-// What the forward and the backward of a Mesa layer share: shape checks, the padded rows of a chunk, Lambda, the advance
-// of [Hk | Hv] over a chunk.
+// What the forward and the backward of a Mesa layer share: shape checks, the padded rows of a chunk, Lambda, the
+// advance of [Hk | Hv] over a chunk.
 //
 // [Hk | Hv] is one matrix (D, W) with W = padded D + padded V, so that both accumulators are one product. The chunk's
-// write weights enter as square roots on both operands, K~ = sqrt(w) K and V~ = sqrt(w) V: Hk stays symmetric bit for bit and
-// positive semidefinite under any rounding (models.md 2.9).
+// write weights enter as square roots on both operands, K~ = sqrt(w) K and V~ = sqrt(w) V: Hk stays symmetric bit for
+// bit and positive semidefinite under any rounding (models.md 2.9).
 #ifndef KERNELS_CPU_ISA_MESA_H
 #define KERNELS_CPU_ISA_MESA_H
 

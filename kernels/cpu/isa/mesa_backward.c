@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 // The Mesa layer's core, backward, by implicit differentiation (models.md 2.8). Prompt rows only.
 //
-// 1. For each (chunk, head): the right-hand sides dX = from_start * (dO Hv^T) + (pair * dO V^T) (beta * K), each divided by its
+// 1. For each (chunk, head): the right-hand sides dX = from_start * (dO Hv^T) + (pair * dO V^T) (beta * K), each
+// divided by its
 //    norm, a second solve with the forward's rule, U = dX A^-1. dQ = U. A norm below 1e-30 gives u = 0 without a solve.
 // 2. For each (row, head), its chunks backwards, with F and G the gradients of Hk and Hv after the chunk, and
 //    B = pair * X K^T, Z = pair * (dO V^T - U K^T):
@@ -9,20 +10,20 @@
 //      dK = beta * (to_end * (V G^T + K (F + F^T)) + Z^T X - B^T U)
 //      dbeta = (rowsum(K * dK) + rowsum(V * dV)) / (2 beta)
 //      G = e^{c_C} G + (from_start * X)^T dO,   F = e^{c_C} F - (from_start * U)^T X
-//    and the decays by chunk_decay_gradient. Every sum takes x and u as they are, so the gradient of a decay needs neither
-//    o nor Hk x and stays the right one for the u and x of an inexact solve.
+//    and the decays by chunk_decay_gradient. Every sum takes x and u as they are, so the gradient of a decay needs
+//    neither o nor Hk x and stays the right one for the u and x of an inexact solve.
 // 3. For each head, dlambda = - sum over tokens of u * x, in fixed blocks of tokens, whatever the number of threads.
 #include "kernels/cpu/isa/mesa.h"
 
 enum { TOKEN_BLOCK = 64 };
 
 typedef struct workspace {
-    float *k, *bk, *x, *u, *dk;            // (C, d); u: solutions, in the second pass -U
-    float *v, *d_o, *dv;                   // (C, w)
-    float *state, *grad;                   // (D, row): [Hk | Hv], [F | G]
-    float *turned, *symmetric;             // (V, d): Hv^T, then G^T; (D, d): F + F^T
-    float *kt, *vt;                        // (D, C), (V, C)
-    float *pair, *reads, *writes, *flow;   // (C, C)
+    float *k, *bk, *x, *u, *dk;          // (C, d); u: solutions, in the second pass -U
+    float *v, *d_o, *dv;                 // (C, w)
+    float *state, *grad;                 // (D, row): [Hk | Hv], [F | G]
+    float *turned, *symmetric;           // (V, d): Hv^T, then G^T; (D, d): F + F^T
+    float *kt, *vt;                      // (D, C), (V, C)
+    float *pair, *reads, *writes, *flow; // (C, C)
     float *lambda, *solve;
     size_t bytes;
 } workspace;
@@ -31,12 +32,13 @@ static workspace lay_out(char *base, const mesa_shape *shape) {
     const size_t d = (size_t)shape->d, w = (size_t)shape->w, c = (size_t)shape->chunk, depth = (size_t)shape->depth;
     const size_t cd = c * d, cw = c * w, cc = c * c, state = depth * (d + w);
     workspace ws;
-    float **piece[] = {&ws.k,      &ws.bk,        &ws.x,  &ws.u,  &ws.dk,   &ws.v,     &ws.d_o,    &ws.dv,   &ws.state, &ws.grad,
-                       &ws.turned, &ws.symmetric, &ws.kt, &ws.vt, &ws.pair, &ws.reads, &ws.writes, &ws.flow, &ws.lambda,
-                       &ws.solve};
-    const size_t count[] = {cd,    cd,        cd,        cd,    cd, cw, cw, cw, state, state,
-                            w * d, depth * d, depth * c, w * c, cc, cc, cc, cc, d,
-                            mesa_chunk_size(shape->depth, shape->d, shape->chunk)};
+    float **piece[] = {&ws.k,    &ws.bk,    &ws.x,      &ws.u,      &ws.dk,        &ws.v,    &ws.d_o,
+                       &ws.dv,   &ws.state, &ws.grad,   &ws.turned, &ws.symmetric, &ws.kt,   &ws.vt,
+                       &ws.pair, &ws.reads, &ws.writes, &ws.flow,   &ws.lambda,    &ws.solve};
+    const size_t count[] = {cd,    cd,        cd,        cd,    cd,
+                            cw,    cw,        cw,        state, state,
+                            w * d, depth * d, depth * c, w * c, cc,
+                            cc,    cc,        cc,        d,     mesa_chunk_size(shape->depth, shape->d, shape->chunk)};
     size_t used = 0;
     for (size_t i = 0; i < sizeof count / sizeof count[0]; i++) {
         *piece[i] = (float *)(base + used);

@@ -2,15 +2,15 @@
 // The solver of a Mesa layer: (Hk_t + Lambda) x_t = q_t for one token, or for all tokens of a chunk at once.
 //
 // Conjugate gradients (Hestenes and Stiefel 1952) with the rule of models.md 2.6b. Every token is a *lane* with its own
-// scalars and its own stop; a chunk keeps up to GEMM_ROWS lanes going as one matrix and gives the place of a finished one to
-// the next token, so the products always run on full tiles. With P the lanes' directions
+// scalars and its own stop; a chunk keeps up to GEMM_ROWS lanes going as one matrix and gives the place of a finished
+// one to the next token, so the products always run on full tiles. With P the lanes' directions
 //   A(P) = (from_start * P) Hk_0 + ((P K^T) * pair) (beta * K) + P Lambda
 // and each row of these products depends on its own row of P alone: a token's bits do not depend on its chunk mates.
 // A single token multiplies by its Hk instead. Exact solves are Cholesky factorisations in double.
 //
-// Modes (kern_solve_mode): tolerance and steps start at q / diag(A), which costs one product for the first residual; fixed
-// starts at 0 and adds 1e-5 to both divisors, and nothing but a number that is not finite stops it early. Wherever
-// p.Ap <= 0 or a step is not finite, the lane stops with the x that it has and says so in its report.
+// Modes (kern_solve_mode): tolerance and steps start at q / diag(A), which costs one product for the first residual;
+// fixed starts at 0 and adds 1e-5 to both divisors, and nothing but a number that is not finite stops it early.
+// Wherever p.Ap <= 0 or a step is not finite, the lane stops with the x that it has and says so in its report.
 #ifndef KERNELS_CPU_ISA_MESA_SOLVE_H
 #define KERNELS_CPU_ISA_MESA_SOLVE_H
 
@@ -18,12 +18,12 @@
 
 typedef struct cg_lane {
     const float *q;
-    float *x;              // the result
-    float *p, *r;          // padded like q and x
-    float rhs, residual;   // q.q, r.r
-    float stop;            // stops when residual <= stop
+    float *x;            // the result
+    float *p, *r;        // padded like q and x
+    float rhs, residual; // q.q, r.r
+    float stop;          // stops when residual <= stop
     int steps;
-    bool started;          // false: p holds x0, whose product is asked for
+    bool started; // false: p holds x0, whose product is asked for
     uint16_t flags;
 } cg_lane;
 
@@ -246,18 +246,19 @@ static inline kern_solve_report mesa_solve_token(const float *h, int64_t ld, con
 // The operators Hk_t + Lambda of the tokens of one chunk and head.
 typedef struct mesa_system {
     const chunk_decay *decay;
-    const float *hk;      // Hk before the chunk (depth, width) at row distance ld
+    const float *hk; // Hk before the chunk (depth, width) at row distance ld
     int64_t ld;
-    const float *kt;      // K^T (depth, C), C = decay->ld
-    const float *k, *bk;  // K and beta * K (length, width)
-    const float *beta;    // (length)
-    const float *lambda;  // (width), zeros behind depth
+    const float *kt;     // K^T (depth, C), C = decay->ld
+    const float *k, *bk; // K and beta * K (length, width)
+    const float *beta;   // (length)
+    const float *lambda; // (width), zeros behind depth
     int depth, width;
 } mesa_system;
 
 // Floats of workspace that a chunk's solve needs.
 static inline size_t mesa_chunk_size(int depth, int width, int chunk) {
-    return GEMM_ROWS * (3 * (size_t)width + (size_t)chunk) + (size_t)(depth + 1) * width + mesa_token_size(depth, width);
+    return GEMM_ROWS * (3 * (size_t)width + (size_t)chunk) + (size_t)(depth + 1) * width +
+           mesa_token_size(depth, width);
 }
 
 // x0_t = q_t / diag(Hk_t + Lambda), the diagonal by its own recurrence.
@@ -271,7 +272,8 @@ static inline void mesa_start(const mesa_system *system, const float *q, float *
     for (int t = 0; t < decay->length; t++) {
         const float gamma = t == 0 ? decay->from_start[0] : decay->pair[t * decay->ld + t - 1];
         for (int j = 0; j < width; j += KERN_VL) {
-            vf h = vf_load(diagonal + j) * gamma + vf_load(system->k + t * width + j) * vf_load(system->bk + t * width + j);
+            vf h = vf_load(diagonal + j) * gamma +
+                   vf_load(system->k + t * width + j) * vf_load(system->bk + t * width + j);
             vf_store(diagonal + j, h);
             vf all = h + vf_load(system->lambda + j);
             vf x0 = vf_load(q + t * width + j) / all;
@@ -281,8 +283,8 @@ static inline void mesa_start(const mesa_system *system, const float *q, float *
 }
 
 // ap = A(p) for `count` lanes, the tokens index[] of the chunk. product: (count, C) floats.
-static inline void mesa_multiply_lanes(const mesa_system *system, const int *index, int count, const float *p, float *ap,
-                                       float *product) {
+static inline void mesa_multiply_lanes(const mesa_system *system, const int *index, int count, const float *p,
+                                       float *ap, float *product) {
     const chunk_decay *decay = system->decay;
     const int width = system->width, ld = decay->ld;
     int reach = 0;
@@ -313,8 +315,8 @@ static inline void mesa_report(kern_solve_report *report, int64_t stride, int t,
         report[t * stride] = value;
 }
 
-static inline void mesa_solve_chunk_exact(const mesa_system *system, const float *q, float *x, kern_solve_report *report,
-                                          int64_t stride, float *work) {
+static inline void mesa_solve_chunk_exact(const mesa_system *system, const float *q, float *x,
+                                          kern_solve_report *report, int64_t stride, float *work) {
     const chunk_decay *decay = system->decay;
     const int depth = system->depth, width = system->width;
     float *h = work, *scaled = h + depth * width, *rest = scaled + width;
@@ -347,10 +349,8 @@ static inline void mesa_solve_chunk(const mesa_system *system, const kern_solver
     mesa_start(system, q, x, ap);
     for (;;) {
         for (; count < GEMM_ROWS && next < length; next++) {
-            lane[count] = (cg_lane){.q = q + next * width,
-                                    .x = x + next * width,
-                                    .p = p + count * width,
-                                    .r = r + count * width};
+            lane[count] =
+                (cg_lane){.q = q + next * width, .x = x + next * width, .p = p + count * width, .r = r + count * width};
             index[count] = next;
             if (cg_begin(&lane[count], solver, width))
                 count++;

@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 // The recurrence family, forward, for one decay a head:
 //
-//   S_t = gamma_t S_{t-1} + w_t k_t v_t^T        o_t = scale S_t^T q_t        S (D, V), gamma_t = e^{g_t}, w_t 1 or beta_t
+//   S_t = gamma_t S_{t-1} + w_t k_t v_t^T        o_t = scale S_t^T q_t        S (D, V), gamma_t = e^{g_t}, w_t 1 or
+//   beta_t
 //
 // Prompt rows, chunk by chunk (S: state before the chunk, see recurrence_chunk.h for pair, from_start, to_end):
 //   O = scale (from_start * Q S) + (scale pair * Q K^T) (w * V)
@@ -13,10 +14,10 @@
 #include "kernels/cpu/isa/recurrence_chunk.h"
 
 typedef struct workspace {
-    float *state;           // (D, V) padded
-    float *q, *k, *v, *o;   // chunks, padded
-    float *kt;              // (D, C)
-    float *pair, *product;  // (C, C)
+    float *state;          // (D, V) padded
+    float *q, *k, *v, *o;  // chunks, padded
+    float *kt;             // (D, C)
+    float *pair, *product; // (C, C)
     size_t bytes;
 } workspace;
 
@@ -159,8 +160,8 @@ KERN_RUN(recurrence, kern_recurrence_args) {
         for (int r = 0; r < rows->n_rows; r++)
             if (rows->row[r].slot >= 0)
                 return KERN_INVALID;
-#pragma omp parallel for schedule(dynamic) if (kern_worth_team(4.0 * rows->n_tokens * f->heads * f->key_width *        \
-                                                                f->value_width))
+#pragma omp parallel for schedule( \
+    dynamic) if (kern_worth_team(4.0 * rows->n_tokens * f->heads * f->key_width * f->value_width))
     for (int item = 0; item < items; item++) {
         const int r = item / f->heads, h = item % f->heads;
         const kern_row *row = &rows->row[r];

@@ -5,29 +5,27 @@
 //   dQ = scale (from_start * dO S^T + Z (w * K))        dV = w * (to_end * K G + scale B^T dO)
 //   dK = w * (to_end * V G^T + scale Z^T Q)             dw = rowsum(V * dV / w)
 //   G  = e^{c_C} G + scale (from_start * Q)^T dO
-// and the decays by chunk_decay_gradient. A work item is (row, key head): it walks the row's chunks backwards once for each
-// value head of the group, and q's and k's gradients are added up over the group in that order.
+// and the decays by chunk_decay_gradient. A work item is (row, key head): it walks the row's chunks backwards once for
+// each value head of the group, and q's and k's gradients are added up over the group in that order.
 #include "kernels/cpu/isa/recurrence_chunk.h"
 
 typedef struct workspace {
-    float *q, *k, *wk, *dq, *dk;          // (C, d)
-    float *v, *d_o, *dv;                  // (C, w)
-    float *state, *grad;                  // (D, w)
-    float *turned;                        // (V, d): S^T, then G^T
-    float *kt, *vt;                       // (D, C), (V, C)
-    float *pair, *reads, *writes, *flow;  // (C, C): pair, Q K^T, dO V^T, their product
+    float *q, *k, *wk, *dq, *dk;         // (C, d)
+    float *v, *d_o, *dv;                 // (C, w)
+    float *state, *grad;                 // (D, w)
+    float *turned;                       // (V, d): S^T, then G^T
+    float *kt, *vt;                      // (D, C), (V, C)
+    float *pair, *reads, *writes, *flow; // (C, C): pair, Q K^T, dO V^T, their product
     size_t bytes;
 } workspace;
 
 static workspace lay_out(char *base, int depth, int width, int chunk) {
     const size_t d = (size_t)gemm_pad(depth), w = (size_t)gemm_pad(width), c = (size_t)chunk;
     workspace ws;
-    float **piece[] = {&ws.q,     &ws.k,    &ws.wk,     &ws.dq, &ws.dk, &ws.v,    &ws.d_o,   &ws.dv,
-                       &ws.state, &ws.grad, &ws.turned, &ws.kt, &ws.vt, &ws.pair, &ws.reads, &ws.writes,
-                       &ws.flow};
-    const size_t count[] = {c * d, c * d, c * d, c * d, c * d, c * w, c * w, c * w,
-                            d * w, d * w, w * d, d * c, w * c, c * c, c * c, c * c,
-                            c * c};
+    float **piece[] = {&ws.q,    &ws.k,      &ws.wk, &ws.dq, &ws.dk,   &ws.v,     &ws.d_o,    &ws.dv,  &ws.state,
+                       &ws.grad, &ws.turned, &ws.kt, &ws.vt, &ws.pair, &ws.reads, &ws.writes, &ws.flow};
+    const size_t count[] = {c * d, c * d, c * d, c * d, c * d, c * w, c * w, c * w, d * w,
+                            d * w, w * d, d * c, w * c, c * c, c * c, c * c, c * c};
     size_t used = 0;
     for (size_t i = 0; i < sizeof count / sizeof count[0]; i++) {
         *piece[i] = (float *)(base + used);
@@ -43,8 +41,7 @@ KERN_PREPARE(recurrence_backward, kern_recurrence_backward_args) {
     if (status != KERN_OK)
         return status;
     if (!a->q.ref || !a->k.ref || !a->v.ref || !a->snapshots.ref || !a->d_o.ref || !a->dq.ref || !a->dk.ref ||
-        !a->dv.ref || (f->weighted != 0) != (a->dbeta.ref != 0) ||
-        (f->decay == KERN_DECAY_SCALAR) != (a->dg.ref != 0))
+        !a->dv.ref || (f->weighted != 0) != (a->dbeta.ref != 0) || (f->decay == KERN_DECAY_SCALAR) != (a->dg.ref != 0))
         return KERN_INVALID;
     *thread_bytes = lay_out(NULL, f->key_width, f->value_width, cpu->chunk).bytes;
     return KERN_OK;
@@ -90,8 +87,8 @@ static void chunk_gradients(const job *j, const chunk_decay *decay, const float 
     chunk_mask_pairs(decay, ws->writes, f->scale);
     for (int i = 0; i < n; i++)
         for (int column = 0, end = gemm_lower_columns(i, n); column < end; column += KERN_VL)
-            vf_store(ws->flow + i * c + column, vf_load(ws->reads + i * c + column) * vf_load(ws->writes + i * c + column) *
-                                                vf_load(weight + column));
+            vf_store(ws->flow + i * c + column, vf_load(ws->reads + i * c + column) *
+                                                    vf_load(ws->writes + i * c + column) * vf_load(weight + column));
     chunk_mask_pairs(decay, ws->reads, f->scale);
 
     chunk_transpose(ws->turned, d, d, ws->state, w, depth, width);
@@ -182,8 +179,8 @@ KERN_RUN(recurrence_backward, kern_recurrence_backward_args) {
     const int items = rows->n_rows * f->key_heads, group = f->heads / f->key_heads;
     if (rows->n_generated > 0)
         return KERN_INVALID;
-#pragma omp parallel for schedule(dynamic) if (kern_worth_team(4.0 * rows->n_tokens * f->heads * f->key_width *        \
-                                                                f->value_width))
+#pragma omp parallel for schedule( \
+    dynamic) if (kern_worth_team(4.0 * rows->n_tokens * f->heads * f->key_width * f->value_width))
     for (int item = 0; item < items; item++) {
         job j = {.a = a, .rows = rows, .key_head = item % f->key_heads, .chunk = cpu->chunk};
         j.ws = lay_out(kern_cpu_workspace(cpu, kern_team_thread()), f->key_width, f->value_width, cpu->chunk);

@@ -22,14 +22,14 @@ enum { CHUNK_MAX = 64, RECURRENCE_WIDTH_MAX = 1024 };
 kern_status KERN_NAME(recurrence_check)(const kern_recurrence *family, bool g, bool beta);
 
 typedef struct chunk_decay {
-    int length, columns;          // tokens, and rounded up to whole vectors
-    int ld;                       // row distance of pair: C
-    bool empty;                   // the state before the chunk is known to be zero: products with it are left out
-    int first[CHUNK_MAX];         // first token of the token's document inside the chunk; -1: it began before
+    int length, columns;  // tokens, and rounded up to whole vectors
+    int ld;               // row distance of pair: C
+    bool empty;           // the state before the chunk is known to be zero: products with it are left out
+    int first[CHUNK_MAX]; // first token of the token's document inside the chunk; -1: it began before
     float from_start[CHUNK_MAX];
     float to_end[CHUNK_MAX];
-    float whole_m1;               // decay over the whole chunk, minus 1; -1: the state after it owes nothing to the one before
-    float *pair;                  // (length, columns)
+    float whole_m1; // decay over the whole chunk, minus 1; -1: the state after it owes nothing to the one before
+    float *pair;    // (length, columns)
 } chunk_decay;
 
 // Whether the state before the chunk contributes to it.
@@ -181,10 +181,10 @@ static inline void chunk_retreat_state(const chunk_decay *decay, float *state, i
 }
 
 // Gradient of the log decays of a chunk. A decay scales all that flows from before its token to the token and after it;
-// pairs_ij is what flows from token j to token i (j < i, loss gradient times value; the diagonal flows past no decay and is
-// overwritten), enter_i from the state before the chunk to token i, leave_j from token j to the state after the chunk, through
-// from state to state. dg_t is the running sum from the chunk's end of what arrives minus what departs; sums never
-// leave the chunk (models.md 11.7). dg of a document's first token is 0, and so it is behind a zero state.
+// pairs_ij is what flows from token j to token i (j < i, loss gradient times value; the diagonal flows past no decay
+// and is overwritten), enter_i from the state before the chunk to token i, leave_j from token j to the state after the
+// chunk, through from state to state. dg_t is the running sum from the chunk's end of what arrives minus what departs;
+// sums never leave the chunk (models.md 11.7). dg of a document's first token is 0, and so it is behind a zero state.
 static inline void chunk_decay_gradient(const chunk_decay *decay, float *pairs, const float *enter, const float *leave,
                                         float through, float *dg, int64_t stride) {
     const int n = decay->length, ld = decay->ld;
@@ -214,10 +214,11 @@ static inline void chunk_decay_gradient(const chunk_decay *decay, float *pairs, 
 
 enum { STEP_VECTORS = 4 };
 
-// One token: S_d += gamma_m1 S_d + k_d u for the first `vectors` vectors of each of `depth` rows; with q, o = sum_d q_d S_d.
+// One token: S_d += gamma_m1 S_d + k_d u for the first `vectors` vectors of each of `depth` rows; with q, o = sum_d q_d
+// S_d.
 static inline __attribute__((always_inline)) void step_columns(float *state, int64_t ld, int depth, float gamma_m1,
-                                                               const float *k, const float *u, const float *q,
-                                                               float *o, const int vectors) {
+                                                               const float *k, const float *u, const float *q, float *o,
+                                                               const int vectors) {
     vf write[STEP_VECTORS], sum[STEP_VECTORS];
     for (int v = 0; v < vectors; v++) {
         write[v] = vf_load(u + v * KERN_VL);
