@@ -1,9 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 // Hugging Face folders and loaded weights.
 //
-// A folder holds config.json and model.safetensors, or model.safetensors.index.json and its shards (the single file wins when both are
-// there; other .safetensors files are never read). Every tensor of the model's table must be there with its shape in F32, F16
-// or BF16, and nothing else may be (documented legacy tensors apart). Non-finite weights are refused with tensor and count.
+// A folder holds config.json and model.safetensors, or model.safetensors.index.json and its shards (the single file
+// wins when both are there; other .safetensors files are never read). Every tensor of the model's table must be there
+// with its shape in F32, F16 or BF16, and nothing else may be (documented legacy tensors apart). Non-finite weights are
+// refused with tensor and count. The end-of-text ids of generation_config.json replace those of config.json.
 // Saving writes beside, fsyncs, renames: at each moment the name points to a whole checkpoint.
 #ifndef ENGINE_CHECKPOINT_H
 #define ENGINE_CHECKPOINT_H
@@ -33,17 +34,19 @@ typedef struct eng_weights {
     size_t bytes;
 } eng_weights;
 
-// Serving: matrices keep the file's dtype (F16 becomes F32), vectors float32. trainable: float32 throughout, with gradients.
+// Serving: matrices keep the file's dtype (F16 becomes F32), vectors float32. trainable: float32 throughout, with
+// gradients. The weights borrow the device and the model: free them before the checkpoint is closed.
 ENG_CHECKED eng_status eng_weights_load(const eng_checkpoint *checkpoint, kern_device *device, bool trainable,
                                         eng_weights **out, eng_error *error);
-// Random start from the table's init rules: Philox(seed; tensor, element), the same on every machine. bf16: matrices are kept
-// as bf16 (serving benchmarks) instead of trainable float32.
+// Random start from the table's init rules: Philox(seed; tensor, element), the same on every machine. bf16: matrices
+// are kept as bf16 (serving benchmarks) instead of trainable float32.
 ENG_CHECKED eng_status eng_weights_init(const eng_model *model, kern_device *device, uint64_t seed, bool bf16,
                                         eng_weights **out, eng_error *error);
 void eng_weights_free(eng_weights *weights);
 
-// Writes DIR (which must not exist, or be a checkpoint to replace) with config.json, model.safetensors in dtype (ENG_F32 or ENG_BF16),
-// generation_config.json and the tokenizer files of tokenizer_dir (NULL: none). weights must be trainable.
+// Writes DIR (which must not exist, or be a checkpoint to replace) with config.json, model.safetensors in dtype (ENG_F32
+// or ENG_BF16), generation_config.json and the tokenizer files of tokenizer_dir (NULL: none). weights must be trainable;
+// a value that is not finite in dtype is ENG_NUMERIC. On failure (a full disk) DIR is as it was.
 ENG_CHECKED eng_status eng_checkpoint_save(const char *dir, const eng_weights *weights, eng_dtype dtype,
                                            const char *tokenizer_dir, eng_error *error);
 

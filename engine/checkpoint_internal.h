@@ -1,5 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // An open checkpoint, shared by its opener, its loader and its writer; nobody else includes it.
+//
+// The model, the files and the places live as long as the checkpoint and never change once it is open.
 #ifndef ENGINE_CHECKPOINT_INTERNAL_H
 #define ENGINE_CHECKPOINT_INTERNAL_H
 

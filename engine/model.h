@@ -1,9 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 // What a model is: its configuration, its layers and one table of tensors. No weights, no device memory.
 //
-// A model is  embed -> blocks -> norm -> head;  a block is  x += mixer(norm(x)); x += mlp(norm(x)).  The mixer of each layer comes from
-// the mixer table (mixer.h), so a hybrid is a list of mixers. The tensor table drives loading, saving, initialisation, the
-// optimizer and the tests: adding a parameter is one line in the mixer's declare function plus its use.
+// A model is  embed -> blocks -> norm -> head;  a block is  x += mixer(norm(x)); x += mlp(norm(x)).  The mixer of each
+// layer comes from the mixer table (mixer.h), so a hybrid is a list of mixers. The tensor table drives loading, saving,
+// initialisation, the optimizer and the tests: adding a parameter is one line in the mixer's declare function plus its
+// use.
 // An eng_model is immutable once made and may be shared by threads.
 #ifndef ENGINE_MODEL_H
 #define ENGINE_MODEL_H
@@ -71,8 +72,9 @@ typedef struct eng_config {
     char *json;             // config.json as read, for writing it back
 } eng_config;
 
-// Reads a config.json text (bare Infinity accepted). path only names it in errors. What is not built (attention residuals, an
-// unknown activation, mixture of experts, a model_type) is refused with the key's name; keys without meaning are ignored.
+// Reads a config.json text (bare Infinity accepted). path only names it in errors. What is not built (attention
+// residuals, an unknown activation, mixture of experts, a model_type) is refused with the key's name; keys without
+// meaning are ignored.
 ENG_CHECKED eng_status eng_config_parse(const char *json, size_t length, const char *path, eng_config *out,
                                         eng_error *error);
 void eng_config_free(eng_config *config); // frees what it holds, not the struct
@@ -100,7 +102,8 @@ typedef struct eng_tensor {
     int32_t layer; // -1: outside the blocks
 } eng_tensor;
 
-// A table computed from the config (RoPE frequencies), uploaded beside the tensors: weights->param[model->tensors + its index].
+// A table computed from the config (RoPE frequencies), uploaded beside the tensors:
+// weights->param[model->tensors + its index].
 typedef struct eng_constant {
     float *value;
     int32_t count;
@@ -109,8 +112,8 @@ typedef struct eng_constant {
 typedef struct eng_layer {
     int32_t mixer_norm, mlp_norm, gate_proj, up_proj, down_proj; // indices into the tensor table
     int32_t gate_bias, up_bias, down_bias;                       // -1: none
-    int32_t mixer[ENG_MAX_MIXER_TENSORS];                        // the mixer's own, in the order of its enum; -1: absent
-    int32_t constant;                                            // the mixer's table among the model's constants; -1: none
+    int32_t mixer[ENG_MAX_MIXER_TENSORS];                        // its own, in its enum's order; -1: absent
+    int32_t constant;                                            // its table among the constants; -1: none
     size_t state_offset, state_bytes;                            // inside a state slot; 64-byte aligned
     size_t page_offset, page_bytes;                              // inside a KV page of all layers; 0 bytes: none
 } eng_layer;

@@ -1,5 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // Saving: bit for bit there and back, what stands in the folder, replacing, and a full disk that costs nothing.
+//
+// A limit on the size of files stands for the full disk: writes beyond it fail in the same way.
 #include <dirent.h>
 #include <stdlib.h>
 #include <string.h>

@@ -1,5 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // Opening checkpoint folders and loading their weights: what fits, what does not and is named, shards, legacy, NaN.
+//
+// Each case starts from a good folder, made by the writer, and changes one thing. The golden folders are optional.
 #include <stdlib.h>
 #include <string.h>
 #include <sys/stat.h>

@@ -1,5 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // config.json: what is accepted with which values, what is refused with which key, bare Infinity, and the tensor table.
+//
+// Expected defaults are those of the public configuration classes. Every refusal must leave the output untouched.
 #include <stdlib.h>
 #include <string.h>
 

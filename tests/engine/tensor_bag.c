@@ -1,4 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
+// Tensors in memory that tests change and write back; see tensor_bag.h.
+//
+// The bag's sources own their names and data although eng_st_source only borrows them: drop() takes both.
 #include "tests/engine/tensor_bag.h"
 
 #include <check.h>
