@@ -244,10 +244,11 @@ void eng_job_accept(const eng_job_rules *rules, eng_job *job, const eng_piece_re
 // ------------------------------------------------------------------------------------------------------------- events
 
 bool eng_job_event(eng_job *job, eng_event *out) {
+    static const int32_t none = 0; // so that even an empty range of ids has an address
     bool final = job->finish != ENG_FINISH_NONE;
     *out = (eng_event){.id = job->id,
                        .user = job->user,
-                       .ids = job->drawn,
+                       .ids = job->drawn ? job->drawn : &none,
                        .id_count = job->drawn_count,
                        .text = "",
                        .finish = job->finish,

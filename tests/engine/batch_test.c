@@ -11,7 +11,7 @@
 #include "tests/check_main.h"
 #include "tests/engine/small_models.h"
 
-enum { ROWS = 16, MAX_PROMPT = 200, GENERATED = 4 };
+enum { ROWS = 16, MAX_PROMPT = 340, GENERATED = 4, STEP_TOKENS = 3200 };
 
 static const eng_knobs standard = {ENG_CG_TOLERANCE, 1e-4F, 30, 1, 1};
 static const eng_knobs exact = {ENG_CG_EXACT, 0, 0, 1, 1};
@@ -21,13 +21,16 @@ static eng_pool *pool;
 static eng_batch *batch;
 static int32_t chunk, vocab;
 
-static void open_batch(int model) {
-    small_world_open(&small_models[model], &world);
+static void open_batch_on(const char *device, int model) {
+    small_world_open(&small_models[model], device, &world);
     chunk = kern_device_describe(world.device)->chunk;
     vocab = world.model->config.vocab_size;
     ck_assert_int_eq(eng_pool_create(world.model, world.device, ROWS, 100, &pool, NULL), ENG_OK);
-    ck_assert_int_eq(eng_batch_create(world.weights, pool, world.stream, ROWS, ROWS * MAX_PROMPT, &batch, NULL),
-                     ENG_OK);
+    ck_assert_int_eq(eng_batch_create(world.weights, pool, world.stream, ROWS, STEP_TOKENS, &batch, NULL), ENG_OK);
+}
+
+static void open_batch(int model) {
+    open_batch_on("cpu", model);
 }
 
 static void close_batch(void) {
@@ -119,7 +122,7 @@ static void add_neighbour(neighbours *others, int which) {
     }
     kern_row_kind kind = which < 2 ? KERN_ROW_GENERATED : KERN_ROW_PROMPT;
     int32_t count = which < 2 ? 1 : eng_batch_piece_length(batch, session, 1 + (7 * others->turn + 11 * which) % 40);
-    (void)add(session, kind, others->ids + others->turn, count, &standard, which % 2 == 0, NULL);
+    (void)add(session, kind, others->ids + others->turn % 200, count, &standard, which % 2 == 0, NULL);
 }
 
 // Prompt logits and those of GENERATED given ids after it. cut 0: the prompt in one piece; otherwise at every cut-th
@@ -160,10 +163,14 @@ static void read_timeline(const int32_t *ids, int32_t length, int32_t cut, neigh
     eng_session_close(&session);
 }
 
+// Every model with every chunk that the CPU takes.
+static const char *const chunks[] = {"cpu:16", "cpu:32", "cpu:64"};
+enum { CHUNKS = sizeof chunks / sizeof *chunks };
+
 START_TEST(cuts_and_neighbours_change_no_bit) {
     int32_t ids[MAX_PROMPT + GENERATED];
     neighbours others;
-    open_batch(_i);
+    open_batch_on(chunks[_i / SMALL_MODELS], _i % SMALL_MODELS);
     float *whole = new_logits(1 + GENERATED), *cut = new_logits(1 + GENERATED);
     const int32_t lengths[] = {
         1, 2, chunk - 1, chunk, chunk + 1, 2 * chunk - 1, 2 * chunk, 2 * chunk + 1, 5 * chunk + 7};
@@ -381,7 +388,7 @@ static eng_status try_add(eng_session *session, const int32_t *ids, int32_t coun
 }
 
 START_TEST(impossible_pieces_are_refused) {
-    static int32_t ids[ROWS * MAX_PROMPT];
+    static int32_t ids[MAX_PROMPT];
     eng_session session[ROWS], closed = {0};
     open_batch(SMALL_LLAMA);
     eng_batch_clear(batch);
@@ -396,7 +403,7 @@ START_TEST(impossible_pieces_are_refused) {
     ck_assert_int_eq(try_add(&session[0], ids, 1), ENG_INVALID); // a second piece of the same
     for (int i = 1; i < 10; i++)
         ck_assert_int_eq(try_add(&session[i], ids, 300), ENG_OK);
-    ck_assert_int_eq(try_add(&session[10], ids, 201), ENG_FULL); // 3200 ids a step
+    ck_assert_int_eq(try_add(&session[10], ids, 201), ENG_FULL); // STEP_TOKENS
     for (int i = 10; i < ROWS; i++)
         ck_assert_int_eq(try_add(&session[i], ids, 1), ENG_OK);
     eng_session_close(&session[0]);
@@ -539,7 +546,7 @@ static Suite *batch_suite(void) {
     Suite *suite = suite_create("batch");
     TCase *cases = tcase_create("step");
     tcase_set_timeout(cases, 60);
-    tcase_add_loop_test(cases, cuts_and_neighbours_change_no_bit, 0, SMALL_MODELS);
+    tcase_add_loop_test(cases, cuts_and_neighbours_change_no_bit, 0, CHUNKS * SMALL_MODELS);
     tcase_add_loop_test(cases, alone_equals_among_fifteen_others, 0, SMALL_MODELS);
     tcase_add_loop_test(cases, chunk_form_equals_step_form, 0, SMALL_MODELS);
     tcase_add_test(cases, draws_depend_on_seed_choice_and_position_alone);

@@ -11,7 +11,7 @@ static small_world world;
 static eng_pool *pool;
 
 static void open_pool(int model, int32_t slots, int32_t pages) {
-    small_world_open(&small_models[model], &world);
+    small_world_open(&small_models[model], "cpu", &world);
     ck_assert_int_eq(eng_pool_create(world.model, world.device, slots, pages, &pool, NULL), ENG_OK);
 }
 
@@ -133,7 +133,7 @@ END_TEST
 START_TEST(impossible_pools_are_refused) {
     eng_error error = {0};
     pool = NULL;
-    small_world_open(&small_models[SMALL_MESA], &world);
+    small_world_open(&small_models[SMALL_MESA], "cpu", &world);
     ck_assert_int_eq(eng_pool_create(world.model, world.device, 0, 0, &pool, &error), ENG_INVALID);
     ck_assert_int_eq(eng_pool_create(world.model, world.device, 1, -1, &pool, &error), ENG_INVALID);
     ck_assert_ptr_null(pool);

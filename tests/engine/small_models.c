@@ -40,11 +40,11 @@ static eng_model *make_model(const small_model *small) {
     return model;
 }
 
-void small_world_open(const small_model *small, small_world *out) {
+void small_world_open(const small_model *small, const char *device, small_world *out) {
     eng_error error = {0};
     char reason[256] = "";
     *out = (small_world){.model = make_model(small)};
-    ck_assert_msg(kern_device_open("cpu", &out->device, reason, sizeof reason) == KERN_OK, "%s", reason);
+    ck_assert_msg(kern_device_open(device, &out->device, reason, sizeof reason) == KERN_OK, "%s", reason);
     ck_assert_int_eq(kern_stream_open(out->device, &out->stream), KERN_OK);
     ck_assert_msg(eng_weights_init(out->model, out->device, 20, false, &out->weights, &error) == ENG_OK, "%s",
                   error.text);
@@ -111,7 +111,7 @@ static void write_tokenizer(const char *dir) {
 void small_checkpoint(const char *dir, const small_model *small, void (*edit)(small_world *), bool tokenizer) {
     small_world world;
     eng_error error = {0};
-    small_world_open(small, &world);
+    small_world_open(small, "cpu", &world);
     if (edit)
         edit(&world);
     eng_status status = eng_checkpoint_save(dir, world.weights, ENG_F32, NULL, &error);

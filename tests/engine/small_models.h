@@ -30,7 +30,7 @@ typedef struct small_world {
     eng_weights *weights; // trainable, float32
 } small_world;
 
-void small_world_open(const small_model *model, small_world *out);
+void small_world_open(const small_model *model, const char *device, small_world *out);
 void small_world_close(small_world *world);
 // The master values of a tensor by name; fails the test when there is none.
 float *small_tensor(const small_world *world, const char *name);
