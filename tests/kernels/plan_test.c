@@ -5,14 +5,14 @@
 #include "tests/kernels/kernel_test.h"
 
 enum { WIDTH = 48, TAPS = 4, VOCABULARY = 11, TOKENS = 9, SLOTS = 2 };
-enum { EMBEDDING, NORM, CONV, PARAMS };
+enum { EMBEDDING, NORM, CONV, BIAS, PARAMS };
 enum { ROW_BYTES = TOKENS * WIDTH * 4, SLOT_BYTES = 64 + (TAPS - 1) * WIDTH * 4 };
 _Static_assert(ROW_BYTES % 64 == 0 && SLOT_BYTES % 64 == 0, "offsets are multiples of 64");
 
 typedef struct fixture {
     kernel_test test;
     kern_weight *embedding;
-    float *norm, *conv, *dy, *grad_norm;
+    float *norm, *conv, *bias, *grad_norm;
     void *param[PARAMS];
     float *grad[PARAMS];
     char *state, *saved, *scratch;
@@ -33,9 +33,11 @@ static void setup(fixture *f) {
     ck_assert_int_eq(kern_weight_create(test->device, &desc, &f->embedding), KERN_OK);
     f->norm = kernel_test_floats(test, WIDTH, 0, 2);
     f->conv = kernel_test_floats(test, WIDTH * TAPS, -1, 1);
+    f->bias = kernel_test_floats(test, WIDTH, -1, 1);
     f->grad_norm = kernel_test_zero_floats(test, WIDTH);
     f->param[EMBEDDING] = f->embedding, f->param[NORM] = f->norm, f->param[CONV] = f->conv;
-    f->grad[EMBEDDING] = NULL, f->grad[NORM] = f->grad_norm, f->grad[CONV] = NULL;
+    f->param[BIAS] = f->bias;
+    f->grad[NORM] = f->grad_norm;
     f->state = device_memory(f, SLOTS * SLOT_BYTES);
     f->saved = device_memory(f, 4 * ROW_BYTES);
     f->scratch = device_memory(f, 4 * ROW_BYTES);
@@ -74,8 +76,8 @@ static kern_plan *build(fixture *f) {
     ck_assert_int_eq(kern_plan_create(f->test.device, &plan), KERN_OK);
     kern_embed_args embed = {param(EMBEDDING), saved(0), WIDTH, 2};
     kern_rmsnorm_args norm = {saved(0), param(NORM), none, scratch(1), 1, WIDTH, 1e-5f, 0};
-    kern_short_conv_args conv = {scratch(1), param(CONV), none, kern_ref(KERN_CLASS_STATE, 64),
-                                 saved(1),   WIDTH,       TAPS, KERN_SILU};
+    kern_short_conv_args conv = {scratch(1), param(CONV), param(BIAS), kern_ref(KERN_CLASS_STATE, 64),
+                                 saved(1),   WIDTH,       TAPS,        KERN_SILU};
     kern_rmsnorm_backward_args back = {
         saved(0), param(NORM), none,  saved(1), scratch(2), none, kern_ref(KERN_CLASS_GRAD, NORM),
         1,        WIDTH,       1e-5f, 0,        0};
@@ -87,7 +89,7 @@ static kern_plan *build(fixture *f) {
 }
 
 START_TEST(plan_equals_launches) {
-    fixture f;
+    fixture f = {0};
     setup(&f);
     kern_plan *plan = build(&f);
     ck_assert_int_eq(kern_plan_run(plan, f.test.stream, f.test.rows, &f.memory), KERN_INVALID); // not sealed
@@ -104,7 +106,7 @@ START_TEST(plan_equals_launches) {
     float *grad = kernel_test_zero_floats(&f.test, WIDTH);
     kern_embed_args embed = {{f.embedding}, {x}, WIDTH, 2};
     kern_rmsnorm_args norm = {{x}, {f.norm}, {NULL}, {n}, 1, WIDTH, 1e-5f, 0};
-    kern_short_conv_args conv = {{n}, {f.conv}, {NULL}, {state + 16}, {y}, WIDTH, TAPS, KERN_SILU};
+    kern_short_conv_args conv = {{n}, {f.conv}, {f.bias}, {state + 16}, {y}, WIDTH, TAPS, KERN_SILU};
     kern_rmsnorm_backward_args back = {{x}, {f.norm}, {NULL}, {y}, {dx}, {NULL}, {grad}, 1, WIDTH, 1e-5f, 0, 0};
     kernel_test_launch(&f.test, KERN_OP_EMBED, &embed);
     kernel_test_launch(&f.test, KERN_OP_RMSNORM, &norm);
@@ -122,7 +124,7 @@ START_TEST(plan_equals_launches) {
 END_TEST
 
 START_TEST(a_sealed_plan_is_closed) {
-    fixture f;
+    fixture f = {0};
     setup(&f);
     kern_plan *plan = build(&f);
     ck_assert_int_eq(kern_plan_seal(plan), KERN_OK);
@@ -137,7 +139,7 @@ START_TEST(a_sealed_plan_is_closed) {
 END_TEST
 
 START_TEST(bad_entries_are_refused) {
-    fixture f;
+    fixture f = {0};
     setup(&f);
     kern_plan *plan = NULL;
     ck_assert_int_eq(kern_plan_create(f.test.device, &plan), KERN_OK);
@@ -159,7 +161,7 @@ START_TEST(bad_entries_are_refused) {
 END_TEST
 
 START_TEST(absent_memory_is_refused) {
-    fixture f;
+    fixture f = {0};
     setup(&f);
     kern_plan *plan = build(&f);
     ck_assert_int_eq(kern_plan_seal(plan), KERN_OK);
@@ -173,6 +175,9 @@ START_TEST(absent_memory_is_refused) {
     f.param[NORM] = NULL;
     ck_assert_int_eq(kern_plan_run(plan, f.test.stream, f.test.rows, &f.memory), KERN_INVALID);
     f.param[NORM] = f.norm;
+    f.param[BIAS] = NULL; // optional for the operation, but the plan names it: never left out silently
+    ck_assert_int_eq(kern_plan_run(plan, f.test.stream, f.test.rows, &f.memory), KERN_INVALID);
+    f.param[BIAS] = f.bias;
     f.test.rows->row[0].slot = f.test.rows->row[1].slot = -1; // without slots no state is needed
     kernel_test_prepare(&f.test);
     memory = f.memory, memory.state = NULL;
@@ -183,7 +188,7 @@ START_TEST(absent_memory_is_refused) {
 END_TEST
 
 START_TEST(a_long_plan_grows) {
-    fixture f;
+    fixture f = {0};
     setup(&f);
     kern_plan *plan = NULL;
     ck_assert_int_eq(kern_plan_create(f.test.device, &plan), KERN_OK);
