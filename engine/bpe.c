@@ -114,8 +114,7 @@ static merge find_merge(const eng_bpe *bpe, eng_bpe_memory *memory, int32_t left
     return *merge_slot(bpe, (uint64_t)(uint32_t)left << 32 | (uint32_t)right);
 }
 
-// ---- building
-// --------------------------------------------------------------------------------------------------------
+// ---- building -------------------------------------------------------------------------------------------------------
 
 eng_status eng_bpe_add_token(eng_bpe *bpe, const char *bytes, size_t length, int32_t id) {
     size_t slot = token_slot(bpe, bytes, length), offset = bpe->bytes.length;
@@ -158,8 +157,7 @@ eng_status eng_bpe_finish(eng_bpe *bpe) {
     return status;
 }
 
-// ---- encoding
-// --------------------------------------------------------------------------------------------------------
+// ---- encoding -------------------------------------------------------------------------------------------------------
 
 void eng_bpe_memory_free(eng_bpe_memory *memory) {
     free(memory->symbols);

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Growth by doubling with checked sizes. No state, any thread.
+// Growth by doubling. Sizes are checked against half of the address space, so that no product or sum of sizes wraps and
+// a caller may add small constants to a capacity. No state; any thread.
 #include "engine/buffer.h"
 
 #include <stdlib.h>

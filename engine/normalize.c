@@ -82,8 +82,7 @@ void eng_normalize_memory_free(eng_normalize_memory *memory) {
     *memory = (eng_normalize_memory){0};
 }
 
-// ---- Unicode forms
-// ---------------------------------------------------------------------------------------------------
+// ---- Unicode forms --------------------------------------------------------------------------------------------------
 
 static eng_status reserve_codes(int32_t **codes, size_t *capacity, size_t wanted) {
     if (*capacity >= wanted)
@@ -210,8 +209,7 @@ static eng_status apply_form(eng_normalize_memory *memory, eng_form form, const 
     return status;
 }
 
-// ---- the other steps
-// -------------------------------------------------------------------------------------------------
+// ---- the other steps ------------------------------------------------------------------------------------------------
 
 static eng_status apply_replace(const step *s, eng_match *match, const char *text, size_t length, eng_buffer *out,
                                 eng_error *error) {

@@ -68,8 +68,7 @@ bool eng_tokenizer_is_special(const eng_tokenizer *tokenizer, int32_t id) {
     return is_known(tokenizer, id) && tokenizer->tokens[id].special;
 }
 
-// ---- characters around added tokens
-// ----------------------------------------------------------------------------------
+// ---- characters around added tokens ---------------------------------------------------------------------------------
 
 static bool is_space(uint32_t code) { // White_Space of the Unicode character database
     return (code >= 9 && code <= 13) || code == 0x20 || code == 0x85 || code == 0xa0 || code == 0x1680 ||
@@ -133,8 +132,7 @@ static size_t strip_right(const char *text, size_t length, size_t end) {
     return end;
 }
 
-// ---- encoding
-// --------------------------------------------------------------------------------------------------------
+// ---- encoding -------------------------------------------------------------------------------------------------------
 
 typedef struct encoder {
     const eng_tokenizer *tokenizer;
@@ -233,8 +231,7 @@ eng_status eng_tokenizer_encode(const eng_tokenizer *tokenizer, const char *text
     return eng_tokenizer_encode_counted(tokenizer, text, length, special, add_bos, ids, count, &work, error);
 }
 
-// ---- decoding
-// --------------------------------------------------------------------------------------------------------
+// ---- decoding -------------------------------------------------------------------------------------------------------
 
 // Appends a token's bytes, repaired; strip: spaces that may still be taken off the front of the whole text.
 static eng_status decode_token(const eng_tokenizer *tokenizer, int32_t id, eng_utf8 *state, uint32_t *strip,

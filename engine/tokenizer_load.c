@@ -44,8 +44,7 @@ static eng_status parse_object(const char *text, size_t length, const char *name
     return ENG_OK;
 }
 
-// ---- model options
-// ---------------------------------------------------------------------------------------------------
+// ---- model options --------------------------------------------------------------------------------------------------
 
 static bool is_empty(const json_t *value) {
     return !value || json_is_null(value) || (json_is_string(value) && json_string_length(value) == 0);
@@ -80,8 +79,7 @@ static eng_status read_model(loading *l) {
     return ENG_OK;
 }
 
-// ---- ids
-// -------------------------------------------------------------------------------------------------------------
+// ---- ids ------------------------------------------------------------------------------------------------------------
 
 static eng_status check_id(loading *l, const char *name, const json_t *value) {
     if (!json_is_integer(value))
@@ -188,8 +186,7 @@ static eng_status read_ids(loading *l) {
     return status;
 }
 
-// ---- texts of tokens
-// -------------------------------------------------------------------------------------------------
+// ---- texts of tokens ------------------------------------------------------------------------------------------------
 
 // Appends the bytes that a byte-level name stands for; false (and nothing appended): it holds another character.
 static eng_status append_byte_level(eng_buffer *out, const char *name, bool *fits) {
@@ -284,8 +281,7 @@ static eng_status set_texts(loading *l) {
     return status;
 }
 
-// ---- BPE
-// -------------------------------------------------------------------------------------------------------------
+// ---- BPE ------------------------------------------------------------------------------------------------------------
 
 static eng_status add_token(loading *l, const char *name, int32_t id, eng_buffer *bytes) {
     eng_tokenizer *t = l->tokenizer;
@@ -402,8 +398,7 @@ static eng_status build_bpe(loading *l) {
     return status == ENG_OK ? ENG_OK : eng_fail(l->error, status, "tokenizer.json: %s", eng_status_text(status));
 }
 
-// ---- added tokens
-// ----------------------------------------------------------------------------------------------------
+// ---- added tokens ---------------------------------------------------------------------------------------------------
 
 static eng_status build_pass(loading *l, bool normalized, eng_added_pass *pass) {
     const eng_tokenizer *t = l->tokenizer;
@@ -443,8 +438,7 @@ static eng_status build_pass(loading *l, bool normalized, eng_added_pass *pass) 
                             : eng_fail(l->error, status, "tokenizer.json: added_tokens: %s", eng_status_text(status));
 }
 
-// ---- BOS
-// -------------------------------------------------------------------------------------------------------------
+// ---- BOS ------------------------------------------------------------------------------------------------------------
 
 // tokenizer_config.json decides with add_bos_token; where it says nothing, the template of tokenizer.json does.
 static eng_status read_bos(loading *l) {
@@ -476,8 +470,7 @@ static eng_status read_bos(loading *l) {
                                   name);
 }
 
-// ---- the whole
-// -------------------------------------------------------------------------------------------------------
+// ---- the whole ------------------------------------------------------------------------------------------------------
 
 static eng_status load(loading *l) {
     eng_status status = read_model(l);

@@ -67,8 +67,7 @@ static eng_status read_pattern(reading *r, const char *part, const eng_keys *key
     return ENG_OK;
 }
 
-// ---- normalizer
-// ------------------------------------------------------------------------------------------------------
+// ---- normalizer -----------------------------------------------------------------------------------------------------
 
 static eng_status read_normalizer(reading *r, const char *part, const char *type, eng_keys *keys) {
     static const char *const forms[] = {[ENG_NFC] = "NFC", [ENG_NFD] = "NFD", [ENG_NFKC] = "NFKC", [ENG_NFKD] = "NFKD"};
@@ -93,8 +92,7 @@ static eng_status read_normalizer(reading *r, const char *part, const char *type
     return eng_normalizer_add_replace(normalizer, pattern, strlen(pattern), literal, content, r->error);
 }
 
-// ---- pre_tokenizer
-// ---------------------------------------------------------------------------------------------------
+// ---- pre_tokenizer --------------------------------------------------------------------------------------------------
 
 static eng_status read_behavior(reading *r, const char *part, eng_keys *keys, eng_split *behavior) {
     static const char *const names[] = {[ENG_SPLIT_ISOLATED] = "Isolated",
@@ -187,8 +185,7 @@ static eng_status read_pretokenizer(reading *r, const char *part, const char *ty
     return refuse(r, part, type);
 }
 
-// ---- post_processor
-// --------------------------------------------------------------------------------------------------
+// ---- post_processor -------------------------------------------------------------------------------------------------
 
 // The one id that a template's special token stands for.
 static eng_status read_template_token(reading *r, const char *part, const eng_keys *keys, const json_t *token) {
@@ -237,8 +234,7 @@ static eng_status read_post_processor(reading *r, const char *part, const char *
     return refuse(r, part, type);
 }
 
-// ---- decoder
-// ---------------------------------------------------------------------------------------------------------
+// ---- decoder --------------------------------------------------------------------------------------------------------
 
 static eng_status add_replacement(reading *r, const char *part, const char *from, const char *to) {
     eng_decoder *decoder = r->decoder;

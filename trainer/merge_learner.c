@@ -60,8 +60,7 @@ static eng_status grow(void **memory, size_t *capacity, size_t element) {
 }
 #define GROW(array, capacity) grow((void **)&(array), &(capacity), sizeof *(array))
 
-// ---- pairs
-// -----------------------------------------------------------------------------------------------------------
+// ---- pairs ----------------------------------------------------------------------------------------------------------
 
 static size_t find_slot(const learner *l, uint64_t key) {
     size_t mask = l->slot_count - 1;
@@ -125,8 +124,7 @@ static void lower_pair(learner *l, int32_t left, int32_t right, int64_t count) {
     l->pairs[l->slots[find_slot(l, pair_key(left, right))] - 1].count -= count;
 }
 
-// ---- heap
-// ------------------------------------------------------------------------------------------------------------
+// ---- heap -----------------------------------------------------------------------------------------------------------
 
 static bool before(entry a, entry b) {
     return a.count != b.count ? a.count > b.count : a.key < b.key;
@@ -183,8 +181,7 @@ static bool next_pair(learner *l, uint64_t min_count, entry *best, eng_status *s
     return false;
 }
 
-// ---- merging
-// ---------------------------------------------------------------------------------------------------------
+// ---- merging --------------------------------------------------------------------------------------------------------
 
 static eng_status load_words(learner *l, const trn_piece_map *pieces, int32_t first_byte) {
     l->symbols = malloc((pieces->keys.length + 1) * sizeof *l->symbols);
@@ -301,7 +298,7 @@ static eng_status learn(learner *l, const trn_learn_options *options, trn_learne
         status = apply(l, merge);
         if (status == ENG_OK)
             status = push_raised(l, options->min_count);
-        if (options->progress && learned->merge_count % 64 == 0)
+        if (options->progress && (learned->merge_count % 64 == 0 || learned->tokens.count == wanted))
             options->progress(options->context, learned->tokens.count, wanted, "merging");
     }
     return status;

@@ -19,7 +19,7 @@ typedef struct trn_merge {
 typedef struct trn_learned {
     int32_t first_byte;   // id of byte 0; the other bytes follow, the learned tokens after byte 255
     trn_piece_map tokens; // in the order of ids from first_byte on
-    trn_merge *merges;    // in the order in which they were learned; several may give one token
+    trn_merge *merges;    // in the order in which they were learned, one for each token
     size_t merge_count;
 } trn_learned;
 

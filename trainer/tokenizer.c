@@ -76,8 +76,7 @@ static eng_status check_options(training *t, eng_error *error) {
     return ENG_OK;
 }
 
-// ---- learning
-// --------------------------------------------------------------------------------------------------------
+// ---- learning -------------------------------------------------------------------------------------------------------
 
 static const char *pattern_of(const training *t) {
     return t->options.digits == 3 ? eng_pattern_llama3 : eng_pattern_llama3_digit;
@@ -125,8 +124,7 @@ static eng_status learn(training *t, const char *const *paths, size_t count, eng
     return status;
 }
 
-// ---- writing
-// ---------------------------------------------------------------------------------------------------------
+// ---- writing --------------------------------------------------------------------------------------------------------
 
 static void put(training *t, const char *text) {
     if (t->status == ENG_OK)

@@ -85,8 +85,7 @@ static void assert_text(const collected *got, const char *want, size_t length) {
                   (int)got->length, got->bytes, (int)length, want);
 }
 
-// ---- UTF-8
-// ------------------------------------------------------------------------------------------------------------------- 
+// ---- UTF-8 ----------------------------------------------------------------------------------------------------------
 
 START_TEST(well_formed) {
     static const struct {
@@ -165,8 +164,7 @@ START_TEST(character_over_tokens) {
 }
 END_TEST
 
-// ---- stop strings
-// ------------------------------------------------------------------------------------------------------------------- 
+// ---- stop strings ---------------------------------------------------------------------------------------------------
 
 START_TEST(stop_strings) {
     static const struct {
@@ -272,8 +270,7 @@ START_TEST(empty_stop_is_refused) {
 }
 END_TEST
 
-// ---- any cut
-// ------------------------------------------------------------------------------------------------------------------- 
+// ---- any cut --------------------------------------------------------------------------------------------------------
 
 // The end of the text by brute force: before the stop that is complete first, of those the longest.
 static size_t cut_at(const char *bytes, size_t length, const eng_text *stops, size_t count, bool *stopped) {

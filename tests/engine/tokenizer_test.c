@@ -67,8 +67,7 @@ static char *decode(const eng_tokenizer *tokenizer, const int32_t *ids, size_t c
     return text;
 }
 
-// ---- reference ids
-// ------------------------------------------------------------------------------------------------------------------- 
+// ---- reference ids --------------------------------------------------------------------------------------------------
 
 static json_t *golden_rows(void) {
     size_t length;
@@ -196,8 +195,7 @@ START_TEST(newline_is_not_backslash_n) {
 }
 END_TEST
 
-// ---- small files written here
-// ------------------------------------------------------------------------------------------------------------------- 
+// ---- small files written here ---------------------------------------------------------------------------------------
 
 // A byte-level file of the letters a, b, c and the space; members goes in at the top, after a comma.
 static char *small_file(const char *vocab, const char *merges, const char *model, const char *members) {
@@ -472,8 +470,7 @@ START_TEST(pathological_pattern_fails) {
 }
 END_TEST
 
-// ---- cost
-// ------------------------------------------------------------------------------------------------------------------- 
+// ---- cost -----------------------------------------------------------------------------------------------------------
 
 static void fill(char *text, size_t length, int shape) {
     static const char *const units[] = {"a",  "_",   " ",  "ab",  "\n", "the", "\xcc\x81", "1", "\xe5\xb7\x9d",
