@@ -1,8 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 // What one step runs: which timelines, which ids each, how each solves and samples.
 //
-// A batch is filled piece by piece, run once, read, and filled anew. A piece is part of a prompt (cut only at the absolute grid,
-// so that the cut changes no bit) or ids read as generated tokens, one by one. Where logits are wanted, the next id is drawn by the piece's sampler.
+// A batch is filled piece by piece, run once, read, and filled anew. A piece is part of a prompt (cut only at the
+// absolute grid, so that the cut changes no bit) or ids read as generated tokens, one by one. Where logits are wanted,
+// the next id is drawn by the piece's sampler.
 // All memory is allocated at creation.
 #ifndef ENGINE_BATCH_H
 #define ENGINE_BATCH_H
@@ -19,24 +20,25 @@ typedef struct eng_piece {
     int32_t count;      // >= 1; a prompt piece ends at a grid boundary (eng_batch_piece_length) or with its prompt
     eng_knobs knobs;    // how Mesa layers solve
     bool logits;        // of the piece's last token
-    const eng_sampling *sampling; // with logits: how the next id is drawn; borrowed like ids. NULL: the logits are wanted
+    const eng_sampling *sampling; // with logits: how the next id is drawn; borrowed like ids. NULL: logits are read
 } eng_piece;
 
 typedef struct eng_piece_result {
     bool finite;         // the logits of this piece, if it asked for any
     int32_t id;          // drawn; without sampling the likeliest
     float logprob;       // of id, by the model's logits
-    const float *logits; // (vocab) until the next run; NULL for a piece with sampling: a row of logits is not moved for nothing
+    const float *logits; // (vocab) until the next run; NULL for a piece with sampling, which does not move them
     eng_compute compute; // of the piece's tokens
 } eng_piece_result;
 
 // weights and pool are borrowed for the batch's life. max_tokens: ids a step over all pieces.
-ENG_CHECKED eng_status eng_batch_create(const eng_weights *weights, eng_pool *pool, kern_stream *stream, int32_t max_rows,
-                                        int32_t max_tokens, eng_batch **out, eng_error *error);
+ENG_CHECKED eng_status eng_batch_create(const eng_weights *weights, eng_pool *pool, kern_stream *stream,
+                                        int32_t max_rows, int32_t max_tokens, eng_batch **out, eng_error *error);
 void eng_batch_free(eng_batch *batch);
 
 void eng_batch_clear(eng_batch *batch);
-// How many of `left` prompt ids bring this session to the next grid boundary: the shortest piece; further whole chunks may follow.
+// How many of `left` prompt ids bring this session to the next grid boundary: the shortest piece; further whole chunks
+// may follow.
 int32_t eng_batch_piece_length(const eng_batch *batch, const eng_session *session, int64_t left);
 // Adds a piece and writes its index; ENG_FULL: no room in this step. Advances nothing yet.
 ENG_CHECKED eng_status eng_batch_add(eng_batch *batch, const eng_piece *piece, int32_t *index, eng_error *error);

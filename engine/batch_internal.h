@@ -1,5 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
-// What batch.c and batch_rows.c share.
+// What batch.c and batch_rows.c share: the batch itself.
+//
+// The pieces keep the order in which they were added, which is that of their results; where a piece stands in the row
+// table is noted in the piece when the table is written.
 #ifndef ENGINE_BATCH_INTERNAL_H
 #define ENGINE_BATCH_INTERNAL_H
 

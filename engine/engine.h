@@ -82,10 +82,11 @@ ENG_EXPORT const eng_model_info *eng_info(const eng_engine *engine);
 
 // Text to ids, linear in the length. text need not end in NUL; bytes that are not UTF-8 are refused (ENG_INVALID).
 // add_special puts the tokenizer's BOS in front where it has one. *ids is new memory of *count ids: eng_free.
-ENG_EXPORT ENG_CHECKED eng_status eng_encode(const eng_engine *engine, const char *text, size_t length, bool add_special,
-                                             int32_t **ids, size_t *count, eng_error *error);
-// Ids to text; invalid sequences become U+FFFD, special tokens are written out if keep_special. *text is new memory with
-// a NUL after *length bytes: eng_free. An id outside the vocabulary is ENG_INVALID.
+// Special tokens written in the text become their ids.
+ENG_EXPORT ENG_CHECKED eng_status eng_encode(const eng_engine *engine, const char *text, size_t length,
+                                             bool add_special, int32_t **ids, size_t *count, eng_error *error);
+// Ids to text; invalid sequences become U+FFFD, special tokens are written out if keep_special. *text is new memory
+// with a NUL after *length bytes: eng_free. An id outside the vocabulary is ENG_INVALID.
 ENG_EXPORT ENG_CHECKED eng_status eng_decode(const eng_engine *engine, const int32_t *ids, size_t count,
                                              bool keep_special, char **text, size_t *length, eng_error *error);
 ENG_EXPORT void eng_free(void *memory);
@@ -134,7 +135,9 @@ typedef struct eng_usage {
     eng_compute prompt, completion;
 } eng_usage;
 
-// What happened to one request in one step. Pointers live until the callback returns.
+// What happened to one request in one step. Pointers live until the callback returns. Over all events of a request there
+// are usage->completion_tokens ids, an end-of-text id included, which has no text (like every special token). The
+// callback may call eng_submit, eng_cancel and eng_pause, for any request; eng_step refuses to be called from it.
 typedef struct eng_event {
     uint64_t id;
     void *user;

@@ -1,5 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
-// What engine.c and open.c share: the parts of an open engine, in the order in which they are made.
+// What engine.c and open.c share: the parts of an open engine.
+//
+// They stand in the order in which they are made; each borrows from those before it, so they are freed in the reverse
+// order. Everything up to the weights is immutable once the engine is open.
 #ifndef ENGINE_ENGINE_INTERNAL_H
 #define ENGINE_ENGINE_INTERNAL_H
 

@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 // One timeline and the pools its state lives in.
 //
-// The pool holds every state slot and KV page in two device allocations made at start; a session borrows one slot and, with
-// full-attention layers, pages (64 tokens of all layers) as it grows. Pages are reference-counted; a session counts its worst
-// case at admission, so that it never starves in the middle. A session owns no device memory of its own.
+// The pool holds every state slot and KV page in two device allocations made at start; a session borrows one slot and,
+// with full-attention layers, pages (64 tokens of all layers) as it grows. Pages are reference-counted; a session
+// counts its worst case at admission, so that it never starves in the middle. It owns no device memory of its own.
 #ifndef ENGINE_SESSION_H
 #define ENGINE_SESSION_H
 
@@ -24,8 +24,8 @@ int32_t eng_pool_page_count(const eng_pool *pool, int32_t *used); // a page is i
 // ENG_TOO_LONG, naming the bytes, when a session of max_length tokens could never be opened.
 ENG_CHECKED eng_status eng_pool_check_length(const eng_pool *pool, int64_t max_length, eng_error *error);
 
-// One timeline: the state in `slot` has read `read` ids; the tail (normally the last generated id) is not read yet. The timeline's
-// position is read + tail_count.
+// One timeline: the state in `slot` has read `read` ids; the tail (normally the last generated id) is not read yet. The
+// timeline's position is read + tail_count.
 typedef struct eng_session {
     eng_pool *pool;
     int32_t slot;
@@ -39,7 +39,7 @@ typedef struct eng_session {
 // Takes a zeroed slot and reserves pages for max_length tokens. ENG_FULL: not now. Writes nothing on failure.
 ENG_CHECKED eng_status eng_session_open(eng_pool *pool, kern_stream *stream, int64_t max_length, eng_session *out,
                                         eng_error *error);
-// Takes the pages of the first `length` tokens out of those reserved; ENG_TOO_LONG beyond max_length. eng_batch_add calls it.
+// Takes the pages of the first `length` tokens out of those reserved; ENG_TOO_LONG beyond them. eng_batch_add calls it.
 ENG_CHECKED eng_status eng_session_grow(eng_session *session, kern_stream *stream, int64_t length, eng_error *error);
 void eng_session_close(eng_session *session); // slot and pages go back; a session never opened (pool NULL) is accepted
 

@@ -1,5 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // The shared parts of door.h.
+//
+// Steps are counted over the whole test case, so that outcomes of different requests can be compared in time.
 #include "tests/engine/door.h"
 
 #include <check.h>

@@ -1,5 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 // The door: opening, requests from submission to their last event, refusals, and numbers gone wrong.
+//
+// Greedy answers of a random model serve as their own oracle: stop strings and end-of-text ids are chosen from what the
+// model says without them.
 #include <math.h>
 #include <stdlib.h>
 #include <string.h>

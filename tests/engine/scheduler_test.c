@@ -1,5 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // What runs when: bounded queues, pages, cancelling and pausing in every phase, the share of prompts in a step.
+//
+// Time is counted in steps, never in seconds. The random workload is the same in every run.
 #include <stdlib.h>
 #include <string.h>
 

@@ -1,5 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // Pools and sessions: slots are lent zeroed and come back, pages are promised at opening and taken by growth.
+//
+// The tests look into the pool's device memory, which on the CPU is host memory.
 #include <stdlib.h>
 #include <string.h>
 

@@ -1,5 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// The models of small_models.h. Failures in here end the test case.
+// The models of small_models.h, their folders and their tokenizer.
+//
+// Configurations are texts, read as a folder's would be. Failures in here end the test case.
 #include "tests/engine/small_models.h"
 
 #include <check.h>
