@@ -135,8 +135,8 @@ typedef struct eng_usage {
     eng_compute prompt, completion;
 } eng_usage;
 
-// What happened to one request in one step. Pointers live until the callback returns. Over all events of a request there
-// are usage->completion_tokens ids, an end-of-text id included, which has no text (like every special token). The
+// What happened to one request in one step. Pointers live until the callback returns. Over all events of a request
+// there are usage->completion_tokens ids, an end-of-text id included, which has no text (like every special token). The
 // callback may call eng_submit, eng_cancel and eng_pause, for any request; eng_step refuses to be called from it.
 typedef struct eng_event {
     uint64_t id;
