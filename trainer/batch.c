@@ -11,9 +11,10 @@ static int32_t heads_of(const eng_plan *plan, int32_t layer) {
 
 eng_status trn_batch_create(trn_runner *runner, trn_batch *out, eng_error *error) {
     const eng_plan *plan = runner->plan;
-    int32_t layers = plan->model->config.layers, widest = 0;
+    uint32_t layers = (uint32_t)plan->model->config.layers;
+    int32_t widest = 0;
     size_t tokens = (size_t)plan->options.max_tokens, heads = 0;
-    for (int32_t layer = 0; layer < layers; layer++) {
+    for (int32_t layer = 0; layer < (int32_t)layers; layer++) {
         heads += (size_t)heads_of(plan, layer);
         if (heads_of(plan, layer) > widest)
             widest = heads_of(plan, layer);
@@ -21,14 +22,14 @@ eng_status trn_batch_create(trn_runner *runner, trn_batch *out, eng_error *error
     trn_batch batch = {.runner = runner,
                        .loss = calloc(tokens, sizeof *batch.loss),
                        .reports = calloc(tokens * heads + 1, sizeof *batch.reports),
-                       .report = calloc((size_t)layers, sizeof *batch.report),
+                       .report = calloc(layers, sizeof *batch.report),
                        .backward = calloc(tokens * (size_t)widest + 1, sizeof *batch.backward)};
     if (!batch.loss || !batch.reports || !batch.report || !batch.backward) {
         trn_batch_free(&batch);
         return eng_fail(error, ENG_NO_MEMORY, "out of memory for the results of %zu tokens", tokens);
     }
     kern_solve_report *next = batch.reports;
-    for (int32_t layer = 0; layer < layers; layer++) {
+    for (int32_t layer = 0; layer < (int32_t)layers; layer++) {
         batch.report[layer] = heads_of(plan, layer) ? next : NULL;
         next += tokens * (size_t)heads_of(plan, layer);
     }

@@ -1,0 +1,186 @@
+// SPDX-License-Identifier: Apache-2.0
+// AdamW over the tensor table against the formula in double, clipping, decay groups, and moments in files.
+#include "trainer/optimizer.h"
+
+#include <string.h>
+
+#include "engine/files.h"
+#include "engine/safetensors.h"
+#include "tests/check_main.h"
+#include "tests/trainer/run_support.h"
+
+typedef struct fixture {
+    kern_device *device;
+    kern_stream *stream;
+    eng_model *model;
+    eng_weights *weights;
+    trn_optimizer optimizer;
+} fixture;
+
+static void setup(fixture *f, const trn_adamw *adamw) {
+    static const char json[] = "{\"model_type\": \"mesa_net\", \"vocab_size\": 61, \"hidden_size\": 32, "
+                               "\"num_hidden_layers\": 1, \"num_heads\": 2, \"head_dim\": 16, \"intermediate_size\": 64}";
+    eng_config config;
+    f->device = open_device();
+    ck_assert_int_eq(kern_stream_open(f->device, &f->stream), KERN_OK);
+    ck_assert_int_eq(eng_config_parse(json, sizeof json - 1, "test", &config, NULL), ENG_OK);
+    ck_assert_int_eq(eng_model_create(&config, &f->model, NULL), ENG_OK);
+    ck_assert_int_eq(eng_weights_init(f->model, f->device, 3, false, &f->weights, NULL), ENG_OK);
+    ck_assert_int_eq(trn_optimizer_create(f->weights, f->stream, adamw, &f->optimizer, NULL), ENG_OK);
+}
+
+static void teardown(fixture *f) {
+    trn_optimizer_free(&f->optimizer);
+    eng_weights_free(f->weights);
+    eng_model_free(f->model);
+    kern_stream_close(f->stream);
+    kern_device_close(f->device);
+}
+
+static void fill_gradients(const fixture *f, int update) {
+    for (int32_t t = 0; t < f->model->tensors; t++)
+        for (int64_t i = 0; i < f->model->tensor[t].count; i++)
+            f->weights->grad[t][i] = 1e-3F * (float)((i * 37 + t * 11 + update * 5) % 101 - 50);
+}
+
+static double true_norm(const fixture *f) {
+    double sum = 0;
+    for (int32_t t = 0; t < f->model->tensors; t++)
+        for (int64_t i = 0; i < f->model->tensor[t].count; i++)
+            sum += (double)f->weights->grad[t][i] * (double)f->weights->grad[t][i];
+    return sqrt(sum);
+}
+
+typedef struct reference {
+    double parameter, m, v;
+} reference;
+
+static void expect_updates(double clip) {
+    const trn_adamw adamw = {.beta1 = 0.9, .beta2 = 0.98, .eps = 1e-8, .weight_decay = 0.1, .clip = clip};
+    const double rate = 0.01;
+    fixture f = {0};
+    setup(&f, &adamw);
+    reference *expected = calloc((size_t)f.weights->count, sizeof *expected);
+    for (int64_t i = 0; i < f.weights->count; i++)
+        expected[i].parameter = (double)f.weights->masters[i];
+    for (int update = 1; update <= 3; update++) {
+        double norm = 0;
+        fill_gradients(&f, update);
+        double wanted_norm = true_norm(&f), scale = clip > 0 ? fmin(1, clip / (wanted_norm + 1e-6)) : 1;
+        ck_assert_int_eq(trn_optimizer_norm(&f.optimizer, &norm, NULL), ENG_OK);
+        ck_assert_double_eq_tol(norm, wanted_norm, 1e-9 * wanted_norm);
+        ck_assert_int_eq(trn_optimizer_update(&f.optimizer, rate, NULL), ENG_OK);
+        for (int32_t t = 0; t < f.model->tensors; t++) {
+            const eng_tensor *tensor = &f.model->tensor[t];
+            reference *r = expected + (f.weights->master[t] - f.weights->masters);
+            for (int64_t i = 0; i < tensor->count; i++, r++) {
+                double g = scale * (double)f.weights->grad[t][i];
+                r->m = 0.9 * r->m + 0.1 * g;
+                r->v = 0.98 * r->v + 0.02 * g * g;
+                double m = r->m / (1 - pow(0.9, update)), v = r->v / (1 - pow(0.98, update));
+                r->parameter -= rate * (m / (sqrt(v) + 1e-8) + (tensor->decay ? 0.1 : 0) * r->parameter);
+                ck_assert_msg(fabs((double)f.weights->master[t][i] - r->parameter) < 2e-6, "%s[%lld] update %d",
+                              tensor->name, (long long)i, update);
+            }
+        }
+    }
+    free(expected);
+    teardown(&f);
+}
+
+START_TEST(updates_follow_the_formula) {
+    expect_updates(0);
+}
+END_TEST
+
+START_TEST(long_gradients_are_clipped) {
+    expect_updates(0.5); // the norm is about 3
+}
+END_TEST
+
+START_TEST(only_linear_weights_decay) {
+    const trn_adamw adamw = {.beta1 = 0.9, .beta2 = 0.98, .eps = 1e-8, .weight_decay = 0.5};
+    fixture f = {0};
+    setup(&f, &adamw);
+    double norm = 0;
+    int linear = 0;
+    float *before = malloc(sizeof *before * (size_t)f.weights->count);
+    memcpy(before, f.weights->masters, sizeof *before * (size_t)f.weights->count);
+    ck_assert_int_eq(trn_optimizer_zero_gradients(&f.optimizer, NULL), ENG_OK);
+    ck_assert_int_eq(trn_optimizer_norm(&f.optimizer, &norm, NULL), ENG_OK);
+    ck_assert(norm == 0);
+    ck_assert_int_eq(trn_optimizer_update(&f.optimizer, 0.1, NULL), ENG_OK); // no gradient: decay alone
+    for (int32_t t = 0; t < f.model->tensors; t++) {
+        const eng_tensor *tensor = &f.model->tensor[t];
+        const float *old = before + (f.weights->master[t] - f.weights->masters);
+        bool is_linear = strstr(tensor->name, "_proj.weight") || strcmp(tensor->name, "lm_head.weight") == 0;
+        ck_assert_msg(tensor->decay == is_linear, "%s", tensor->name);
+        linear += is_linear;
+        for (int64_t i = 0; i < tensor->count; i++)
+            ck_assert_float_eq_tol(f.weights->master[t][i], is_linear ? 0.95F * old[i] : old[i], 1e-7F);
+    }
+    ck_assert_int_eq(linear, 6 + 3 + 1); // q k v a b o, the MLP, the head
+    free(before);
+    teardown(&f);
+}
+END_TEST
+
+START_TEST(a_gradient_that_is_not_finite_shows_in_the_norm) {
+    const trn_adamw adamw = {.beta1 = 0.9, .beta2 = 0.98, .eps = 1e-8};
+    fixture f = {0};
+    setup(&f, &adamw);
+    const float bad[] = {NAN, INFINITY, -INFINITY};
+    for (int i = 0; i < 3; i++) {
+        double norm = 0;
+        fill_gradients(&f, 0);
+        f.weights->grad[f.model->tensors - 1][5] = bad[i];
+        ck_assert_int_eq(trn_optimizer_norm(&f.optimizer, &norm, NULL), ENG_OK);
+        ck_assert(!isfinite(norm));
+    }
+    teardown(&f);
+}
+END_TEST
+
+START_TEST(moments_come_back_from_a_file) {
+    const trn_adamw adamw = {.beta1 = 0.9, .beta2 = 0.98, .eps = 1e-8};
+    fixture a = {0}, b = {0};
+    setup(&a, &adamw);
+    setup(&b, &adamw);
+    double norm = 0;
+    fill_gradients(&a, 1);
+    ck_assert_int_eq(trn_optimizer_norm(&a.optimizer, &norm, NULL), ENG_OK);
+    ck_assert_int_eq(trn_optimizer_update(&a.optimizer, 0.01, NULL), ENG_OK);
+    ck_assert_int_eq(trn_optimizer_save(&a.optimizer, temp_path("o.safetensors"), NULL), ENG_OK);
+    ck_assert_int_eq(trn_optimizer_load(&b.optimizer, temp_path("o.safetensors"), NULL), ENG_OK);
+    size_t bytes = sizeof(float) * (size_t)a.weights->count;
+    ck_assert_mem_eq(a.optimizer.m, b.optimizer.m, bytes);
+    ck_assert_mem_eq(a.optimizer.v, b.optimizer.v, bytes);
+    ck_assert(a.optimizer.v[0] != 0);
+
+    const float one = 1;
+    const eng_st_source lone = {.name = "m.model.norm.weight", .dtype = ENG_F32, .ndim = 1, .shape = {1}, .data = &one};
+    eng_error error = {0};
+    ck_assert_int_eq(eng_st_write(temp_path("p.safetensors"), &lone, 1, NULL, NULL), ENG_OK);
+    ck_assert_int_eq(trn_optimizer_load(&b.optimizer, temp_path("p.safetensors"), &error), ENG_FORMAT);
+    ck_assert_ptr_nonnull(strstr(error.text, "missing"));
+    ck_assert_int_eq(trn_optimizer_load(&b.optimizer, temp_path("q.safetensors"), NULL), ENG_NOT_FOUND);
+    teardown(&a);
+    teardown(&b);
+}
+END_TEST
+
+static Suite *optimizer_suite(void) {
+    Suite *suite = suite_create("optimizer");
+    TCase *cases = tcase_create("adamw");
+    tcase_add_checked_fixture(cases, temp_folder_make, temp_folder_remove);
+    tcase_set_timeout(cases, 60);
+    tcase_add_test(cases, updates_follow_the_formula);
+    tcase_add_test(cases, long_gradients_are_clipped);
+    tcase_add_test(cases, only_linear_weights_decay);
+    tcase_add_test(cases, a_gradient_that_is_not_finite_shows_in_the_norm);
+    tcase_add_test(cases, moments_come_back_from_a_file);
+    suite_add_tcase(suite, cases);
+    return suite;
+}
+
+MESA_TEST_MAIN(optimizer_suite)
