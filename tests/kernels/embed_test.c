@@ -1,7 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
 // Embedding from float32, bfloat16 and a master, its gradient with repeated ids, ids outside the vocabulary.
-#include <omp.h>
-
 #include "kernels/ref/elementwise.h"
 #include "tests/kernels/kernel_test.h"
 
@@ -87,7 +85,7 @@ START_TEST(gradient_is_free_of_threads) {
     float *first = NULL;
     for (int threads = 1; threads <= 3; threads++) {
         kernel_test test;
-        omp_set_num_threads(threads);
+        kernel_test_threads(threads);
         if (!kernel_test_open(&test, _i, "cpu"))
             MESA_TEST_SKIP("instruction set %d is not here", _i);
         rows_with_ids(&test);

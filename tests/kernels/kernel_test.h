@@ -10,6 +10,9 @@
 
 #include <stdint.h>
 #include <string.h>
+#ifdef _OPENMP
+#include <omp.h>
+#endif
 
 #include "kernels/kernels.h"
 #include "tests/check_main.h"
@@ -24,6 +27,15 @@ typedef struct kernel_test {
     void *memory[KERNEL_TEST_MEMORY]; // freed with the test
     int memories;
 } kernel_test;
+
+// The team of devices opened from now on; a build without OpenMP has one thread whatever is asked.
+static inline void kernel_test_threads(int threads) {
+#ifdef _OPENMP
+    omp_set_num_threads(threads);
+#else
+    (void)threads;
+#endif
+}
 
 // name: "cpu", "cpu:16", "cpu:64".
 static inline bool kernel_test_open(kernel_test *test, int isa, const char *name) {

@@ -1,7 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
 // RMSNorm and L2 normalisation against their references, their references against finite differences.
-#include <omp.h>
-
 #include "kernels/ref/norm.h"
 #include "tests/kernels/kernel_test.h"
 
@@ -128,7 +126,7 @@ START_TEST(bits_are_free_of_batch_and_threads) {
     float *first_dx = NULL, *first_grad = NULL;
     for (int threads = 1; threads <= 3; threads++) {
         kernel_test test;
-        omp_set_num_threads(threads);
+        kernel_test_threads(threads);
         if (!kernel_test_open(&test, _i, "cpu"))
             MESA_TEST_SKIP("instruction set %d is not here", _i);
         rms_case c = make_rms(&test, TOKENS * GROUPS, WIDTH, true, 0);

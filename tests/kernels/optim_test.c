@@ -1,7 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
 // AdamW over several steps against its reference, the sum of squares in double, the clipping scale.
-#include <omp.h>
-
 #include "kernels/ref/elementwise.h"
 #include "tests/kernels/kernel_test.h"
 
@@ -59,7 +57,7 @@ START_TEST(square_sum_is_double_and_fixed) {
         double first = 0;
         for (int threads = 1; threads <= 3; threads++) {
             kernel_test test;
-            omp_set_num_threads(threads);
+            kernel_test_threads(threads);
             if (!kernel_test_open(&test, _i, "cpu"))
                 MESA_TEST_SKIP("instruction set %d is not here", _i);
             float *x = kernel_test_floats(&test, (size_t)counts[i], -1e-3, 1e3);

@@ -4,8 +4,6 @@
 //
 // The expected values are made document by document with the reference, so the row table's bookkeeping is tested as
 // well.
-#include <omp.h>
-
 #include "kernels/ref/short_conv.h"
 #include "tests/kernels/kernel_test.h"
 
@@ -206,7 +204,7 @@ START_TEST(bits_are_free_of_threads) {
     float *first_y = NULL, *first_grad = NULL;
     for (int threads = 1; threads <= 3; threads++) {
         kernel_test test;
-        omp_set_num_threads(threads);
+        kernel_test_threads(threads);
         if (!kernel_test_open(&test, _i, "cpu"))
             MESA_TEST_SKIP("instruction set %d is not here", _i);
         kernel_test_clear_rows(&test);
