@@ -230,10 +230,10 @@ static void run_tile(const kern_cpu *cpu, const tile *t, size_t widened0, int *f
 #pragma omp for schedule(static)
         for (int32_t index = 0; index < t->tokens; index++)
             token_loss(t, index);
-#pragma omp for schedule(static) nowait
+#pragma omp for schedule(dynamic) nowait // few tasks: the other threads go on
         for (int64_t task = 0; task < dx_tasks; task++)
             tile_input_gradient(t, task * DX_COLS, failed);
-#pragma omp for schedule(static) nowait
+#pragma omp for schedule(dynamic) nowait
         for (int64_t task = 0; task < grad_tasks; task++)
             tile_weight_gradient(t, task * KERN_SLICE, failed);
     }

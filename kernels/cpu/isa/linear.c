@@ -14,7 +14,7 @@
 
 enum {
     MERGED_TOKENS = 512,
-    CHUNKS_A_TASK = 8,     // chunks that share one widened slice
+    CHUNKS_A_TASK = 8,     // at most: chunks that share one widened slice
     BACKWARD_TOKENS = 512, // tokens of one task of dx
     GRAD_ROWS = 192,       // block of dW of one task
     GRAD_COLS = 512,
@@ -116,11 +116,19 @@ static void prompt_task(const kern_rows *rows, const kern_linear_args *a, int64_
     }
 }
 
+// Blocks that share one widened slice; the bits do not depend on it. Tasks of one slice follow each other in any case.
+static int32_t task_blocks(const kern_cpu *cpu, const kern_rows *rows, const kern_linear_args *a, int64_t products) {
+    if (rows->merge || a->weight.w->dtype == KERN_F32)
+        return 1;
+    const int64_t share = products / (2 * cpu->threads);
+    return share < 1 ? 1 : share < CHUNKS_A_TASK ? (int32_t)share : CHUNKS_A_TASK;
+}
+
 static kern_status prompt_tokens(const kern_cpu *cpu, const kern_rows *rows, const kern_linear_args *a) {
     const int32_t blocks = block_count(rows), tokens = rows->n_tokens - rows->n_generated;
-    const int32_t blocks_a_task = rows->merge ? 1 : CHUNKS_A_TASK;
-    const int32_t groups = (blocks + blocks_a_task - 1) / blocks_a_task;
     const int64_t slices = (a->rows + KERN_SLICE - 1) / KERN_SLICE;
+    const int32_t blocks_a_task = task_blocks(cpu, rows, a, slices * blocks);
+    const int32_t groups = (blocks + blocks_a_task - 1) / blocks_a_task;
     int failed = 0;
 #pragma omp parallel if (kern_worth_team(2.0 * tokens * a->rows * a->cols))
     {
