@@ -31,8 +31,10 @@ int32_t eng_tokenizer_special(const eng_tokenizer *tokenizer, const char *conten
 // 32 bytes: SHA-256 of tokenizer.json as read.
 const uint8_t *eng_tokenizer_digest(const eng_tokenizer *tokenizer);
 
-// Text to ids. special: added tokens written in the text become their ids (otherwise they are plain text);
-// add_bos: the tokenizer's BOS in front where it has one. Not UTF-8: ENG_INVALID with the offset. *ids is new memory.
+// Text to ids. special: added tokens flagged special that are written in the text become their ids (otherwise they are
+// plain text, and plain text never gives such an id); other added tokens are always found. add_bos: the tokenizer's BOS
+// in front where it has one. *ids is new memory. ENG_INVALID: not UTF-8, with the offset; ENG_UNSUPPORTED: a byte for
+// which the vocabulary has no token; ENG_TOO_LONG: a pattern of the file ran into its limit on this text.
 ENG_CHECKED eng_status eng_tokenizer_encode(const eng_tokenizer *tokenizer, const char *text, size_t length,
                                             bool special, bool add_bos, int32_t **ids, size_t *count,
                                             eng_error *error);
@@ -42,7 +44,8 @@ const char *eng_tokenizer_bytes(const eng_tokenizer *tokenizer, int32_t id, size
 bool eng_tokenizer_is_special(const eng_tokenizer *tokenizer, int32_t id);
 
 // Ids to UTF-8 text, invalid sequences as U+FFFD (one a maximal subpart, as the Unicode standard says). *text is new
-// memory, NUL after *length bytes. An id outside the vocabulary is ENG_INVALID.
+// memory, NUL after *length bytes. An id outside the vocabulary (a hole counts) is ENG_INVALID. Where the file's decoder
+// strips a space at the start (Llama 2), it is stripped here, from a whole text; eng_tokenizer_bytes keeps it.
 ENG_CHECKED eng_status eng_tokenizer_decode(const eng_tokenizer *tokenizer, const int32_t *ids, size_t count,
                                             bool keep_special, char **text, size_t *length, eng_error *error);
 
