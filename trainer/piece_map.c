@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 // The map behind piece counting: a table of indices over an array of pieces over an arena of keys.
 //
-// Indices are 32 bits: at most 2^31 pieces, more is ENG_NO_MEMORY. Dropping pieces keeps the order of the others, so what
-// is kept does not depend on the table's size. One thread.
+// Indices are 32 bits: at most 2^31 pieces, more is ENG_NO_MEMORY. Dropping pieces keeps the order of the others, so
+// what is kept does not depend on the table's size. One thread.
 #include "trainer/piece_map.h"
 
 #include <stdlib.h>
