@@ -1,9 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 // What a backend provides to kernels.c, and what it gets from it. Private to kernels/.
 //
-// The CPU backend is linked in (kern_cpu_backend). A CUDA module is opened RTLD_NOW | RTLD_LOCAL from the library directory and
-// exports kern_module_v1(const kern_host *) alone; it links no project library. ABI number and struct sizes are compared
-// before anything else is used; a mismatch or a failed open is a reported reason, never a silent fallback.
+// The CPU backend is linked in (kern_cpu_backend). A CUDA module is opened RTLD_NOW | RTLD_LOCAL from the library
+// directory and exports kern_module_v1(const kern_host *) alone; it links no project library. ABI number and struct
+// sizes are compared before anything else is used; a mismatch or a failed open is a reported reason, never a silent
+// fallback.
 #ifndef KERNELS_BACKEND_H
 #define KERNELS_BACKEND_H
 
@@ -57,7 +58,8 @@ struct kern_backend {
     kern_status (*reserve)(kern_device *device, kern_op op, const void *args);
     kern_status (*launch)(kern_stream *stream, kern_op op, const kern_rows *rows, const void *args);
     // Runs a sealed plan's operations, whose operands are references. NULL: kern_plan_run launches one by one.
-    kern_status (*plan_run)(const kern_plan *plan, kern_stream *stream, const kern_rows *rows, const kern_memory *memory);
+    kern_status (*plan_run)(const kern_plan *plan, kern_stream *stream, const kern_rows *rows,
+                            const kern_memory *memory);
 };
 
 extern const struct kern_backend kern_cpu_backend;

@@ -5,11 +5,12 @@
 // the CUDA one is a module opened at run time, so that one package serves hosts with and without a driver.
 //
 // An *operation* is a code and a struct of arguments: first its operands (kern_ptr), then its shapes and constants.
-// kern_launch runs one; a *plan* is a list of them, built once and run every step. In a plan the operands are references
-// into memory classes (parameters, gradients, state, saved, scratch), resolved when it runs. What changes from step to
-// step stands in the row table (kern_rows), so the same plan runs every batch up to its size.
+// kern_launch runs one; a *plan* is a list of them, built once and run every step. In a plan the operands are
+// references into memory classes (parameters, gradients, state, saved, scratch), resolved when it runs. What changes
+// from step to step stands in the row table (kern_rows), so the same plan runs every batch up to its size.
 //
-// *Ragged rows, flattened.* A batch is n_tokens tokens; row r owns tokens [token0, token0 + length). Letters used for shapes:
+// *Ragged rows, flattened.* A batch is n_tokens tokens; row r owns tokens [token0, token0 + length). Letters used for
+// shapes:
 //   T tokens of the batch   H heads   D key width of a head   V value width of a head   C chunk   W taps   N outputs
 // Activations are float32, row-major (T, width). A row is a *prompt* row (chunk form, on the grid of absolute positions
 // [0,C), [C,2C) ...) or a *generated* row (step form, token by token). The kind, never the length or the batch, chooses
@@ -65,8 +66,8 @@ typedef struct kern_device_info {
 
 // Opens a device: "cpu", "cpu:16" (C = 16, 32 or 64), "cuda:N", "auto" (CUDA if a module and a device are there, else
 // the CPU). Runs the start-up self-test (oneDNN against a plain loop; a row alone and at every place of a batch).
-// MESA_CPU_ISA=portable|avx2|avx512 chooses the CPU's instruction set. reason (may be NULL) gets a sentence on failure; for
-// "auto" that gave the CPU it says why there is no CUDA, otherwise it is empty on success.
+// MESA_CPU_ISA=portable|avx2|avx512 chooses the CPU's instruction set. reason (may be NULL) gets a sentence on
+// failure; for "auto" that gave the CPU it says why there is no CUDA, otherwise it is empty on success.
 KERN_CHECKED kern_status kern_device_open(const char *name, kern_device **out, char *reason, size_t reason_size);
 void kern_device_close(kern_device *device);
 const kern_device_info *kern_device_describe(const kern_device *device);
@@ -88,7 +89,8 @@ KERN_CHECKED kern_status kern_zero(kern_stream *stream, void *memory, size_t byt
 
 typedef enum kern_dtype { KERN_F32, KERN_BF16, KERN_Q8, KERN_Q4 } kern_dtype;
 
-// The matrix of linear, embed and head: (rows = outputs or vocabulary, cols = inputs), opaque because a backend packs it.
+// The matrix of linear, embed and head: (rows = outputs or vocabulary, cols = inputs), opaque because a backend packs
+// it.
 typedef struct kern_weight kern_weight;
 
 typedef struct kern_weight_desc {
@@ -125,9 +127,9 @@ typedef struct kern_row {
     int32_t token0;    // first token in the batch
     int32_t length;    // >= 1
     int64_t position;  // absolute position of the first token
-    int32_t boundary0; // rows->boundary[boundary0 .. boundary0 + boundaries): tokens (batch index, ascending, inside the
-    int32_t boundaries;// row, > token0) at which a new document starts: its state, taps and positions start anew
-    int32_t page0;     // rows->page[page0 + p]: KV page of the positions [64 p, 64 p + 64); -1: no pages (windowed or slot -1)
+    int32_t boundary0; // rows->boundary[boundary0 .. boundary0 + boundaries): tokens (batch index, ascending, inside
+    int32_t boundaries;// the row, > token0) at which a new document starts: its state, taps and positions start anew
+    int32_t page0;     // rows->page[page0 + p]: KV page of positions [64 p, 64 p + 64); -1: none (windowed or slot -1)
     kern_solver solver;
 } kern_row;
 
@@ -188,7 +190,8 @@ typedef struct kern_rows {
 
 // Host tables of these capacities, zeroed; *out is freed with kern_rows_free.
 KERN_CHECKED kern_status kern_rows_create(kern_device *device, int32_t max_rows, int32_t max_tokens, int32_t max_logits,
-                                          int32_t max_boundaries, int32_t max_pages, int32_t max_edits, kern_rows **out);
+                                          int32_t max_boundaries, int32_t max_pages, int32_t max_edits,
+                                          kern_rows **out);
 void kern_rows_free(kern_rows *rows);
 // Checks the caller's part (order, ranges, kinds, boundaries), fills the derived part, sends it to the device.
 KERN_CHECKED kern_status kern_rows_prepare(kern_stream *stream, kern_rows *rows);
@@ -206,7 +209,7 @@ typedef union kern_ptr {
 
 typedef struct kern_solve_report { // one a (token, head)
     uint16_t steps;
-    uint16_t flags;   // bit 0: bound hit before the tolerance (mode tolerance); bit 1: stopped at p.Ap <= 0 or not finite
+    uint16_t flags;   // bit 0: bound hit before the tolerance; bit 1: stopped at p.Ap <= 0 or not finite
     float residual;   // |r| / |q| at the end
 } kern_solve_report;
 
@@ -228,7 +231,8 @@ typedef struct kern_embed_backward_args {
     float scale;
 } kern_embed_backward_args;
 
-// Each of the T * groups vectors of `width`: y = x rstd (weight + weight_offset) [silu(gate)], rstd = 1/sqrt(mean x^2 + eps).
+// Each of the T * groups vectors of `width`: y = x rstd (weight + weight_offset) [silu(gate)],
+// rstd = 1/sqrt(mean x^2 + eps).
 typedef struct kern_rmsnorm_args {
     kern_ptr x, weight; // (T, groups * width), (width)
     kern_ptr gate;      // optional, like x
@@ -258,8 +262,8 @@ typedef struct kern_l2norm_backward_args {
     float eps;
 } kern_l2norm_backward_args;
 
-// y = x W^T [+ bias] [+ residual]. Generated tokens go through row kernels (bits independent of the batch), prompt tokens
-// chunk by chunk (or all at once with rows->merge) through the matrix library on fixed slices of outputs.
+// y = x W^T [+ bias] [+ residual]. Generated tokens go through row kernels (bits independent of the batch), prompt
+// tokens chunk by chunk (or all at once with rows->merge) through the matrix library on fixed slices of outputs.
 typedef struct kern_linear_args {
     kern_ptr x, weight; // (T, cols), kern_weight (rows, cols)
     kern_ptr bias;      // optional (rows)
@@ -280,8 +284,8 @@ typedef struct kern_linear_backward_weight_args {
     int32_t cols, rows;
 } kern_linear_backward_weight_args;
 
-// Depthwise causal convolution inside a document: y[t,c] = act(bias[c] + sum_j weight[c,j] x[t-W+1+j,c]). The state keeps the
-// last W-1 inputs, oldest first, (W-1, channels) float32.
+// Depthwise causal convolution inside a document: y[t,c] = act(bias[c] + sum_j weight[c,j] x[t-W+1+j,c]). The state
+// keeps the last W-1 inputs, oldest first, (W-1, channels) float32.
 typedef struct kern_short_conv_args {
     kern_ptr x, weight; // (T, channels), (channels, taps)
     kern_ptr bias;      // optional (channels)
@@ -298,8 +302,8 @@ typedef struct kern_short_conv_backward_args {
     int32_t activation;
 } kern_short_conv_backward_args;
 
-// Gates of a scalar-decay mixer, models.md 2.3 and 2.7: beta = sigmoid(b), g = logsigmoid(a) + ln(1 - (1 - cap) beta^2), the
-// last term with cap < 1 only (gamma_cap_b).
+// Gates of a scalar-decay mixer, models.md 2.3 and 2.7: beta = sigmoid(b),
+// g = logsigmoid(a) + ln(1 - (1 - cap) beta^2), the last term with cap < 1 only (gamma_cap_b).
 typedef struct kern_gates_args {
     kern_ptr a, b;    // (T, heads) before the activations
     kern_ptr g, beta; // (T, heads); g = log gamma <= 0
@@ -338,13 +342,13 @@ typedef struct kern_recurrence_backward_args {
     kern_ptr q, k, v, g, beta, snapshots;
     kern_ptr d_o;                     // (T, heads * V)
     kern_ptr dq, dk, dv, dg, dbeta;
-    kern_ptr dstate;                  // optional (n_rows, heads, D, V): in dL/dS at the row's end, out dL/dS at its start
+    kern_ptr dstate; // optional (n_rows, heads, D, V): in dL/dS at the row's end, out dL/dS at its start
     kern_recurrence family;
 } kern_recurrence_backward_args;
 
-// Mesa layer core, models.md 2: Hk = gamma Hk + beta k k^T, Hv = gamma Hv + beta k v^T, (Hk + diag(lambda)) x = q, o = Hv^T x.
-// lambda = softplus(lambda_params) + lambda_bound. Solver per row (rows->row[r].solver); each (token, head) stops by itself.
-// Snapshots hold [Hk | Hv] before each chunk as (n_chunks, heads, D, D + V).
+// Mesa layer core, models.md 2: Hk = gamma Hk + beta k k^T, Hv = gamma Hv + beta k v^T, (Hk + diag(lambda)) x = q,
+// o = Hv^T x. lambda = softplus(lambda_params) + lambda_bound. Solver per row (rows->row[r].solver); each (token, head)
+// stops by itself. Snapshots hold [Hk | Hv] before each chunk as (n_chunks, heads, D, D + V).
 typedef struct kern_mesa {
     int32_t heads, key_width, value_width; // H, D, V
     float lambda_bound;
@@ -360,8 +364,9 @@ typedef struct kern_mesa_args {
     kern_ptr report;    // optional kern_solve_report (T, H)
     kern_mesa mesa;
 } kern_mesa_args;
-// Implicit differentiation, models.md 2.8: u = (Hk + Lambda)^-1 (Hv do) by a second solve with the same rule (right-hand sides
-// divided by their norm), mode and steps of the row; tolerance = min(row tolerance, backward_tolerance).
+// Implicit differentiation, models.md 2.8: u = (Hk + Lambda)^-1 (Hv do) by a second solve with the same rule
+// (right-hand sides divided by their norm), mode and steps of the row; tolerance = min(row tolerance,
+// backward_tolerance).
 typedef struct kern_mesa_backward_args {
     kern_ptr q, k, v, g, beta, lambda_params, o, x, snapshots;
     kern_ptr d_o;             // (T, H * V)
@@ -381,9 +386,10 @@ typedef struct kern_rope_args {
     int32_t inverse;    // rotates back (backward)
 } kern_rope_args;
 
-// Causal softmax attention inside a document, grouped keys, optional window (self and window - 1 before). Keys arrive rotated.
-// Full attention keeps K and V in pages (rows->page): within a page, at page_offset bytes: K (kv_heads, 64, head_width) then V.
-// Windowed attention keeps a ring in the slot: K (kv_heads, window, head_width) then V, entry = position mod window.
+// Causal softmax attention inside a document, grouped keys, optional window (self and window - 1 before). Keys arrive
+// rotated. Full attention keeps K and V in pages (rows->page): within a page, at page_offset bytes: K (kv_heads, 64,
+// head_width) then V. Windowed attention keeps a ring in the slot: K (kv_heads, window, head_width) then V, entry =
+// position mod window.
 typedef struct kern_attention {
     int32_t heads, kv_heads, head_width;
     int32_t window; // 0: full
@@ -421,16 +427,16 @@ typedef struct kern_add_args {
     int32_t width;
 } kern_add_args;
 
-// logits[i] = cap(W x[logits_token[i]]), cap(l) = soft_cap tanh(l / soft_cap); row kernel for every row. finite[i] = 0 when any
-// logit is not finite.
+// logits[i] = cap(W x[logits_token[i]]), cap(l) = soft_cap tanh(l / soft_cap); row kernel for every row. finite[i] = 0
+// when any logit is not finite.
 typedef struct kern_head_logits_args {
     kern_ptr x, weight, logits; // (T, width), kern_weight (vocabulary, width), (n_logits, vocabulary)
     kern_ptr finite;            // optional int32 (n_logits)
     int32_t width, vocabulary;
     float soft_cap; // 0: none
 } kern_head_logits_args;
-// Cross entropy by tiles of tokens; logits are never stored whole. loss[t] = -log softmax(l_t)[target_t] (0 without target).
-// With dx: dx = target_weight (softmax - onehot) W and grad_weight += its outer product, in the same pass.
+// Cross entropy by tiles of tokens; logits are never stored whole. loss[t] = -log softmax(l_t)[target_t] (0 without
+// target). With dx: dx = target_weight (softmax - onehot) W and grad_weight += its outer product, in the same pass.
 typedef struct kern_head_loss_args {
     kern_ptr x, weight;
     kern_ptr loss;        // (T)
@@ -510,7 +516,8 @@ typedef enum kern_op {
 
 const char *kern_op_name(kern_op op);
 
-// Makes sure that the device's workspace suffices for this operation at these arguments (allocates; call before serving).
+// Makes sure that the device's workspace suffices for this operation at these arguments (allocates; call before
+// serving).
 KERN_CHECKED kern_status kern_reserve(kern_device *device, kern_op op, const void *args);
 // Runs one operation. args is the op's struct with device pointers as operands.
 KERN_CHECKED kern_status kern_launch(kern_stream *stream, kern_op op, const kern_rows *rows, const void *args);

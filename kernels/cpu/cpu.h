@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 // The CPU backend's device, weights and the table that each instruction set fills.
 //
-// Every operation is compiled once per instruction set (kernels/cpu/isa/*.c, see isa.h) and reached through kern_cpu_table;
-// device.c chooses the table when the device is opened. Operations run on the calling thread and one OpenMP team; work
-// is cut into pieces that do not depend on the number of threads, so neither do the bits.
+// Every operation is compiled once per instruction set (kernels/cpu/isa/*.c, see isa.h) and reached through
+// kern_cpu_table; device.c chooses the table when the device is opened. Operations run on the calling thread and one
+// OpenMP team; work is cut into pieces that do not depend on the number of threads, so neither do the bits.
 #ifndef KERNELS_CPU_CPU_H
 #define KERNELS_CPU_CPU_H
 

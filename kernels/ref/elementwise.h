@@ -1,5 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// References in double of the small families: rotary embedding, SwiGLU, embedding, optimizer. Used by tests.
+// References in double of the small families: rotary embedding, SwiGLU, embedding, optimizer.
+//
+// Plain arrays, one token, element or parameter a call, the mathematics in elementwise.c. Used by tests only.
 #ifndef KERNELS_REF_ELEMENTWISE_H
 #define KERNELS_REF_ELEMENTWISE_H
 

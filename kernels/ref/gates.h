@@ -1,5 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// References of the gates of a scalar-decay mixer in double, one (token, head) a call. Used by tests.
+// References of the gates of a scalar-decay mixer in double, one (token, head) a call.
+//
+// The mathematics stand in gates.c. Used by tests only.
 #ifndef KERNELS_REF_GATES_H
 #define KERNELS_REF_GATES_H
 

@@ -1,5 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// References of RMSNorm and L2 normalisation in double; vectors of `width`, mathematics in norm.c. Used by tests.
+// References of RMSNorm and L2 normalisation in double, one vector of `width` a call.
+//
+// The mathematics stand in norm.c. Used by tests only.
 #ifndef KERNELS_REF_NORM_H
 #define KERNELS_REF_NORM_H
 

@@ -1,5 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// References of the depthwise causal convolution in double: one document, token by token. Used by tests.
+// References of the depthwise causal convolution in double: one document, token by token.
+//
+// Documents and rows are cut by the caller; the mathematics stand in short_conv.c. Used by tests only.
 #ifndef KERNELS_REF_SHORT_CONV_H
 #define KERNELS_REF_SHORT_CONV_H
 

@@ -1,5 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // Embedding from float32, bfloat16 and a master, its gradient with repeated ids, ids outside the vocabulary.
+//
+// Weights are made here too, so what a weight refuses to be made of is a case of this file.
 #include "kernels/ref/elementwise.h"
 #include "tests/kernels/kernel_test.h"
 

@@ -1,5 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // Gates against their reference: also element by element, because a decay near one is summed over long horizons.
+//
+// Far ends of both gates, every cap that is allowed, the reference by finite differences.
 #include "kernels/ref/gates.h"
 #include "tests/kernels/kernel_test.h"
 

@@ -1,5 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // RMSNorm and L2 normalisation against their references, their references against finite differences.
+//
+// Also: a token alone has the bits that it has in a batch, and a gradient those of any number of threads.
 #include "kernels/ref/norm.h"
 #include "tests/kernels/kernel_test.h"
 

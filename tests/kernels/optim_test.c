@@ -1,5 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // AdamW over several steps against its reference, the sum of squares in double, the clipping scale.
+//
+// A norm that is not a number must reach the scale; a sum must not know the number of threads.
 #include "kernels/ref/elementwise.h"
 #include "tests/kernels/kernel_test.h"
 

@@ -1,5 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // SwiGLU against its reference, forward, backward and in place; the residual sum, which is exact.
+//
+// Far ends of the logistic function and the reference by finite differences.
 #include "kernels/ref/elementwise.h"
 #include "tests/kernels/kernel_test.h"
 

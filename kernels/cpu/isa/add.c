@@ -1,5 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// Residual sum: y += x over (T, width), element by element.
+// Residual sum: y += x over (T, width), element by element, exact up to the one rounding of the sum.
+//
+// Where a product precedes it, the product's own residual operand saves this pass over memory.
 #include "kernels/cpu/isa/elementwise.h"
 
 static void add_range(const kern_cpu *cpu, const kern_rows *rows, const void *args, int64_t first, int64_t end) {
