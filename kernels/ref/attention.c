@@ -1,5 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 // Causal softmax attention in double precision, token by token and head by head.
+//
+// models.md 9: o_t = sum_j softmax_j(scale q_t . k_j) v_j over the keys that token t sees; query head h reads the key
+// head h / (heads / kv_heads). The backward makes the probabilities again and adds into dk and dv in the order of
+// tokens.
 #include "kernels/ref/attention.h"
 
 #include <math.h>

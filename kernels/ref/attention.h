@@ -1,5 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
-// Causal softmax attention in double precision, one document at a time. Row-major; tests only.
+// Causal softmax attention in double precision: what the kernels are compared with.
+//
+// One document at a time: neither pages nor rings, neither batches nor blocks, all keys at hand. Arrays are row-major.
+// Tests only; memory is taken with malloc and never checked.
 #ifndef KERNELS_REF_ATTENTION_H
 #define KERNELS_REF_ATTENTION_H
 

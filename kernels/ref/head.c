@@ -1,5 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 // The output head in double precision, token by token.
+//
+// loss = log sum_i e^l_i - l_target with the largest logit taken off first; its gradient in l is (softmax - onehot),
+// times the derivative 1 - (l / cap)^2 of the soft cap, times the token's weight.
 #include "kernels/ref/head.h"
 
 #include <math.h>

@@ -1,5 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
-// The output head in double precision: soft-capped logits, cross entropy and its gradients. Row-major; tests only.
+// The output head in double precision: soft-capped logits, cross entropy and its gradients.
+//
+// What the kernels are compared with: no tiles, no threads, the weight as plain numbers. Arrays are row-major. Tests
+// only; memory is taken with malloc and never checked.
 #ifndef KERNELS_REF_HEAD_H
 #define KERNELS_REF_HEAD_H
 

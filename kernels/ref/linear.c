@@ -1,5 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 // linear in double precision, one sum at a time.
+//
+// y[t, o] = bias[o] + sum_k W[o, k] x[t, k] + residual[t, o];  dx = dy W;  dW += dy^T x;  dbias += sum_t dy.
+// Sums run over ascending k, o or t.
 #include "kernels/ref/linear.h"
 
 #include <stddef.h>

@@ -1,5 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
-// linear in double precision: y = x W^T + bias + residual and its gradients. Row-major; tests only.
+// linear in double precision: y = x W^T + bias + residual and its gradients.
+//
+// What the kernels are compared with: one kind of token, one type of weight, no chunks. Arrays are row-major. Tests
+// only.
 #ifndef KERNELS_REF_LINEAR_H
 #define KERNELS_REF_LINEAR_H
 

@@ -1,5 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 // sample in double precision, by sorting.
+//
+// The finite edited logits are sorted (descending, ties by ascending id); top_k, top_p and min_p each keep a prefix of
+// what the one before left. The kernel finds the same prefixes without a sort.
 #include "kernels/ref/sample.h"
 
 #include <math.h>

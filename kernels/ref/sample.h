@@ -1,5 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
-// sample in double precision: the exact distribution of the next id. Tests only.
+// sample in double precision: the exact distribution of the next id.
+//
+// What a histogram of draws is compared with, and which ids may be drawn at all. Tests only; memory is taken with
+// malloc and never checked.
 #ifndef KERNELS_REF_SAMPLE_H
 #define KERNELS_REF_SAMPLE_H
 

@@ -1,5 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 // linear: forward of generated and prompt tokens, backward, bits that do not depend on the batch, refusals.
+//
+// Weights hold values that bf16 has exactly, so that both types have one reference. Shapes are odd on purpose: fewer
+// outputs than a tile, more than a slice, widths that are no multiple of a vector.
 #ifdef _OPENMP
 #include <omp.h>
 #endif
