@@ -110,8 +110,8 @@ END_TEST
 START_TEST(separators_are_no_text) {
     char text[64 * 40] = "";
     for (int i = 0; i < 64; i++)
-        strcat(text, i % 2 ? "<|endoftext|>\n" : "ab cd ef gh\n");
-    strcat(text, "<|endoftext|>"); // the last line, without its end
+        strcat(text, i % 2 ? "<|endoftext|>\n" : "ab cd ef gh!\n"); // no token "!\n"
+    strcat(text, "<|endoftext|>");                                  // the last line, without its end
     train_well(write_text("corpus.txt", text, strlen(text)), 264, NULL, "out");
     eng_tokenizer *tokenizer = open_trained("out", 0);
     for (int32_t id = 257; id < 264; id++) {
@@ -299,12 +299,27 @@ START_TEST(long_documents_and_blocks) { // blocks of 1 MiB, documents beyond 8 M
 }
 END_TEST
 
+START_TEST(rest_of_a_cut_line_is_no_separator) { // what is in hand is cut at 8 MiB, right before the last word
+    size_t cut = 8 << 20, length = cut + strlen("<|endoftext|>\n");
+    char *text = malloc(length + 1);
+    for (size_t i = 0; i < cut; i += 2)
+        memcpy(text + i, "a ", 2);
+    strcpy(text + cut, "<|endoftext|>\n");
+    trn_tokenizer_options options = {.min_count = 1};
+    train_well(write_text("corpus.txt", text, length), 264, &options, "out"); // " a" alone would give 258
+    free(text);
+}
+END_TEST
+
 START_TEST(rare_pieces_are_dropped) {
-    size_t length = 0, size = 1 << 20;
-    char *text = malloc(size);
-    for (int i = 0; length + 64 < size; i++) // a new word and a frequent one
-        length += (size_t)sprintf(text + length, "%c%c%c%c ferryboat ", 'a' + i % 26, 'a' + i / 26 % 26,
-                                  'a' + i / 676 % 26, 'a' + i / 17576 % 26);
+    enum { FREQUENT = 1000, RARE = 20000 };
+    char *text = malloc(FREQUENT * 16 + RARE * 8);
+    size_t length = 0;
+    for (int i = 0; i < FREQUENT; i++)
+        length += (size_t)sprintf(text + length, " ferryboat");
+    for (int i = 0; i < RARE; i++) // each word is new
+        length += (size_t)sprintf(text + length, " %c%c%c%c", 'a' + i % 26, 'a' + i / 26 % 26, 'a' + i / 676 % 26,
+                                  'A' + i / 17576 % 26);
     trn_tokenizer_options options = {.max_pieces = 1024};
     train_well(write_text("corpus.txt", text, length), 270, &options, "out");
     eng_tokenizer *tokenizer = open_trained("out", 0);
@@ -402,6 +417,7 @@ static Suite *tokenizer_train_suite(void) {
     tcase_add_test(tests, token_length_is_bounded);
     tcase_add_test(tests, same_input_same_file);
     tcase_add_test(tests, long_documents_and_blocks);
+    tcase_add_test(tests, rest_of_a_cut_line_is_no_separator);
     tcase_add_test(tests, rare_pieces_are_dropped);
     tcase_add_test(tests, digits_and_special_tokens);
     tcase_add_test(tests, refused);
