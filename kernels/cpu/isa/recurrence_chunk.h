@@ -66,6 +66,8 @@ static inline void chunk_decay_fill(chunk_decay *decay, const kern_rows *rows, c
         int start = rows->token_start[chunk->token0 + i];
         bool carried = start < chunk->token0 || start == row->token0;
         decay->first[i] = carried ? -1 : start - chunk->token0;
+        if (decay->first[i] == i)
+            sum = 0; // sums of different documents are never compared, and must not share their rounding
         sum += g ? (double)g[(chunk->token0 + i) * stride] : 0.0;
         high[i] = (float)sum;
         low[i] = (float)(sum - (double)high[i]);
