@@ -1,0 +1,299 @@
+// SPDX-License-Identifier: Apache-2.0
+// Training as a whole: the loss of a step does not depend on how it is cut, packed documents do not feel each other, a model learns,
+// a step that cannot be taken changes nothing.
+#include "trainer/train_loop.h"
+
+#include <string.h>
+
+#include "engine/files.h"
+#include "tests/check_main.h"
+#include "tests/trainer/run_support.h"
+
+static const char *const models[] = {mesa_model, hybrid_model};
+enum { MODELS = 2 };
+
+// ------------------------------------------------------------------------------------------------------- accumulation
+
+typedef struct step_result {
+    trn_step_report report;
+    float *gradients;
+    int64_t count;
+} step_result;
+
+static step_result run_step(const char *model, int context, const char *more) {
+    trn_run run;
+    eng_error error = {0};
+    step_result result = {0};
+    open_run(write_run(model, "d", context, more), &run);
+    ck_assert_msg(trn_run_step(&run, &result.report, &error) == ENG_OK, "%s", error.text);
+    result.count = run.weights->count;
+    result.gradients = malloc(sizeof(float) * (size_t)result.count);
+    memcpy(result.gradients, run.weights->grads, sizeof(float) * (size_t)result.count);
+    trn_run_close(&run);
+    return result;
+}
+
+static double relative_distance(const float *a, const float *b, int64_t count) {
+    double difference = 0, size = 0;
+    for (int64_t i = 0; i < count; i++) {
+        difference += ((double)a[i] - (double)b[i]) * ((double)a[i] - (double)b[i]);
+        size += (double)b[i] * (double)b[i];
+    }
+    return sqrt(difference / size);
+}
+
+// Rows of 101 and 11 targets: as one batch of two, and as two batches of one. A mean of means would weigh a short row's targets 5x.
+START_TEST(a_step_does_not_depend_on_its_micro_batches) {
+    const int lengths[] = {100, 10};
+    write_documents("d", lengths, 2);
+    step_result whole = run_step(models[_i], 101, "[train]\nsteps = 5\nbatch_tokens = 202\nmicro_rows = 2\n");
+    step_result parts = run_step(models[_i], 101, "[train]\nsteps = 5\nbatch_tokens = 202\nmicro_rows = 1\n");
+    ck_assert_int_eq(whole.report.targets, 112);
+    ck_assert_int_eq(parts.report.targets, 112);
+    ck_assert_double_eq_tol(parts.report.loss, whole.report.loss, 1e-6 * whole.report.loss);
+    ck_assert_double_eq_tol(parts.report.gradient_norm, whole.report.gradient_norm, 1e-6 * whole.report.gradient_norm);
+    double distance = relative_distance(parts.gradients, whole.gradients, whole.count);
+    ck_assert_msg(distance < 1e-6, "gradients differ by %g", distance);
+    free(whole.gradients);
+    free(parts.gradients);
+}
+END_TEST
+
+// ------------------------------------------------------------------------------------------------------------- packing
+
+typedef struct batch_result {
+    float *loss, *gradients;
+    int32_t tokens;
+} batch_result;
+
+// Runs rows (a row's documents are cut at its boundaries) and takes losses and gradients.
+static batch_result run_rows(trn_run *run, const trn_row *row, int rows) {
+    eng_error error = {0};
+    ck_assert_int_eq(trn_optimizer_zero_gradients(&run->optimizer, NULL), ENG_OK);
+    trn_batch_clear(&run->batch);
+    for (int i = 0; i < rows; i++)
+        ck_assert_msg(trn_batch_add(&run->batch, &row[i], 1e-2, run->solver, &error) == ENG_OK, "%s", error.text);
+    ck_assert_msg(trn_batch_run(&run->batch, &error) == ENG_OK, "%s", error.text);
+    batch_result result = {.tokens = run->runner.rows->n_tokens};
+    size_t floats = (size_t)run->weights->count;
+    result.loss = malloc(sizeof(float) * (size_t)result.tokens);
+    result.gradients = malloc(sizeof(float) * floats);
+    memcpy(result.loss, run->batch.loss, sizeof(float) * (size_t)result.tokens);
+    memcpy(result.gradients, run->weights->grads, sizeof(float) * floats);
+    return result;
+}
+
+enum { DOCUMENTS = 7, PAIRS = 1 + 2 + 3 + 63 + 64 + 65 + 130 };
+static const int ids_of_document[DOCUMENTS] = {0, 1, 2, 62, 63, 64, 129}; // pairs 1, 2, 3, 63, 64, 65, 130
+
+static const char packed_run[] =
+    "[train]\nsteps = 5\nbatch_tokens = 2296\nmicro_rows = 7\n[solver]\nmode = exact\n"; // 7 rows of 328
+
+static void read_documents(const trn_run *run, trn_row *row) {
+    for (int d = 0; d < DOCUMENTS; d++) {
+        ck_assert_int_eq(trn_row_create(PAIRS, &row[d], NULL), ENG_OK);
+        ck_assert_int_eq(trn_dataset_window(run->train, d, 0, ids_of_document[d] + 1, &row[d], NULL), ENG_OK);
+    }
+}
+
+START_TEST(packed_documents_are_documents_alone) {
+    write_documents("d", ids_of_document, DOCUMENTS);
+    trn_run run;
+    trn_row alone[DOCUMENTS], packed;
+    open_run(write_run(models[_i], "d", PAIRS, packed_run), &run);
+    ck_assert_int_eq(trn_row_create(PAIRS, &packed, NULL), ENG_OK);
+    ck_assert_int_eq(trn_dataset_row(run.train, 0, &packed, NULL), ENG_OK);
+    ck_assert_int_eq(packed.length, PAIRS);
+    ck_assert_int_eq(packed.boundaries, DOCUMENTS - 1);
+    read_documents(&run, alone);
+    batch_result together = run_rows(&run, &packed, 1), apart = run_rows(&run, alone, DOCUMENTS);
+    mesa_assert_close(together.loss, apart.loss, PAIRS, 2e-5, 2e-5);
+    double distance = relative_distance(together.gradients, apart.gradients, run.weights->count);
+    ck_assert_msg(distance < 2e-5, "gradients differ by %g", distance);
+    for (int d = 0; d < DOCUMENTS; d++)
+        trn_row_free(&alone[d]);
+    trn_row_free(&packed);
+    free(together.loss);
+    free(together.gradients);
+    free(apart.loss);
+    free(apart.gradients);
+    trn_run_close(&run);
+}
+END_TEST
+
+// The last token of one document is changed: no later document's loss may feel it, not in a bit.
+START_TEST(a_document_does_not_reach_the_next) {
+    write_documents("d", ids_of_document, DOCUMENTS);
+    trn_run run;
+    trn_row packed;
+    open_run(write_run(models[_i], "d", PAIRS, packed_run), &run);
+    ck_assert_int_eq(trn_row_create(PAIRS, &packed, NULL), ENG_OK);
+    ck_assert_int_eq(trn_dataset_row(run.train, 0, &packed, NULL), ENG_OK);
+    batch_result before = run_rows(&run, &packed, 1);
+    int32_t changed = packed.boundary[3] - 1; // the last token of the document of 63 pairs
+    packed.id[changed] = packed.id[changed] == 5 ? 6 : 5;
+    batch_result after = run_rows(&run, &packed, 1);
+    ck_assert(before.loss[changed] != after.loss[changed]);
+    ck_assert_mem_eq(before.loss, after.loss, sizeof(float) * (size_t)changed);
+    ck_assert_mem_eq(before.loss + changed + 1, after.loss + changed + 1, sizeof(float) * (size_t)(PAIRS - changed - 1));
+    free(before.loss);
+    free(before.gradients);
+    free(after.loss);
+    free(after.gradients);
+    trn_row_free(&packed);
+    trn_run_close(&run);
+}
+END_TEST
+
+// A validation between two steps shares the training plan's memory and must leave no trace.
+START_TEST(validation_changes_nothing) {
+    const int lengths[] = {90, 33, 70, 12};
+    write_documents("d", lengths, 4);
+    const char more[] = "[train]\nsteps = 5\nbatch_tokens = 128\nmicro_rows = 2\neval_rows = 3\n";
+    double loss[2], norm[2];
+    for (int validates = 0; validates < 2; validates++) {
+        trn_run run;
+        trn_score first, second;
+        trn_step_report report;
+        open_run(write_run(models[_i], "d", 64, more), &run);
+        ck_assert_int_eq(trn_run_step(&run, &report, NULL), ENG_OK);
+        if (validates) {
+            ck_assert_int_eq(trn_run_validate(&run, &first, NULL), ENG_OK);
+            ck_assert_int_eq(trn_run_validate(&run, &second, NULL), ENG_OK);
+            ck_assert(first.targets > 128 && first.loss == second.loss);
+        }
+        ck_assert_int_eq(trn_run_step(&run, &report, NULL), ENG_OK);
+        loss[validates] = report.loss;
+        norm[validates] = report.gradient_norm;
+        trn_run_close(&run);
+    }
+    ck_assert(loss[0] == loss[1] && norm[0] == norm[1]);
+}
+END_TEST
+
+// ------------------------------------------------------------------------------------------------------------ learning
+
+START_TEST(one_batch_is_learned_by_heart) {
+    const int lengths[] = {60, 40, 25};
+    write_documents("d", lengths, 3);
+    trn_run run;
+    trn_step_report report;
+    open_run(write_run(models[_i], "d", 64,
+                       "[optim]\nlr = 0.01\nwarmup_steps = 10\nweight_decay = 0\n"
+                       "[train]\nsteps = 150\nbatch_tokens = 128\nmicro_rows = 2\n"),
+             &run);
+    ck_assert_int_eq(trn_run_step(&run, &report, NULL), ENG_OK);
+    ck_assert_double_eq_tol(report.loss, log(TEST_VOCABULARY), 1.0);
+    while (run.state.step < 150)
+        ck_assert_int_eq(trn_run_step(&run, &report, NULL), ENG_OK);
+    ck_assert_msg(report.loss < 0.05, "loss %g", report.loss);
+    trn_run_close(&run);
+}
+END_TEST
+
+START_TEST(recomputation_gives_the_same_step) {
+    const int lengths[] = {90, 33, 70, 12};
+    write_documents("d", lengths, 4);
+    const char *const more[] = {"[train]\nsteps = 5\nbatch_tokens = 128\nmicro_rows = 2\nrecompute = none\n",
+                                "[train]\nsteps = 5\nbatch_tokens = 128\nmicro_rows = 2\nrecompute = mixer\n",
+                                "[train]\nsteps = 5\nbatch_tokens = 128\nmicro_rows = 2\nrecompute = block\n"};
+    step_result plain = run_step(models[_i], 64, more[0]);
+    for (int r = 1; r < 3; r++) {
+        step_result again = run_step(models[_i], 64, more[r]);
+        ck_assert(again.report.loss == plain.report.loss);
+        ck_assert_mem_eq(again.gradients, plain.gradients, sizeof(float) * (size_t)plain.count);
+        free(again.gradients);
+    }
+    free(plain.gradients);
+}
+END_TEST
+
+// ------------------------------------------------------------------------------------------- steps that are not taken
+
+static void mask_everything(const char *name, size_t ids) {
+    char *bytes = NULL;
+    size_t length = 0, table = (64 + 2 * ids + 7) & ~(size_t)7, masked_table = (64 + 3 * ids + 7) & ~(size_t)7;
+    ck_assert_int_eq(eng_read_file(temp_path(name), 1 << 20, &bytes, &length, NULL), ENG_OK);
+    char *masked = calloc(1, masked_table + length - table);
+    memcpy(masked, bytes, 64 + 2 * ids);
+    masked[10] = 1;
+    memcpy(masked + masked_table, bytes + table, length - table);
+    temp_write(name, masked, masked_table + length - table);
+    free(masked);
+    free(bytes);
+}
+
+START_TEST(a_step_without_targets_changes_nothing) {
+    const int lengths[] = {31, 31};
+    write_documents("d", lengths, 2);
+    mask_everything("d-00000.tok", 62);
+    trn_run run;
+    trn_step_report report;
+    open_run(write_run(mesa_model, "d", 32, "[train]\nsteps = 5\nbatch_tokens = 64\n"), &run);
+    size_t bytes = sizeof(float) * (size_t)run.weights->count;
+    float *before = malloc(bytes);
+    memcpy(before, run.weights->masters, bytes);
+    ck_assert_int_eq(trn_run_step(&run, &report, NULL), ENG_OK);
+    ck_assert_int_eq(report.outcome, TRN_STEP_EMPTY);
+    ck_assert_mem_eq(before, run.weights->masters, bytes);
+    ck_assert(run.state.step == 1 && run.optimizer.updates == 0);
+    free(before);
+    trn_run_close(&run);
+}
+END_TEST
+
+START_TEST(a_step_that_is_not_finite_changes_nothing) {
+    const int lengths[] = {31, 31};
+    write_documents("d", lengths, 2);
+    trn_run run;
+    trn_step_report report;
+    eng_error error = {0};
+    open_run(write_run(mesa_model, "d", 32, "[train]\nsteps = 50\nbatch_tokens = 64\nsave_every = 0\n"), &run);
+    run.weights->master[run.model->final_norm][3] = INFINITY;
+    size_t bytes = sizeof(float) * (size_t)run.weights->count;
+    float *before = malloc(bytes);
+    memcpy(before, run.weights->masters, bytes);
+    ck_assert_int_eq(trn_run_step(&run, &report, NULL), ENG_OK);
+    ck_assert_int_eq(report.outcome, TRN_STEP_NOT_FINITE);
+    ck_assert_mem_eq(before, run.weights->masters, bytes);
+    ck_assert_int_eq(run.optimizer.updates, 0);
+    free(before);
+    trn_loop_options options = {.folder = temp_folder()};
+    ck_assert_int_eq(trn_train_loop(&run, &options, &error), ENG_NUMERIC); // and a run of them ends
+    ck_assert_ptr_nonnull(strstr(error.text, "step 9"));
+    trn_run_close(&run);
+}
+END_TEST
+
+START_TEST(batches_may_be_longer_than_an_epoch) {
+    const int lengths[] = {5};
+    write_documents("d", lengths, 1);
+    trn_run run;
+    trn_step_report report;
+    open_run(write_run(mesa_model, "d", 4, "[train]\nsteps = 5\nbatch_tokens = 20\nmicro_rows = 3\n"), &run);
+    ck_assert_int_eq(trn_run_step(&run, &report, NULL), ENG_OK); // 5 rows of the epoch's 2: 4 and 2 pairs
+    ck_assert(report.targets == 2 * 6 + 4 || report.targets == 2 * 6 + 2);
+    ck_assert(isfinite(report.loss));
+    trn_run_close(&run);
+}
+END_TEST
+
+static Suite *train_suite(void) {
+    Suite *suite = suite_create("train");
+    TCase *cases = tcase_create("steps");
+    tcase_add_checked_fixture(cases, temp_folder_make, temp_folder_remove);
+    tcase_set_timeout(cases, 120);
+    tcase_add_loop_test(cases, a_step_does_not_depend_on_its_micro_batches, 0, MODELS);
+    tcase_add_loop_test(cases, packed_documents_are_documents_alone, 0, MODELS);
+    tcase_add_loop_test(cases, a_document_does_not_reach_the_next, 0, MODELS);
+    tcase_add_loop_test(cases, validation_changes_nothing, 0, MODELS);
+    tcase_add_loop_test(cases, one_batch_is_learned_by_heart, 0, MODELS);
+    tcase_add_loop_test(cases, recomputation_gives_the_same_step, 0, MODELS);
+    tcase_add_test(cases, a_step_without_targets_changes_nothing);
+    tcase_add_test(cases, a_step_that_is_not_finite_changes_nothing);
+    tcase_add_test(cases, batches_may_be_longer_than_an_epoch);
+    suite_add_tcase(suite, cases);
+    return suite;
+}
+
+MESA_TEST_MAIN(train_suite)
