@@ -165,12 +165,25 @@ static void read_exactly(int client, char *out, size_t length) {
     }
 }
 
+static size_t capacity_for(size_t length) {
+    size_t capacity = 64;
+    while (capacity <= length)
+        capacity *= 2;
+    return capacity;
+}
+
+// Appends to a NUL-terminated text of *length bytes whose memory grows by doubling.
+static void append(char **text, size_t *length, const char *data, size_t added) {
+    if (!*text || capacity_for(*length + added) != capacity_for(*length))
+        *text = realloc(*text, capacity_for(*length + added));
+    ck_assert_ptr_nonnull(*text);
+    memcpy(*text + *length, data, added);
+    *length += added;
+    (*text)[*length] = '\0';
+}
+
 static void grow_body(answer *out, const char *data, size_t length) {
-    out->body = realloc(out->body, out->length + length + 1);
-    ck_assert_ptr_nonnull(out->body);
-    memcpy(out->body + out->length, data, length);
-    out->length += length;
-    out->body[out->length] = '\0';
+    append(&out->body, &out->length, data, length);
 }
 
 static void read_line(int client, char *line, size_t size) {
@@ -328,7 +341,9 @@ void sse_parse(const answer *answer, sse *out) {
     ck_assert(answer_has(answer, "Content-Type: text/event-stream"));
     *out = (sse){.events = json_array()};
     while (*at) {
-        const char *end = strstr(at, "\n\n");
+        const char *end = strchr(at, '\n'); // strstr would look at the whole rest each time
+        while (end && end[1] != '\n')
+            end = strchr(end + 1, '\n');
         ck_assert_msg(end != NULL, "an event without its blank line: %s", at);
         ck_assert_msg(!out->done, "something after [DONE]: %s", at);
         const size_t length = (size_t)(end - at);
@@ -351,21 +366,18 @@ void sse_free(sse *sse) {
 }
 
 char *sse_text(const sse *sse, int index) {
-    char *text = calloc(1, 1);
+    char *text = NULL;
     size_t i, k, length = 0;
     json_t *event, *choice;
 
+    append(&text, &length, "", 0);
     json_array_foreach(sse->events, i, event) {
         json_array_foreach(json_object_get(event, "choices"), k, choice) {
             if (json_integer_value(json_object_get(choice, "index")) != index)
                 continue;
             const char *piece = json_string_value(json_object_get(choice, "text"));
             ck_assert_ptr_nonnull(piece);
-            const size_t added = strlen(piece);
-            text = realloc(text, length + added + 1);
-            ck_assert_ptr_nonnull(text);
-            memcpy(text + length, piece, added + 1);
-            length += added;
+            append(&text, &length, piece, strlen(piece));
         }
     }
     return text;
