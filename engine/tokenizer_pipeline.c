@@ -82,8 +82,8 @@ static eng_status read_normalizer(reading *r, const char *part, const char *type
     }
     if (strcmp(type, "Replace") != 0)
         return refuse(r, part, type);
-    const char *pattern, *content = eng_keys_text(keys, "content", NULL);
-    bool literal;
+    const char *pattern = "", *content = eng_keys_text(keys, "content", NULL);
+    bool literal = false;
     eng_status status = read_pattern(r, part, keys, &pattern, &literal);
     if (status != ENG_OK)
         return status;
@@ -127,9 +127,9 @@ static eng_status read_byte_level(reading *r, eng_keys *keys) {
 }
 
 static eng_status read_split(reading *r, const char *part, eng_keys *keys) {
-    const char *pattern;
-    bool literal;
-    eng_split behavior;
+    const char *pattern = "";
+    bool literal = false;
+    eng_split behavior = ENG_SPLIT_ISOLATED;
     eng_status status = read_pattern(r, part, keys, &pattern, &literal);
     if (status == ENG_OK)
         status = read_behavior(r, part, keys, &behavior);
@@ -178,7 +178,7 @@ static eng_status read_pretokenizer(reading *r, const char *part, const char *ty
         return add_split(r, "\\p{N}", false, single ? ENG_SPLIT_ISOLATED : ENG_SPLIT_CONTIGUOUS, false);
     }
     if (strcmp(type, "Punctuation") == 0) {
-        eng_split behavior;
+        eng_split behavior = ENG_SPLIT_ISOLATED;
         eng_status status = read_behavior(r, part, keys, &behavior);
         return status == ENG_OK ? add_split(r, "[!-/:-@\\[-`{-~\\p{P}]", false, behavior, false) : status;
     }
@@ -281,8 +281,8 @@ static eng_status read_decoder(reading *r, const char *part, const char *type, e
     }
     if (strcmp(type, "Replace") != 0)
         return refuse(r, part, type);
-    const char *pattern;
-    bool literal;
+    const char *pattern = "";
+    bool literal = false;
     eng_status status = read_pattern(r, part, keys, &pattern, &literal);
     if (status == ENG_OK && !literal)
         return refuse(r, part, "Replace by a Regex");
