@@ -1,5 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
-// What the tests of the recurrences share: mixes of rows, the documents of a row for the references, slot memory.
+// What the tests of the recurrences share: mixes of rows, the documents of a row for the references, keys and decays.
+//
+// The mixes put boundaries and row starts where the grid of chunks is most easily got wrong. Memory is kept by the
+// kernel_test and freed with it.
 #ifndef TESTS_KERNELS_SEQUENCE_TEST_H
 #define TESTS_KERNELS_SEQUENCE_TEST_H
 
