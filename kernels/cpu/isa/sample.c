@@ -10,6 +10,8 @@
 //
 // Logits that are not finite count as banned. If nothing is left, the highest finite unedited logit is taken, if none,
 // 0.
+#include <float.h>
+
 #include "kernels/cpu/isa/isa.h"
 #include "kernels/philox.h"
 
@@ -121,15 +123,28 @@ static inline uint32_t order_of(float x) {
     return bits & 0x80000000u ? ~bits : bits | 0x80000000u;
 }
 
-// Keeps the shortest prefix of (logit descending, id ascending) over the ids of positive mass whose sum reaches target:
-// sum of masses, or number of ids with `counting`. The mass of all others becomes 0.
-static void keep_prefix(const scratch *s, int32_t vocabulary, double target, bool counting) {
-    static const struct { int shift, bits; } round[3] = {{21, 11}, {10, 11}, {0, 10}};
-    int32_t candidates = 0;
+static inline float value_of(uint32_t order) {
+    const uint32_t bits = order & 0x80000000u ? order ^ 0x80000000u : ~order;
+    float value;
+    memcpy(&value, &bits, sizeof value);
+    return value;
+}
+
+// Number of candidates among which the prefix is sought, in ascending order: ids whose mass is at least `least`.
+static int32_t gather_candidates(const scratch *s, int32_t vocabulary, float least) {
+    int32_t count = 0;
     for (int32_t id = 0; id < vocabulary; id++) {
-        s->candidate[candidates] = id;
-        candidates += s->mass[id] > 0.0f;
+        s->candidate[count] = id;
+        count += s->mass[id] >= least;
     }
+    return count;
+}
+
+// Keeps the shortest prefix of (logit descending, id ascending) whose sum of masses reaches target, for which the ids
+// with a mass of at least `least` > 0 suffice. The mass of all others becomes 0.
+static void keep_prefix(const scratch *s, int32_t vocabulary, double target, float least) {
+    static const struct { int shift, bits; } round[3] = {{21, 11}, {10, 11}, {0, 10}};
+    int32_t candidates = gather_candidates(s, vocabulary, least);
     double above = 0; // of what lies above the buckets of this round
     uint32_t edge = 0;
     for (int r = 0; r < 3; r++) {
@@ -137,7 +152,7 @@ static void keep_prefix(const scratch *s, int32_t vocabulary, double target, boo
         memset(s->bucket, 0, BUCKETS * sizeof *s->bucket);
         for (int32_t c = 0; c < candidates; c++) {
             const int32_t id = s->candidate[c];
-            s->bucket[order_of(s->logit[id]) >> round[r].shift & mask] += counting ? 1.0 : (double)s->mass[id];
+            s->bucket[order_of(s->logit[id]) >> round[r].shift & mask] += (double)s->mass[id];
         }
         uint32_t last = 0, crossing = mask;
         while (last < mask && s->bucket[last] == 0)
@@ -156,12 +171,40 @@ static void keep_prefix(const scratch *s, int32_t vocabulary, double target, boo
     int32_t last_id = -1; // of those that equal the edge
     for (int32_t c = 0; c < candidates && (c == 0 || above < target); c++) {
         last_id = s->candidate[c];
-        above += counting ? 1.0 : (double)s->mass[last_id];
+        above += (double)s->mass[last_id];
     }
+    const float edge_value = value_of(edge);
     for (int32_t id = 0; id < vocabulary; id++) {
-        const uint32_t order = order_of(s->logit[id]);
-        s->mass[id] = order > edge || (order == edge && id <= last_id) ? s->mass[id] : 0.0f;
+        const float l = s->logit[id];
+        s->mass[id] = (l > edge_value) | ((l == edge_value) & (id <= last_id)) ? s->mass[id] : 0.0f;
     }
+}
+
+// Bans all but the k best. Most logits lie far below them: the bound is lowered until k or more lie above it.
+static void keep_top_k(const scratch *s, int32_t vocabulary, int32_t k, float top) {
+    int32_t above = 0;
+    for (float margin = 4; above < k && above < vocabulary; margin *= 2) {
+        const float bound = margin < 1e6f ? top - margin : -FLT_MAX; // in the end everything finite
+        above = 0;
+        for (int32_t id = 0; id < vocabulary; id++) {
+            const int32_t candidate = (s->logit[id] >= bound) & (s->logit[id] <= top);
+            s->mass[id] = (float)candidate;
+            above += candidate;
+        }
+        if (bound == -FLT_MAX)
+            break;
+    }
+    keep_prefix(s, vocabulary, k, 1);
+    for (int32_t id = 0; id < vocabulary; id++)
+        s->logit[id] = s->mass[id] > 0.0f ? s->logit[id] : -INFINITY;
+}
+
+// The ids below (1 - p) / vocabulary of the total hold less than 1 - p together, so that the prefix needs none of them;
+// half of that allows for rounding.
+static void keep_top_p(const scratch *s, int32_t vocabulary, float p) {
+    const double total = sum_of(s->mass, vocabulary), spare = (1 - (double)p) * total / vocabulary;
+    const float least = (float)(spare / 2);
+    keep_prefix(s, vocabulary, (double)p * total, least > FLT_MIN ? least : FLT_MIN);
 }
 
 static void keep_at_least(float *mass, int32_t count, float least) {
@@ -219,16 +262,11 @@ static int32_t sample_row(const kern_rows *rows, const kern_sampler *sampler, co
     }
     if (!(sampler->temperature > 0) || !(sampler->top_p > 0))
         return first_equal(s->logit, vocabulary, top);
-    if (sampler->top_k > 0 && sampler->top_k < vocabulary) {
-        for (int32_t id = 0; id < vocabulary; id++) // ids whose mass would round to 0 count as well
-            s->mass[id] = s->logit[id] - s->logit[id] == 0.0f;
-        keep_prefix(s, vocabulary, sampler->top_k, true);
-        for (int32_t id = 0; id < vocabulary; id++)
-            s->logit[id] = s->mass[id] > 0.0f ? s->logit[id] : -INFINITY;
-    }
+    if (sampler->top_k > 0 && sampler->top_k < vocabulary)
+        keep_top_k(s, vocabulary, sampler->top_k, top);
     masses(s->logit, s->mass, vocabulary, top, sampler->temperature);
     if (sampler->top_p < 1)
-        keep_prefix(s, vocabulary, (double)sampler->top_p * sum_of(s->mass, vocabulary), false);
+        keep_top_p(s, vocabulary, sampler->top_p);
     if (sampler->min_p > 0)
         keep_at_least(s->mass, vocabulary, sampler->min_p < 1 ? sampler->min_p : 1.0f);
     return draw(s, vocabulary, kern_philox_uniform(sampler->seed, sampler->position, sampler->choice, 0));
