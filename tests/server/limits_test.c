@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // Every limit from both sides: queue, bodies, connections, times.
+// The bounds are set so low that a test reaches them within a second.
 #include <stdlib.h>
 #include <string.h>
 #include <sys/socket.h>

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // Request bodies against the field table: what is accepted and how it reads, what is refused and which field is named.
+// Refusals must also keep the body's bytes out of their message: bodies carry a canary for that.
 #include <stdlib.h>
 #include <string.h>
 

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // Streams: framing, equality with the plain answer, and what happens when the client leaves, stalls or fails.
+// What a stream's pieces add up to is compared with the plain answer of the same seed.
 #include <stdlib.h>
 #include <string.h>
 #include <sys/socket.h>
