@@ -56,8 +56,7 @@ eng_status trn_batch_add(trn_batch *batch, const trn_row *row, double weight, ke
     if (row->boundaries > rows->max_boundaries - rows->n_boundaries)
         return eng_fail(error, ENG_FULL, "more than %d documents start inside the rows of a batch",
                         rows->max_boundaries);
-    eng_status status =
-        trn_runner_add_row(batch->runner, KERN_ROW_PROMPT, -1, 0, row->id, row->length, solver, error);
+    eng_status status = trn_runner_add_row(batch->runner, KERN_ROW_PROMPT, -1, 0, row->id, row->length, solver, error);
     if (status != ENG_OK)
         return status;
     memcpy(rows->target + token0, row->target, sizeof *row->target * (size_t)row->length);

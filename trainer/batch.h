@@ -9,11 +9,11 @@
 #include "trainer/runner.h"
 
 typedef struct trn_batch {
-    trn_runner *runner;                 // borrowed; its plan is a SCORE or a TRAIN plan
-    float *loss;                        // (max_tokens) of each token, 0 without target; after trn_batch_run
-    kern_solve_report *reports;         // (layers, max_tokens, heads) of the forward solves
+    trn_runner *runner;                  // borrowed; its plan is a SCORE or a TRAIN plan
+    float *loss;                         // (max_tokens) of each token, 0 without target; after trn_batch_run
+    kern_solve_report *reports;          // (layers, max_tokens, heads) of the forward solves
     kern_solve_report **report;          // (layers) into reports; NULL: no Mesa layer
-    kern_solve_report *backward;        // one layer's
+    kern_solve_report *backward;         // one layer's
     eng_compute solves, backward_solves; // of the last run
 } trn_batch;
 

@@ -2,8 +2,8 @@
 // mesa-trainer bench [DIR | --random 30m]: decode, prefill and training speed as shares of the machine's own limits.
 //
 // Everything is measured in turns, round after round, so that a machine that slows down slows both sides of a share;
-// medians are printed. The limit of generating is reading memory: weights once, the state in and out. The limit of prefill and
-// training is the matrix rate.
+// medians are printed. The limit of generating is reading memory: weights once, the state in and out. The limit of
+// prefill and training is the matrix rate.
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -20,7 +20,17 @@ typedef struct bench_options {
     int64_t context, rows, prompt, generated, rounds;
 } bench_options;
 
-typedef enum quantity { READ_RATE, MATRIX_RATE, DECODE, DECODE_BYTES, PREFILL, PREFILL_RATE, TRAIN, TRAIN_RATE, QUANTITIES } quantity;
+typedef enum quantity {
+    READ_RATE,
+    MATRIX_RATE,
+    DECODE,
+    DECODE_BYTES,
+    PREFILL,
+    PREFILL_RATE,
+    TRAIN,
+    TRAIN_RATE,
+    QUANTITIES
+} quantity;
 
 typedef struct bench {
     kern_device *device;
@@ -181,8 +191,8 @@ static void print_results(const bench *b, const bench_options *o) {
            1e-9 * mid[MATRIX_RATE]);
     printf("| generating, one stream | %.1f tokens/s | %.1f GB/s of weights and state | %.2f | %.1f |\n", mid[DECODE],
            1e-9 * mid[DECODE_BYTES], share[DECODE_BYTES], b->steps[0]);
-    printf("| prefill, %lld tokens | %.0f tokens/s | %.0f GFLOP/s | %.2f | %.1f |\n", (long long)o->prompt, mid[PREFILL],
-           1e-9 * mid[PREFILL_RATE], share[PREFILL_RATE], b->steps[1]);
+    printf("| prefill, %lld tokens | %.0f tokens/s | %.0f GFLOP/s | %.2f | %.1f |\n", (long long)o->prompt,
+           mid[PREFILL], 1e-9 * mid[PREFILL_RATE], share[PREFILL_RATE], b->steps[1]);
     printf("| training, %lld x %lld tokens | %.0f tokens/s | %.0f GFLOP/s | %.2f | %.1f |\n", (long long)o->rows,
            (long long)o->context, mid[TRAIN], 1e-9 * mid[TRAIN_RATE], share[TRAIN_RATE], b->steps[2]);
 }
@@ -193,8 +203,11 @@ static eng_status check_options(const bench_options *o, const char *dir, eng_err
     const struct {
         const char *name;
         int64_t value, most;
-    } numbers[] = {{"context", o->context, 1 << 20}, {"rows", o->rows, 4096},       {"prompt", o->prompt, 1 << 20},
-                   {"tokens", o->generated, 1 << 20}, {"rounds", o->rounds, MAX_ROUNDS}};
+    } numbers[] = {{"context", o->context, 1 << 20},
+                   {"rows", o->rows, 4096},
+                   {"prompt", o->prompt, 1 << 20},
+                   {"tokens", o->generated, 1 << 20},
+                   {"rounds", o->rounds, MAX_ROUNDS}};
     if (!dir == !o->random)
         return eng_fail(error, ENG_INVALID, "a folder or --random is needed, not both");
     for (size_t i = 0; i < sizeof numbers / sizeof *numbers; i++)
@@ -217,8 +230,11 @@ int trn_command_bench(int argc, char **argv) {
         {"device", "NAME", TRN_STRING, &o.device, "cpu, cpu:16 (default cpu)"},
     };
     const trn_command_line line = {"bench [DIR | --random 30m] [options]",
-                                   "Generating, prefill and training speed beside the machine's own limits.", options,
-                                   sizeof options / sizeof *options, 0, 1};
+                                   "Generating, prefill and training speed beside the machine's own limits.",
+                                   options,
+                                   sizeof options / sizeof *options,
+                                   0,
+                                   1};
     const char *dir = NULL;
     bool helped = false;
     int positional = 0;

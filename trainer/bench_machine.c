@@ -71,11 +71,8 @@ static kern_status create_product(trn_matrix_probe *probe, const float *host) {
 }
 
 static kern_linear_args product(const trn_matrix_probe *probe) {
-    return (kern_linear_args){.x.p = probe->x,
-                              .weight.w = probe->weight,
-                              .y.p = probe->y,
-                              .cols = PRODUCT_WIDTH,
-                              .rows = PRODUCT_WIDTH};
+    return (kern_linear_args){
+        .x.p = probe->x, .weight.w = probe->weight, .y.p = probe->y, .cols = PRODUCT_WIDTH, .rows = PRODUCT_WIDTH};
 }
 
 eng_status trn_matrix_probe_create(kern_device *device, trn_matrix_probe *out, eng_error *error) {

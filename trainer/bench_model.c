@@ -1,8 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 // The model's speed, measured; see bench.h.
 //
-// Operations are the model's own (eng_model_flops), so the work of a chunk form beyond the step form counts as overhead. A
-// training step is the forward pass, twice its products for the two gradients of each, and the second solve of every Mesa head.
+// Operations are the model's own (eng_model_flops), so the work of a chunk form beyond the step form counts as
+// overhead. A training step is the forward pass, twice its products for the two gradients of each, and the second solve
+// of every Mesa head.
 #include <stdlib.h>
 #include <string.h>
 
@@ -107,8 +108,7 @@ static eng_status run_prefill(trn_serve_bench *bench, int32_t *next, trn_speed *
     if (zeroed != KERN_OK)
         return eng_fail_kernel(error, zeroed, "clearing a state");
     double start = trn_seconds();
-    eng_status status =
-        run_row(bench, &bench->prefill, KERN_ROW_PROMPT, 0, bench->ids, bench->prompt, next, error);
+    eng_status status = run_row(bench, &bench->prefill, KERN_ROW_PROMPT, 0, bench->ids, bench->prompt, next, error);
     double steps = 0;
     *speed = (trn_speed){.seconds = trn_seconds() - start, .tokens = bench->prompt};
     if (status == ENG_OK)
@@ -150,8 +150,7 @@ static kern_solver training_solver(const trn_runner *runner) {
 eng_status trn_train_bench_create(const eng_weights *weights, int32_t context, int32_t rows, trn_train_bench *bench,
                                   eng_error *error) {
     *bench = (trn_train_bench){.weights = weights, .context = context, .rows = rows};
-    trn_runner_options options = {
-        .plan = {.kind = ENG_PLAN_TRAIN, .max_tokens = context * rows, .max_rows = rows}};
+    trn_runner_options options = {.plan = {.kind = ENG_PLAN_TRAIN, .max_tokens = context * rows, .max_rows = rows}};
     trn_adamw adamw = {.beta1 = 0.9, .beta2 = 0.98, .eps = 1e-8, .weight_decay = 0.1, .clip = 1};
     eng_status status = trn_runner_create(weights, &options, &bench->runner, error);
     if (status == ENG_OK)
@@ -199,7 +198,8 @@ eng_status trn_train_bench_run(trn_train_bench *bench, trn_speed *speed, eng_err
         status = trn_optimizer_update(&bench->optimizer, 1e-4, error);
     double forward = mean_steps(&bench->batch.solves), backward = mean_steps(&bench->batch.backward_solves);
     double plain = eng_model_flops(model, middle, 0);
-    double token = eng_model_flops(model, middle, forward) + 2 * plain + eng_model_flops(model, middle, backward) - plain;
+    double token =
+        eng_model_flops(model, middle, forward) + 2 * plain + eng_model_flops(model, middle, backward) - plain;
     *speed = (trn_speed){.seconds = trn_seconds() - start,
                          .tokens = (int64_t)bench->context * bench->rows,
                          .operations = token * bench->context * bench->rows,

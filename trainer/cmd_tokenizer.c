@@ -33,13 +33,14 @@ int trn_command_tokenizer(int argc, char **argv) {
         {"digits", "N", TRN_INTEGER, &o.digits, "digits that a token may hold: 1 or 3 (default 3)"},
         {"special", "TEXT", TRN_STRINGS, &o.special, "a special token besides <|endoftext|>; may be repeated"},
     };
-    const trn_command_line line = {"tokenizer --vocab N --out DIR FILE... [options]",
-                                   "Trains a byte-level BPE tokenizer on UTF-8 text files whose documents are separated by a\n"
-                                   "line that holds only <|endoftext|>.",
-                                   options,
-                                   sizeof options / sizeof *options,
-                                   1,
-                                   MAX_FILES};
+    const trn_command_line line = {
+        "tokenizer --vocab N --out DIR FILE... [options]",
+        "Trains a byte-level BPE tokenizer on UTF-8 text files whose documents are separated by a\n"
+        "line that holds only <|endoftext|>.",
+        options,
+        sizeof options / sizeof *options,
+        1,
+        MAX_FILES};
     const char *file[MAX_FILES];
     bool helped = false;
     int files = 0;

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// mesa-trainer convert DIR --out DIR --dtype bf16|f32: the same checkpoint in another element type, as one safetensors file.
+// mesa-trainer convert DIR --out DIR --dtype bf16|f32: the same checkpoint in another element type, as one safetensors
+// file.
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -34,9 +35,13 @@ int trn_command_convert(int argc, char **argv) {
         {"out", "DIR", TRN_STRING, &out, "folder to write; a checkpoint that stands there is replaced"},
         {"dtype", "TYPE", TRN_STRING, &type, "bf16 (rounded to nearest, ties to even) or f32"},
     };
-    const trn_command_line line = {"convert DIR --out DIR --dtype bf16|f32",
-                                   "Rewrites a checkpoint, its configuration and its tokenizer in another element type.",
-                                   options, sizeof options / sizeof *options, 1, 1};
+    const trn_command_line line = {
+        "convert DIR --out DIR --dtype bf16|f32",
+        "Rewrites a checkpoint, its configuration and its tokenizer in another element type.",
+        options,
+        sizeof options / sizeof *options,
+        1,
+        1};
     bool helped = false;
     int positional = 0;
     eng_error error = {0};

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 // Rows of pairs from token shards; see dataset.h.
 //
-// start[d] is the number of pairs before document d, so that the documents of a row are found by binary search; shards are
-// found the same way by their first document.
+// start[d] is the number of pairs before document d, so that the documents of a row are found by binary search; shards
+// are found the same way by their first document.
 #include "trainer/dataset.h"
 
 #include <stdlib.h>
@@ -180,8 +180,7 @@ static eng_status apply_mask(const trn_shard *shard, const trn_document *documen
         int64_t place = first + i < (int64_t)document->ids ? first + i : (int64_t)document->ids - 1;
         int32_t id = 0;
         uint8_t counts = 1;
-        eng_status status =
-            trn_shard_read(shard, document->first + (uint64_t)place, 1, INT32_MAX, &id, &counts, error);
+        eng_status status = trn_shard_read(shard, document->first + (uint64_t)place, 1, INT32_MAX, &id, &counts, error);
         if (status != ENG_OK)
             return status;
         if (!counts)
@@ -190,7 +189,8 @@ static eng_status apply_mask(const trn_shard *shard, const trn_document *documen
     return ENG_OK;
 }
 
-// Appends pairs [first, first + count) of a document. Pair j has input j == 0 ? BOS : ids[j - 1], target j == n ? EOS : ids[j].
+// Appends pairs [first, first + count) of a document. Pair j has input j == 0 ? BOS : ids[j - 1], target j == n ? EOS :
+// ids[j].
 static eng_status append_pairs(const trn_dataset *dataset, int64_t index, int64_t first, int32_t count, trn_row *row,
                                eng_error *error) {
     const trn_shard *shard;
@@ -198,8 +198,8 @@ static eng_status append_pairs(const trn_dataset *dataset, int64_t index, int64_
     int32_t *id = row->id + row->length, *target = row->target + row->length;
     bool ends = first + count > (int64_t)document.ids;
     uint32_t read = (uint32_t)(count - (ends ? 1 : 0));
-    eng_status status = trn_shard_read(shard, document.first + (uint64_t)first, read, dataset->vocab_size, target, NULL,
-                                       error);
+    eng_status status =
+        trn_shard_read(shard, document.first + (uint64_t)first, read, dataset->vocab_size, target, NULL, error);
     if (status == ENG_OK && first > 0)
         status = trn_shard_read(shard, document.first + (uint64_t)first - 1, 1, dataset->vocab_size, id, NULL, error);
     if (status != ENG_OK)

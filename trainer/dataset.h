@@ -1,10 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 // Training rows from token shards (models.md 11.6).
 //
-// A document of n ids gives n + 1 pairs: inputs BOS, ids; targets ids, EOS. The pairs of all documents, in the order of the
-// shards, are cut into rows of `context` pairs (the last may be short); a document that goes on in another row goes on from a
-// zero state. So every target is in exactly one row. Rows are reached by index, from one number a document kept in memory.
-// A *window* is a piece of one document, for evaluation. Immutable once open; may be shared by threads.
+// A document of n ids gives n + 1 pairs: inputs BOS, ids; targets ids, EOS. The pairs of all documents, in the order of
+// the shards, are cut into rows of `context` pairs (the last may be short); a document that goes on in another row goes
+// on from a zero state. So every target is in exactly one row. Rows are reached by index, from one number a document
+// kept in memory. A *window* is a piece of one document, for evaluation. Immutable once open; may be shared by threads.
 #ifndef TRAINER_DATASET_H
 #define TRAINER_DATASET_H
 
@@ -34,8 +34,8 @@ typedef struct trn_row {
 ENG_CHECKED eng_status trn_dataset_open(const trn_dataset_options *options, trn_dataset **out, eng_error *error);
 void trn_dataset_close(trn_dataset *dataset);
 
-int64_t trn_dataset_rows(const trn_dataset *dataset);      // of an epoch
-int64_t trn_dataset_pairs(const trn_dataset *dataset);     // of an epoch
+int64_t trn_dataset_rows(const trn_dataset *dataset);  // of an epoch
+int64_t trn_dataset_pairs(const trn_dataset *dataset); // of an epoch
 int64_t trn_dataset_documents(const trn_dataset *dataset);
 const uint8_t *trn_dataset_tokenizer(const trn_dataset *dataset); // 32 bytes
 

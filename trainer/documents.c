@@ -88,7 +88,8 @@ static eng_status read_block(trn_documents *d, eng_error *error) {
 }
 
 static bool is_separator(const trn_documents *d, size_t end) {
-    return end - d->line == sizeof separator - 1 && memcmp(d->text.bytes + d->line, separator, sizeof separator - 1) == 0;
+    return end - d->line == sizeof separator - 1 &&
+           memcmp(d->text.bytes + d->line, separator, sizeof separator - 1) == 0;
 }
 
 // Hands out the document in hand, which ends at `end`; what follows begins at `next`.

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 // mesa-trainer eval DIR --data NAME: loss and bits per byte of a checkpoint, by token position and by solver setting.
 //
-// --solver-table reads the same windows under fifteen settings of the solver and prints a Markdown table: what a request
-// pays and gains with cg_tolerance and cg_max_steps.
+// --solver-table reads the same windows under fifteen settings of the solver and prints a Markdown table: what a
+// request pays and gains with cg_tolerance and cg_max_steps.
 #include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -39,7 +39,8 @@ typedef struct evaluation {
     trn_progress progress;
 } evaluation;
 
-// -------------------------------------------------------------------------------------------------------------- opening
+// --------------------------------------------------------------------------------------------------------------
+// opening
 
 static eng_status open_checkpoint(evaluation *e, const char *dir, const eval_options *o, eng_error *error) {
     char reason[160] = "";
@@ -114,8 +115,8 @@ static double bits_per_byte(const evaluation *e, const trn_scores *scores) {
 }
 
 static eng_status score(evaluation *e, kern_solver solver, trn_scores *scores, eng_error *error) {
-    eng_status status = trn_score_windows(&e->batch, e->dataset, &e->windows, solver, trn_progress_part, &e->progress,
-                                          scores, error);
+    eng_status status =
+        trn_score_windows(&e->batch, e->dataset, &e->windows, solver, trn_progress_part, &e->progress, scores, error);
     trn_progress_end(&e->progress);
     if (status == ENG_OK && scores->targets == 0)
         return eng_fail(error, ENG_INVALID, "the data has no counted target");
@@ -123,7 +124,8 @@ static eng_status score(evaluation *e, kern_solver solver, trn_scores *scores, e
 }
 
 static void print_scores(const evaluation *e, const trn_scores *scores) {
-    printf("windows         %lld of at most %d tokens, each from a zero state\n", (long long)e->windows.count, e->context);
+    printf("windows         %lld of at most %d tokens, each from a zero state\n", (long long)e->windows.count,
+           e->context);
     printf("targets         %lld\n", (long long)scores->targets);
     printf("loss            %.5f nats a token\n", mean_loss(scores));
     printf("perplexity      %.3f\n", exp(mean_loss(scores)));
@@ -265,8 +267,11 @@ int trn_command_eval(int argc, char **argv) {
         {"device", "NAME", TRN_STRING, &o.device, "cpu, cpu:16, cuda:0 (default cpu)"},
     };
     const trn_command_line line = {"eval DIR --data NAME [options]",
-                                   "Loss, bits per byte and solver steps of a checkpoint over packed documents.", options,
-                                   sizeof options / sizeof *options, 1, 1};
+                                   "Loss, bits per byte and solver steps of a checkpoint over packed documents.",
+                                   options,
+                                   sizeof options / sizeof *options,
+                                   1,
+                                   1};
     const char *dir = NULL;
     bool helped = false;
     int positional = 0;

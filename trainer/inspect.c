@@ -171,10 +171,14 @@ int trn_command_inspect(int argc, char **argv) {
     const trn_option options[] = {
         {"summary", NULL, TRN_FLAG, &summary, "without the table of tensors"},
     };
-    const trn_command_line line = {"inspect DIR [options]",
-                                   "Tensors, parameters, bytes and operations of a checkpoint. Every file is checked, but no\n"
-                                   "weight is loaded.",
-                                   options, sizeof options / sizeof *options, 1, 1};
+    const trn_command_line line = {
+        "inspect DIR [options]",
+        "Tensors, parameters, bytes and operations of a checkpoint. Every file is checked, but no\n"
+        "weight is loaded.",
+        options,
+        sizeof options / sizeof *options,
+        1,
+        1};
     const char *dir = NULL;
     int positional = 0;
     eng_error error = {0};

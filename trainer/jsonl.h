@@ -32,8 +32,8 @@ ENG_CHECKED eng_status trn_json_each_string(const trn_json *json, const char *ke
                                             eng_status (*visit)(void *context, const char *name, const char *value),
                                             void *context, eng_error *error);
 
-// Building. An empty object; NULL: out of memory. A set that fails for lack of memory is reported by trn_json_text. Members
-// are written in the order in which they were set; reals in full precision, those not finite as null.
+// Building. An empty object; NULL: out of memory. A set that fails for lack of memory is reported by trn_json_text.
+// Members are written in the order in which they were set; reals in full precision, those not finite as null.
 trn_json *trn_json_create(void);
 void trn_json_set_integer(trn_json *json, const char *key, int64_t value);
 void trn_json_set_real(trn_json *json, const char *key, double value);
@@ -45,7 +45,8 @@ void trn_json_set_text(trn_json *json, const char *key, const char *text);
 ENG_CHECKED eng_status trn_json_each_text(const trn_json *json,
                                           eng_status (*visit)(void *context, const char *key, const char *text),
                                           void *context, eng_error *error);
-// The object on one line, or indented with a final line end. Returns new (free); NULL: out of memory, also in a set before.
+// The object on one line, or indented with a final line end. Returns new (free); NULL: out of memory, also in a set
+// before.
 char *trn_json_text(const trn_json *json, bool indented);
 
 #endif

@@ -8,9 +8,8 @@
 #include "engine/forward.h"
 
 static kern_square_sum_args square_arguments(const trn_optimizer *optimizer) {
-    return (kern_square_sum_args){.x.f = optimizer->weights->grads,
-                                  .sum.p = optimizer->squares,
-                                  .count = optimizer->weights->count};
+    return (kern_square_sum_args){
+        .x.f = optimizer->weights->grads, .sum.p = optimizer->squares, .count = optimizer->weights->count};
 }
 
 eng_status trn_optimizer_create(const eng_weights *weights, kern_stream *stream, const trn_adamw *adamw,

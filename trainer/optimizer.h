@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 // AdamW over a model's tensor table (Loshchilov and Hutter 2019), with clipping by the gradient's norm.
 //
-// Moments are float32, laid out as the weights. Weight decay applies to the tensors that the table marks (linear weights).
-// One thread.
+// Moments are float32, laid out as the weights. Weight decay applies to the tensors that the table marks (linear
+// weights). One thread.
 #ifndef TRAINER_OPTIMIZER_H
 #define TRAINER_OPTIMIZER_H
 
@@ -33,7 +33,8 @@ ENG_CHECKED eng_status trn_optimizer_norm(trn_optimizer *optimizer, double *norm
 // Clips by the norm that trn_optimizer_norm found last and updates every weight.
 ENG_CHECKED eng_status trn_optimizer_update(trn_optimizer *optimizer, double rate, eng_error *error);
 
-// The moments as m.NAME and v.NAME in one safetensors file. Loading refuses missing tensors, wrong shapes, values not finite.
+// The moments as m.NAME and v.NAME in one safetensors file. Loading refuses missing tensors, wrong shapes, values not
+// finite.
 ENG_CHECKED eng_status trn_optimizer_save(trn_optimizer *optimizer, const char *path, eng_error *error);
 ENG_CHECKED eng_status trn_optimizer_load(trn_optimizer *optimizer, const char *path, eng_error *error);
 

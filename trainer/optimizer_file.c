@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// The optimizer's moments in a file; see optimizer.h. Host memory: a copy of the moments while they are written, one tensor while
-// they are read.
+// The optimizer's moments in a file; see optimizer.h. Host memory: a copy of the moments while they are written, one
+// tensor while they are read.
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -68,7 +68,8 @@ static eng_status load_tensor(trn_optimizer *optimizer, const eng_st_file *file,
     const char *path = eng_path_tail(eng_st_path(file));
     const eng_st_entry *entry = eng_st_find(file, name);
     if (!entry || !same_shape(tensor, entry))
-        return eng_fail(error, ENG_FORMAT, "%s: %s: %s", path, name, entry ? "not the model's shape in F32" : "missing");
+        return eng_fail(error, ENG_FORMAT, "%s: %s: %s", path, name,
+                        entry ? "not the model's shape in F32" : "missing");
     float *host = malloc(sizeof *host * (size_t)tensor->count);
     if (!host)
         return eng_fail(error, ENG_NO_MEMORY, "%s: %s: out of memory", path, name);

@@ -1,10 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 // mesa-trainer pack --tokenizer DIR --out NAME [--holdout A/B] FILE...: text files to token shards (shard.h).
 //
-// Documents are read one after the other, gathered into batches, encoded by the compute team and written in the order in
-// which they were read: the shards do not depend on the number of threads. A document goes to NAME-valid when the number
-// made of the first 8 bytes of its SHA-256 is below A modulo B: the choice is a property of the text, so the same
-// document is held out whatever else is packed, and duplicates never lie on both sides.
+// Documents are read one after the other, gathered into batches, encoded by the compute team and written in the order
+// in which they were read: the shards do not depend on the number of threads. A document goes to NAME-valid when the
+// number made of the first 8 bytes of its SHA-256 is below A modulo B: the choice is a property of the text, so the
+// same document is held out whatever else is packed, and duplicates never lie on both sides.
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -66,10 +66,11 @@ static void encode(const eng_tokenizer *tokenizer, item *item) {
         return;
     }
     item->hash = trn_get64(digest);
-    item->status = eng_tokenizer_encode(tokenizer, item->text, item->length, false, false, &item->ids, &item->count,
-                                        &item->error);
+    item->status =
+        eng_tokenizer_encode(tokenizer, item->text, item->length, false, false, &item->ids, &item->count, &item->error);
     if (item->status == ENG_OK && item->count > UINT32_MAX)
-        item->status = eng_fail(&item->error, ENG_TOO_LONG, "%s: a document of too many ids", eng_path_tail(item->path));
+        item->status =
+            eng_fail(&item->error, ENG_TOO_LONG, "%s: a document of too many ids", eng_path_tail(item->path));
 }
 
 static eng_status write_item(packer *packer, const item *item, eng_error *error) {

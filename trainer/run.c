@@ -131,9 +131,8 @@ static kern_solver choose_solver(const trn_run *run) {
     for (int32_t layer = 0; steps == 0 && layer < run->model->config.layers; layer++)
         if (run->train_plan->report[layer].ref)
             steps = run->model->config.layer[layer].mesa.cg_steps_training;
-    return (kern_solver){.mode = (int32_t)config->solver_mode,
-                         .max_steps = steps,
-                         .tolerance = (float)config->solver_tolerance};
+    return (kern_solver){
+        .mode = (int32_t)config->solver_mode, .max_steps = steps, .tolerance = (float)config->solver_tolerance};
 }
 
 // ------------------------------------------------------------------------------------------------------------- weights
@@ -151,8 +150,8 @@ static eng_status copy_weights(trn_run *run, const eng_weights *from, const char
                             eng_path_tail(dir), model->tensor[i].name);
     if (from->model->tensors != model->tensors)
         return eng_fail(error, ENG_INVALID, "%s: has tensors that this model does not have", eng_path_tail(dir));
-    kern_status status = kern_copy(run->runner.stream, run->weights->masters, from->masters,
-                                   sizeof(float) * (size_t)from->count);
+    kern_status status =
+        kern_copy(run->runner.stream, run->weights->masters, from->masters, sizeof(float) * (size_t)from->count);
     if (status == KERN_OK)
         status = kern_synchronize(run->runner.stream);
     return eng_fail_kernel(error, status, "loading weights");

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// A training run opened: model, weights, optimizer, data, plans. What happens step after step is in train_loop.c, the command in
-// train.c.
+// A training run opened: model, weights, optimizer, data, plans. What happens step after step is in train_loop.c, the
+// command in train.c.
 //
 // Everything that decides the numbers follows from the configuration and the step: a run opened from its checkpoint of
 // step N goes on bit for bit as one that was never interrupted (on one machine, with one build and instruction set).
@@ -33,9 +33,11 @@ typedef struct trn_run {
     trn_run_state state;
 } trn_run;
 
-// Takes config, also on failure. A fresh run starts from the table's start values, or from the weights of config->warm_start.
+// Takes config, also on failure. A fresh run starts from the table's start values, or from the weights of
+// config->warm_start.
 ENG_CHECKED eng_status trn_run_open(trn_run_config *config, trn_run *run, eng_error *error);
-// Loads weights, moments and place from a checkpoint of this run (trn_run_newest); refuses one whose order of data differs.
+// Loads weights, moments and place from a checkpoint of this run (trn_run_newest); refuses one whose order of data
+// differs.
 ENG_CHECKED eng_status trn_run_resume(trn_run *run, const char *dir, const trn_run_state *state, eng_error *error);
 void trn_run_close(trn_run *run);
 ENG_CHECKED eng_status trn_run_checkpoint(trn_run *run, const char *folder, eng_error *error);
@@ -49,8 +51,8 @@ typedef struct trn_step_report {
     enum { TRN_STEP_DONE, TRN_STEP_EMPTY, TRN_STEP_NOT_FINITE } outcome;
 } trn_step_report;
 
-// One optimizer step. A step without counted targets changes nothing; neither does one whose loss or gradient is not finite:
-// both count as steps, and the report says so.
+// One optimizer step. A step without counted targets changes nothing; neither does one whose loss or gradient is not
+// finite: both count as steps, and the report says so.
 ENG_CHECKED eng_status trn_run_step(trn_run *run, trn_step_report *report, eng_error *error);
 
 typedef struct trn_score {

@@ -60,21 +60,57 @@ const int trn_run_key_count = sizeof trn_run_keys / sizeof *trn_run_keys;
 
 // The keys of config.json that mean something to a model made here.
 static const char *const model_keys[] = {
-    "architectures", "attention_bias", "attn", "bos_token_id", "conv_size", "elementwise_affine", "eos_token_id",
-    "gamma_cap_b", "head_dim", "hidden_act", "hidden_ratio", "hidden_size", "init", "initializer_range",
-    "intermediate_size", "lambda_lower_bound", "layer_types", "logits_soft_cap", "max_cg_step_decoding",
-    "max_cg_step_training", "max_position_embeddings", "mesa", "mlp_bias", "model_type", "norm_eps",
-    "num_attention_heads", "num_heads", "num_hidden_layers", "num_key_value_heads", "num_kv_heads", "pad_token_id",
-    "qk_norm", "qkv_bias", "rms_norm_eps", "rope_parameters", "rope_scaling", "rope_theta", "scale_embeddings",
-    "tie_word_embeddings", "trained_length", "use_output_gate", "vocab_size", "window_size",
+    "architectures",
+    "attention_bias",
+    "attn",
+    "bos_token_id",
+    "conv_size",
+    "elementwise_affine",
+    "eos_token_id",
+    "gamma_cap_b",
+    "head_dim",
+    "hidden_act",
+    "hidden_ratio",
+    "hidden_size",
+    "init",
+    "initializer_range",
+    "intermediate_size",
+    "lambda_lower_bound",
+    "layer_types",
+    "logits_soft_cap",
+    "max_cg_step_decoding",
+    "max_cg_step_training",
+    "max_position_embeddings",
+    "mesa",
+    "mlp_bias",
+    "model_type",
+    "norm_eps",
+    "num_attention_heads",
+    "num_heads",
+    "num_hidden_layers",
+    "num_key_value_heads",
+    "num_kv_heads",
+    "pad_token_id",
+    "qk_norm",
+    "qkv_bias",
+    "rms_norm_eps",
+    "rope_parameters",
+    "rope_scaling",
+    "rope_theta",
+    "scale_embeddings",
+    "tie_word_embeddings",
+    "trained_length",
+    "use_output_gate",
+    "vocab_size",
+    "window_size",
 };
 
 typedef struct reader {
     trn_run_config *config;
-    bool given[64];    // keys of the table, in this file
-    char *model_text;  // the value of model_key, which may go on
+    bool given[64];   // keys of the table, in this file
+    char *model_text; // the value of model_key, which may go on
     char model_key[64];
-    bool replaces;     // --set: a value given before may change
+    bool replaces; // --set: a value given before may change
     eng_error fault;
 } reader;
 
@@ -214,8 +250,9 @@ static eng_status read_file(trn_run_config *config, const char *path, eng_error 
     if (status == ENG_OK) {
         int line = ini_parse_string(text, on_value, &reader);
         if (line != 0)
-            status = eng_fail(error, reader.fault.code != ENG_OK ? reader.fault.code : ENG_INVALID, "%s:%d: %s", path,
-                              line, reader.fault.code != ENG_OK ? reader.fault.text : "neither [section] nor key = value");
+            status =
+                eng_fail(error, reader.fault.code != ENG_OK ? reader.fault.code : ENG_INVALID, "%s:%d: %s", path, line,
+                         reader.fault.code != ENG_OK ? reader.fault.text : "neither [section] nor key = value");
     }
     free(reader.model_text);
     free(text);

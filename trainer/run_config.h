@@ -1,9 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 // run.ini: what a training run is. Sections [model] [data] [optim] [train] [solver], one table of keys.
 //
-// [model] holds the keys of config.json (values are JSON, or plain words), on top of those of `base`, a config.json or a folder with one.
-// A value that continues on indented lines is allowed in [model] for arrays and objects. Unknown keys, values out of range and keys
-// given twice are errors with file and line. Later sources win: the file, then each --set section.key=value.
+// [model] holds the keys of config.json (values are JSON, or plain words), on top of those of `base`, a config.json or
+// a folder with one. A value that continues on indented lines is allowed in [model] for arrays and objects. Unknown
+// keys, values out of range and keys given twice are errors with file and line. Later sources win: the file, then each
+// --set section.key=value.
 #ifndef TRAINER_RUN_CONFIG_H
 #define TRAINER_RUN_CONFIG_H
 
@@ -39,8 +40,8 @@ void trn_run_config_free(trn_run_config *config);
 // Replaces one value, as a --set would.
 ENG_CHECKED eng_status trn_run_config_set(trn_run_config *config, const char *assignment, eng_error *error);
 ENG_CHECKED eng_status trn_run_config_set_base(trn_run_config *config, const char *base, eng_error *error);
-// Makes [model] whole: adds the keys of base (those that the table of [model] knows) and from then on needs no base. Base is
-// read by the engine first, so that what it refuses is refused here too.
+// Makes [model] whole: adds the keys of base (those that the table of [model] knows) and from then on needs no base.
+// Base is read by the engine first, so that what it refuses is refused here too.
 ENG_CHECKED eng_status trn_run_config_merge_base(trn_run_config *config, eng_error *error);
 // Writes every key with its value to path, atomically; reading it gives the same configuration.
 ENG_CHECKED eng_status trn_run_config_write(const trn_run_config *config, const char *path, eng_error *error);

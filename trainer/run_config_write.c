@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Writes a run's configuration; see run_config.h. Numbers in the fewest digits that read back as the same value; long arrays and
-// objects of [model] go on in indented lines, broken at their spaces.
+// Writes a run's configuration; see run_config.h. Numbers in the fewest digits that read back as the same value; long
+// arrays and objects of [model] go on in indented lines, broken at their spaces.
 #include <stdarg.h>
 #include <stdio.h>
 #include <stdlib.h>

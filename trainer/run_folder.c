@@ -253,9 +253,10 @@ static eng_status read_numbers(const trn_json *json, trn_run_state *state, eng_e
         const char *key;
         int64_t *value;
     } integers[] = {
-        {"step", &state->step},       {"updates", &state->updates}, {"epoch", &state->epoch},
-        {"row", &state->row},         {"seed", &state->seed},       {"context", &state->context},
-        {"tokens", &state->tokens},   {"batch_rows", &state->batch_rows},
+        {"step", &state->step},           {"updates", &state->updates},
+        {"epoch", &state->epoch},         {"row", &state->row},
+        {"seed", &state->seed},           {"context", &state->context},
+        {"tokens", &state->tokens},       {"batch_rows", &state->batch_rows},
         {"data_rows", &state->data_rows},
     };
     int64_t format = 0;

@@ -68,8 +68,9 @@ eng_status trn_windows_choose(const trn_dataset *dataset, int32_t context, int64
         most = limit < documents ? limit : documents;
     trn_windows windows = {.window = malloc(sizeof *windows.window * (size_t)most)};
     trn_row row = {0};
-    eng_status status = windows.window ? trn_row_create(context, &row, error)
-                                       : eng_fail(error, ENG_NO_MEMORY, "out of memory for %lld windows", (long long)most);
+    eng_status status = windows.window
+                            ? trn_row_create(context, &row, error)
+                            : eng_fail(error, ENG_NO_MEMORY, "out of memory for %lld windows", (long long)most);
     if (status == ENG_OK && limit <= 0)
         choose_all(dataset, context, &windows);
     if (status == ENG_OK && limit > 0) {

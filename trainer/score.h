@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 // Evaluation: the losses of a checkpoint over windows of documents, as a whole and by position.
 //
-// A window is at most `context` pairs of one document, read from a zero state; a document is cut into windows from its start. All
-// models and settings read the same windows. Bits per byte are the sum of the losses (end of text included) / ln 2 / UTF-8
-// bytes of the text.
+// A window is at most `context` pairs of one document, read from a zero state; a document is cut into windows from its
+// start. All models and settings read the same windows. Bits per byte are the sum of the losses (end of text included)
+// / ln 2 / UTF-8 bytes of the text.
 #ifndef TRAINER_SCORE_H
 #define TRAINER_SCORE_H
 
@@ -19,11 +19,13 @@ typedef struct trn_window {
 typedef struct trn_windows {
     trn_window *window;
     int64_t count;
-    int64_t bytes; // UTF-8 bytes of the text that the windows cover; -1: unknown (parts of documents without a tokenizer)
+    int64_t
+        bytes; // UTF-8 bytes of the text that the windows cover; -1: unknown (parts of documents without a tokenizer)
 } trn_windows;
 
-// All windows of the data set; limit > 0: the first window of each of at most `limit` documents, in an order that depends on the
-// number of documents alone. tokenizer (may be NULL) counts the bytes of parts of documents. Freed with trn_windows_free.
+// All windows of the data set; limit > 0: the first window of each of at most `limit` documents, in an order that
+// depends on the number of documents alone. tokenizer (may be NULL) counts the bytes of parts of documents. Freed with
+// trn_windows_free.
 ENG_CHECKED eng_status trn_windows_choose(const trn_dataset *dataset, int32_t context, int64_t limit,
                                           const eng_tokenizer *tokenizer, trn_windows *out, eng_error *error);
 void trn_windows_free(trn_windows *windows);
@@ -45,7 +47,8 @@ typedef struct trn_scores {
 // batch's plan must take windows of `context` tokens. progress (may be NULL) hears done and total windows.
 ENG_CHECKED eng_status trn_score_windows(trn_batch *batch, const trn_dataset *dataset, const trn_windows *windows,
                                          kern_solver solver,
-                                         void (*progress)(void *context, uint64_t done, uint64_t total, const char *text),
+                                         void (*progress)(void *context, uint64_t done, uint64_t total,
+                                                          const char *text),
                                          void *context, trn_scores *scores, eng_error *error);
 
 #endif

@@ -23,7 +23,8 @@ struct trn_shard {
 };
 
 static eng_status malformed(const trn_shard *shard, uint64_t offset, const char *what, eng_error *error) {
-    return eng_fail(error, ENG_FORMAT, "%s: byte %llu: %s", eng_path_tail(shard->path), (unsigned long long)offset, what);
+    return eng_fail(error, ENG_FORMAT, "%s: byte %llu: %s", eng_path_tail(shard->path), (unsigned long long)offset,
+                    what);
 }
 
 static eng_status read_header(trn_shard *shard, eng_error *error) {

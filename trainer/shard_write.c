@@ -2,8 +2,8 @@
 // Writer of token shards; see shard.h.
 //
 // The header counts what follows it, and files here are only appended to, so a shard is collected in memory and written
-// in one go. A name that already has a shard is refused: shards left from an earlier, longer packing would be read with the
-// new ones.
+// in one go. A name that already has a shard is refused: shards left from an earlier, longer packing would be read with
+// the new ones.
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>

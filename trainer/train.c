@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// mesa-trainer train --config run.ini --out RUN: trains a model, or with --resume goes on from RUN's newest whole checkpoint.
+// mesa-trainer train --config run.ini --out RUN: trains a model, or with --resume goes on from RUN's newest whole
+// checkpoint.
 #include <errno.h>
 #include <fcntl.h>
 #include <stdio.h>
@@ -31,7 +32,8 @@ static eng_status make_folder(const char *path, eng_error *error) {
     return eng_fail(error, ENG_IO, "%s: cannot be made: %s", path, strerror(errno));
 }
 
-// Two programs must not write one run. *lock is closed by the caller; the system frees it with the process at the latest.
+// Two programs must not write one run. *lock is closed by the caller; the system frees it with the process at the
+// latest.
 static eng_status lock_folder(const char *path, int *lock, eng_error *error) {
     *lock = open(path, O_RDONLY | O_DIRECTORY | O_CLOEXEC);
     if (*lock < 0)
@@ -138,12 +140,16 @@ int trn_command_train(int argc, char **argv) {
         {"out", "RUN", TRN_STRING, &o.out, "folder of the run"},
         {"set", "SECTION.KEY=VALUE", TRN_STRINGS, &o.set, "changes a value of the configuration; may be repeated"},
         {"resume", NULL, TRN_FLAG, &o.resume, "go on from the newest whole checkpoint; a fresh run if there is none"},
-        {"warm-start", "DIR", TRN_STRING, &o.warm_start, "start from the weights of a checkpoint, with a new optimizer"},
+        {"warm-start", "DIR", TRN_STRING, &o.warm_start,
+         "start from the weights of a checkpoint, with a new optimizer"},
         {"max-seconds", "S", TRN_REAL, &o.max_seconds, "save and stop after this time"},
     };
     const trn_command_line line = {"train --config run.ini --out RUN [options]",
-                                   "Trains a model. SIGINT and SIGTERM save a checkpoint and stop.", options,
-                                   sizeof options / sizeof *options, 0, 0};
+                                   "Trains a model. SIGINT and SIGTERM save a checkpoint and stop.",
+                                   options,
+                                   sizeof options / sizeof *options,
+                                   0,
+                                   0};
     bool helped = false;
     int positional = 0;
     eng_error error = {0};

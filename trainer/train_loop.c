@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 // The loop of a training run; see train_loop.h.
 //
-// Signals are blocked and asked for between two steps, so that no step is torn and no state is shared with a handler. What
-// people read goes to stdout (lines) and, on a terminal, to a progress line; what programs read goes to log.jsonl.
+// Signals are blocked and asked for between two steps, so that no step is torn and no state is shared with a handler.
+// What people read goes to stdout (lines) and, on a terminal, to a progress line; what programs read goes to log.jsonl.
 #include "trainer/train_loop.h"
 
 #include <errno.h>

@@ -13,8 +13,8 @@ typedef struct trn_loop_options {
     const sigset_t *signals; // blocked signals that ask for a checkpoint and an end; NULL: none
 } trn_loop_options;
 
-// Runs until config.steps, one JSON line a step in RUN/log.jsonl. The last step is always saved. A step whose loss or gradient is
-// not finite changes nothing and is told; eight of them in a row end the run with ENG_NUMERIC.
+// Runs until config.steps, one JSON line a step in RUN/log.jsonl. The last step is always saved. A step whose loss or
+// gradient is not finite changes nothing and is told; eight of them in a row end the run with ENG_NUMERIC.
 ENG_CHECKED eng_status trn_train_loop(trn_run *run, const trn_loop_options *options, eng_error *error);
 
 #endif

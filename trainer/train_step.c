@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 // One optimizer step of a run, and its validation; see run.h.
 //
-// The loss of a step is the sum over all its targets divided by their number, whatever the micro-batches: every target's weight
-// is 1 / (counted targets of the step), so that gradients of micro-batches simply add up.
+// The loss of a step is the sum over all its targets divided by their number, whatever the micro-batches: every
+// target's weight is 1 / (counted targets of the step), so that gradients of micro-batches simply add up.
 #include <math.h>
 
 #include "trainer/run.h"

@@ -27,7 +27,8 @@ static trn_dataset *open_set(const char *name, int32_t context) {
     return dataset;
 }
 
-// The pairs of all rows, one after the other, must be those of all documents, and boundaries stand exactly at their starts.
+// The pairs of all rows, one after the other, must be those of all documents, and boundaries stand exactly at their
+// starts.
 static void check_epoch(const int *lengths, int documents, int32_t context) {
     write_documents("d", lengths, documents);
     trn_dataset *dataset = open_set("d", context);
@@ -66,7 +67,7 @@ START_TEST(every_target_stands_in_one_row) {
     const int32_t context = 8;
     for (int length = 0; length <= 2 * context + 1; length++) // 1 .. 2 context + 2 pairs
         check_epoch(&length, 1, context);
-    check_epoch((const int[]){7, 7, 7}, 3, context);          // a row each
+    check_epoch((const int[]){7, 7, 7}, 3, context); // a row each
     check_epoch((const int[]){0, 0, 0, 0, 0, 0, 0, 0, 0}, 9, context);
     check_epoch((const int[]){3, 30, 0, 6, 1, 64, 9}, 7, context);
     check_epoch((const int[]){5, 2}, 2, 1);

@@ -49,7 +49,8 @@ START_TEST(buckets_double) {
     const struct {
         int32_t place;
         int bucket;
-    } wanted[] = {{0, 0}, {63, 0}, {64, 1}, {127, 1}, {128, 2}, {255, 2}, {256, 3}, {1023, 4}, {1024, 5}, {INT32_MAX, 23}};
+    } wanted[] = {{0, 0},   {63, 0},  {64, 1},   {127, 1},  {128, 2},
+                  {255, 2}, {256, 3}, {1023, 4}, {1024, 5}, {INT32_MAX, 23}};
     for (size_t i = 0; i < sizeof wanted / sizeof *wanted; i++) {
         int64_t first, last;
         int bucket = trn_bucket_of(wanted[i].place);

@@ -18,8 +18,9 @@ typedef struct fixture {
 } fixture;
 
 static void setup(fixture *f, const trn_adamw *adamw) {
-    static const char json[] = "{\"model_type\": \"mesa_net\", \"vocab_size\": 61, \"hidden_size\": 32, "
-                               "\"num_hidden_layers\": 1, \"num_heads\": 2, \"head_dim\": 16, \"intermediate_size\": 64}";
+    static const char json[] =
+        "{\"model_type\": \"mesa_net\", \"vocab_size\": 61, \"hidden_size\": 32, "
+        "\"num_hidden_layers\": 1, \"num_heads\": 2, \"head_dim\": 16, \"intermediate_size\": 64}";
     eng_config config;
     f->device = open_device();
     ck_assert_int_eq(kern_stream_open(f->device, &f->stream), KERN_OK);

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Runs that are interrupted: going on is bit for bit as never stopping, the newest whole checkpoint is found, and a save that fails
-// or is killed leaves the checkpoints before it whole.
+// Runs that are interrupted: going on is bit for bit as never stopping, the newest whole checkpoint is found, and a
+// save that fails or is killed leaves the checkpoints before it whole.
 #include <dirent.h>
 #include <signal.h>
 #include <string.h>
@@ -113,7 +113,8 @@ START_TEST(what_a_killed_run_logged_beyond_its_checkpoint_goes) {
     char folder[512];
     copy_path(folder, sizeof folder, "run");
     mkdir(folder, 0777);
-    static const char log[] = "{\"step\":1,\"loss\":3}\n{\"step\":2,\"loss\":3}\n{\"step\":3,\"loss\":3}\n{\"step\":4,\"lo";
+    static const char log[] =
+        "{\"step\":1,\"loss\":3}\n{\"step\":2,\"loss\":3}\n{\"step\":3,\"loss\":3}\n{\"step\":4,\"lo";
     temp_write("run/log.jsonl", log, sizeof log - 1);
     ck_assert_int_eq(trn_run_trim_log(folder, 2, NULL), ENG_OK);
     ck_assert(temp_holds("run/log.jsonl", "{\"step\":1,\"loss\":3}\n{\"step\":2,\"loss\":3}\n"));
@@ -158,7 +159,7 @@ START_TEST(the_newest_whole_checkpoint_is_found) {
     ck_assert_int_eq(newest(folder), -1);
     save_at(&run, folder, 90);
     ck_assert_int_eq(newest(folder), 90);
-    mkdir(temp_path("step-00000200"), 0777);     // empty
+    mkdir(temp_path("step-00000200"), 0777);      // empty
     mkdir(temp_path(".step-00000100.tmp"), 0777); // left behind
     mkdir(temp_path("step-latest"), 0777);
     ck_assert_int_eq(symlink("step-00009999", temp_path("step-00009998")), 0); // dangling
@@ -191,7 +192,8 @@ START_TEST(old_checkpoints_go_when_asked) {
     run.config.keep = 2;
     for (int64_t step = 8; step <= 12; step++)
         save_at(&run, folder, step);
-    ck_assert(!temp_exists("run/step-00000010") && temp_exists("run/step-00000011") && temp_exists("run/step-00000012"));
+    ck_assert(!temp_exists("run/step-00000010") && temp_exists("run/step-00000011") &&
+              temp_exists("run/step-00000012"));
     trn_run_close(&run);
 }
 END_TEST
@@ -203,8 +205,9 @@ START_TEST(another_order_of_data_is_refused) {
     open_run(write_run(mesa_model, "d", 32, plan), &run);
     save_at(&run, folder, 3);
     trn_run_close(&run);
-    const char *const changes[] = {"train.seed=2", "train.batch_tokens=64", "data.context=16", "model.hidden_size=64",
-                                   "model.num_hidden_layers=1", "model.tie_word_embeddings=false"};
+    const char *const changes[] = {
+        "train.seed=2",         "train.batch_tokens=64",     "data.context=16",
+        "model.hidden_size=64", "model.num_hidden_layers=1", "model.tie_word_embeddings=false"};
     for (int i = 0; i < 6; i++) {
         trn_run_config config;
         trn_run_state state;

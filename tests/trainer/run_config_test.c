@@ -117,7 +117,8 @@ START_TEST(what_is_written_reads_the_same) {
 END_TEST
 
 START_TEST(a_base_lends_what_is_not_given) {
-    static const char base[] = "{\"model_type\": \"mesa_net\", \"hidden_size\": 64, \"num_heads\": 2, \"fuse_norm\": true}";
+    static const char base[] =
+        "{\"model_type\": \"mesa_net\", \"hidden_size\": 64, \"num_heads\": 2, \"fuse_norm\": true}";
     trn_run_config c;
     char text[1024];
     int64_t size = 0, heads = 0;

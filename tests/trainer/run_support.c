@@ -7,8 +7,9 @@
 #include <stdlib.h>
 #include <string.h>
 
-const char mesa_model[] = "model_type = mesa_net\nhidden_size = 32\nnum_hidden_layers = 2\nnum_heads = 2\nhead_dim = 16\n"
-                          "intermediate_size = 64\ntie_word_embeddings = true\ninitializer_range = 0.1\n";
+const char mesa_model[] =
+    "model_type = mesa_net\nhidden_size = 32\nnum_hidden_layers = 2\nnum_heads = 2\nhead_dim = 16\n"
+    "intermediate_size = 64\ntie_word_embeddings = true\ninitializer_range = 0.1\n";
 const char hybrid_model[] =
     "model_type = mesa_net\nhidden_size = 32\nnum_hidden_layers = 3\nnum_heads = 2\nhead_dim = 16\n"
     "intermediate_size = 64\ntie_word_embeddings = false\ninitializer_range = 0.1\n"
@@ -23,15 +24,15 @@ void write_documents(const char *name, const int *lengths, int documents) {
     static const uint8_t tokenizer[TRN_TOKENIZER_DIGEST] = {1, 2, 3};
     trn_shard_writer *writer = NULL;
     eng_error error = {0};
-    ck_assert_int_eq(
-        trn_shard_writer_create(temp_path(name), tokenizer, TEST_VOCABULARY, 1 << 20, &writer, &error), ENG_OK);
+    ck_assert_int_eq(trn_shard_writer_create(temp_path(name), tokenizer, TEST_VOCABULARY, 1 << 20, &writer, &error),
+                     ENG_OK);
     for (int d = 0; d < documents; d++) {
         int32_t *ids = malloc(sizeof *ids * ((size_t)lengths[d] + 1));
         for (int i = 0; i < lengths[d]; i++)
             ids[i] = document_id(d, i);
-        ck_assert_int_eq(trn_shard_writer_add(writer, ids, (uint32_t)lengths[d], 3 * (uint32_t)lengths[d],
-                                              (uint64_t)d, &error),
-                         ENG_OK);
+        ck_assert_int_eq(
+            trn_shard_writer_add(writer, ids, (uint32_t)lengths[d], 3 * (uint32_t)lengths[d], (uint64_t)d, &error),
+            ENG_OK);
         free(ids);
     }
     ck_assert_int_eq(trn_shard_writer_finish(writer, NULL, NULL, NULL, &error), ENG_OK);

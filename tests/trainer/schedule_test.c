@@ -12,9 +12,9 @@ START_TEST(cosine_starts_and_ends_where_it_says) {
     const trn_schedule schedule = {.kind = TRN_COSINE, .peak = 2e-3, .min_ratio = 0.1, .warmup = 4, .steps = 12};
     expect(&schedule, 0, 0.5e-3);
     expect(&schedule, 2, 1.5e-3);
-    expect(&schedule, 3, 2e-3);               // the last warm-up step has the peak
+    expect(&schedule, 3, 2e-3);                // the last warm-up step has the peak
     expect(&schedule, 7, 0.5 * (2e-3 + 2e-4)); // half way: 4 of 8 steps
-    expect(&schedule, 11, 2e-4);              // the last step has the floor
+    expect(&schedule, 11, 2e-4);               // the last step has the floor
 }
 END_TEST
 

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Token shards: what is written is read; anything else that a file may hold is refused before it is used. Documents of text files;
-// the pack command as a whole.
+// Token shards: what is written is read; anything else that a file may hold is refused before it is used. Documents of
+// text files; the pack command as a whole.
 #include "trainer/shard.h"
 
 #include <string.h>
@@ -254,7 +254,8 @@ START_TEST(documents_longer_than_a_block) {
 END_TEST
 
 START_TEST(text_that_is_not_utf8_is_refused_with_its_place) {
-    const char text[] = "good\n<|endoftext|>\nab\xff" "c";
+    const char text[] = "good\n<|endoftext|>\nab\xff"
+                        "c";
     temp_write("t.txt", text, sizeof text - 1);
     trn_documents *documents = NULL;
     const char *found = NULL;
@@ -276,8 +277,8 @@ enum { PACKED = 40 };
 static void write_corpus(void) {
     char text[8192] = "";
     for (int i = 0; i < PACKED; i++)
-        snprintf(text + strlen(text), sizeof text - strlen(text), "document %d says %d times: so it is, %d\n%s", i, i * i,
-                 7 * i, i % 9 == 4 ? "<|endoftext|>\n<|endoftext|>\n" : "<|endoftext|>\n"); // some are empty
+        snprintf(text + strlen(text), sizeof text - strlen(text), "document %d says %d times: so it is, %d\n%s", i,
+                 i * i, 7 * i, i % 9 == 4 ? "<|endoftext|>\n<|endoftext|>\n" : "<|endoftext|>\n"); // some are empty
     temp_write("corpus.txt", text, strlen(text));
     const char *path = temp_path("corpus.txt");
     eng_error error = {0};

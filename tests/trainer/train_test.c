@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Training as a whole: the loss of a step does not depend on how it is cut, packed documents do not feel each other, a model learns,
-// a step that cannot be taken changes nothing.
+// Training as a whole: the loss of a step does not depend on how it is cut, packed documents do not feel each other, a
+// model learns, a step that cannot be taken changes nothing.
 #include "trainer/train_loop.h"
 
 #include <string.h>
@@ -66,8 +66,8 @@ static void same_step(const step_result *got, const step_result *wanted) {
     ck_assert_msg(distance < 3e-6, "gradients differ by %g", distance);
 }
 
-// Rows of 101 and 11 targets: as one batch of two, as two batches of one, and each alone, weighed by its targets. A mean of means
-// would weigh a target of the short row nine times as much.
+// Rows of 101 and 11 targets: as one batch of two, as two batches of one, and each alone, weighed by its targets. A
+// mean of means would weigh a target of the short row nine times as much.
 START_TEST(a_step_does_not_depend_on_its_micro_batches) {
     const int lengths[] = {100, 10};
     write_documents("d", lengths, 2);
@@ -161,7 +161,8 @@ START_TEST(a_document_does_not_reach_the_next) {
     batch_result after = run_rows(&run, &packed, 1);
     ck_assert(before.loss[changed] != after.loss[changed]);
     ck_assert_mem_eq(before.loss, after.loss, sizeof(float) * (size_t)changed);
-    ck_assert_mem_eq(before.loss + changed + 1, after.loss + changed + 1, sizeof(float) * (size_t)(PAIRS - changed - 1));
+    ck_assert_mem_eq(before.loss + changed + 1, after.loss + changed + 1,
+                     sizeof(float) * (size_t)(PAIRS - changed - 1));
     free(before.loss);
     free(before.gradients);
     free(after.loss);
