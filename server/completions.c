@@ -11,8 +11,7 @@
 
 #include "server/completion.h"
 
-// ---- preparation: pool thread
-// ----------------------------------------------------------------------------------------
+// ---- preparation: pool thread --------------------------------------------------------------------------------------
 
 // The checkpoint's defaults, kept inside the server's bounds, then what the request gives.
 static void settle_knobs(srv_completion *completion, const eng_model_info *info) {
@@ -143,8 +142,7 @@ static void prepare(void *context) {
         tokenise(completion);
 }
 
-// ---- answers
-// ---------------------------------------------------------------------------------------------------------
+// ---- answers -------------------------------------------------------------------------------------------------------
 
 static void add_compute(eng_compute *sum, const eng_compute *part) {
     sum->solves += part->solves;
@@ -247,8 +245,7 @@ void srv_completions_event(srv_server *server, srv_worker *worker, srv_event *ev
         answer(completion);
 }
 
-// ---- admission: loop thread
-// ------------------------------------------------------------------------------------------
+// ---- admission: loop thread ----------------------------------------------------------------------------------------
 
 static bool make_jobs(srv_completion *completion, srv_job **jobs) {
     const srv_request *request = &completion->request;
@@ -348,8 +345,7 @@ static void prepared(void *context) {
     srv_http_flush(http);
 }
 
-// ---- the task
-// --------------------------------------------------------------------------------------------------------
+// ---- the task ------------------------------------------------------------------------------------------------------
 
 static void cancel_completion(void *context) {
     srv_completion *completion = context;

@@ -93,8 +93,7 @@ typedef struct loader {
     eng_error *error;
 } loader;
 
-// ---- values
-// ----------------------------------------------------------------------------------------------------------
+// ---- values --------------------------------------------------------------------------------------------------------
 
 static eng_status read_integer(const char *text, double low, double high, bool suffixes, int64_t *out) {
     char *end;
@@ -321,8 +320,7 @@ static eng_status apply(loader *loader, size_t index, const char *value, source 
     return ENG_OK;
 }
 
-// ---- sources
-// ---------------------------------------------------------------------------------------------------------
+// ---- sources -------------------------------------------------------------------------------------------------------
 
 // Index of the option of this name, '-' counting as '_' if hyphens; OPTION_COUNT: none.
 static size_t find_option(const char *name, size_t length, bool hyphens) {
@@ -553,8 +551,7 @@ void srv_config_free(srv_config *config) {
     *config = (srv_config){0};
 }
 
-// ---- output
-// ----------------------------------------------------------------------------------------------------------
+// ---- output --------------------------------------------------------------------------------------------------------
 
 static void print_spelling(const option *row, char *text, size_t size) {
     snprintf(text, size, "--%s %s", row->name, row->argument);

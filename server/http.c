@@ -14,8 +14,7 @@
 
 #include "server/http_private.h"
 
-// ---- running
-// ---------------------------------------------------------------------------------------------------------
+// ---- running -------------------------------------------------------------------------------------------------------
 
 static void run_listener(srv_listener *listener) {
     MHD_UNSIGNED_LONG_LONG milliseconds;
@@ -46,8 +45,7 @@ static void on_listener(void *context) {
     srv_http_flush(listener->http);
 }
 
-// ---- connections
-// -----------------------------------------------------------------------------------------------------
+// ---- connections ---------------------------------------------------------------------------------------------------
 
 static srv_connection *open_connection(srv_listener *listener, struct MHD_Connection *mhd) {
     const union MHD_ConnectionInfo *info = MHD_get_connection_info(mhd, MHD_CONNECTION_INFO_CONNECTION_FD);
@@ -153,8 +151,7 @@ static void on_sweep(void *context) {
     srv_http_flush(http);
 }
 
-// ---- start
-// -----------------------------------------------------------------------------------------------------------
+// ---- start ---------------------------------------------------------------------------------------------------------
 
 // The library's own messages: they may quote requests, so all but those on accepting are for debugging.
 static void on_message(void *closure, const char *format, va_list arguments) {
@@ -235,8 +232,7 @@ const char *srv_http_address(const srv_http *http, size_t index) {
     return index < http->count ? http->listeners[index].address : NULL;
 }
 
-// ---- end
-// -------------------------------------------------------------------------------------------------------------
+// ---- end -----------------------------------------------------------------------------------------------------------
 
 static void stop_listening(srv_listener *listener) {
     if (listener->quiet)

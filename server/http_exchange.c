@@ -12,8 +12,7 @@
 
 #include "server/http_private.h"
 
-// ---- life
-// ------------------------------------------------------------------------------------------------------------
+// ---- life ----------------------------------------------------------------------------------------------------------
 
 void srv_exchange_hold(srv_exchange *exchange) {
     exchange->references++;
@@ -62,8 +61,7 @@ void srv_http_cancel(srv_exchange *exchange) {
     resume(exchange);
 }
 
-// ---- answers
-// ---------------------------------------------------------------------------------------------------------
+// ---- answers -------------------------------------------------------------------------------------------------------
 
 static void set_reply(srv_exchange *exchange, int status, srv_buf *json) {
     if (exchange->reply.status || exchange->streaming)
@@ -210,8 +208,7 @@ static enum MHD_Result continue_exchange(srv_exchange *exchange) {
     return MHD_YES;
 }
 
-// ---- the request
-// -----------------------------------------------------------------------------------------------------
+// ---- the request ---------------------------------------------------------------------------------------------------
 
 // Takes bytes of the memory for bodies, or refuses.
 static bool reserve_body(srv_exchange *exchange, uint64_t bytes) {

@@ -56,8 +56,7 @@ static void free_handle(uv_handle_t *handle) {
     free(handle->data);
 }
 
-// ---- loop
-// ------------------------------------------------------------------------------------------------------------
+// ---- loop ----------------------------------------------------------------------------------------------------------
 
 eng_status srv_loop_create(srv_loop **out) {
     srv_loop *loop = calloc(1, sizeof *loop);
@@ -118,8 +117,7 @@ eng_status srv_loop_on_terminate(srv_loop *loop, srv_loop_fn fn, void *context) 
     return ENG_OK;
 }
 
-// ---- watches
-// ---------------------------------------------------------------------------------------------------------
+// ---- watches -------------------------------------------------------------------------------------------------------
 
 eng_status srv_watch_create(srv_loop *loop, int descriptor, srv_watch_kind kind, srv_loop_fn fn, void *context,
                             srv_watch **out) {
@@ -161,8 +159,7 @@ void srv_watch_close(srv_watch *watch) {
         uv_close((uv_handle_t *)&watch->uv, free_handle);
 }
 
-// ---- timers
-// ----------------------------------------------------------------------------------------------------------
+// ---- timers --------------------------------------------------------------------------------------------------------
 
 eng_status srv_timer_create(srv_loop *loop, srv_loop_fn fn, void *context, srv_timer **out) {
     srv_timer *timer = calloc(1, sizeof *timer);
@@ -194,8 +191,7 @@ void srv_timer_close(srv_timer *timer) {
         uv_close((uv_handle_t *)&timer->uv, free_handle);
 }
 
-// ---- wakes
-// -----------------------------------------------------------------------------------------------------------
+// ---- wakes ---------------------------------------------------------------------------------------------------------
 
 static void on_async(uv_async_t *handle) {
     srv_wake *wake = handle->data;
@@ -227,8 +223,7 @@ void srv_wake_close(srv_wake *wake) {
         uv_close((uv_handle_t *)&wake->uv, free_handle);
 }
 
-// ---- work off the loop
-// -----------------------------------------------------------------------------------------------
+// ---- work off the loop ---------------------------------------------------------------------------------------------
 
 static void on_work(uv_work_t *request) {
     offload *job = request->data;

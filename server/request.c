@@ -27,8 +27,7 @@ struct field {
     const char *about;
 };
 
-// ---- values
-// ----------------------------------------------------------------------------------------------------------
+// ---- values --------------------------------------------------------------------------------------------------------
 
 static void refuse_type(const field *field, srv_problem *problem, const char *wanted) {
     srv_refuse(problem, 400, "invalid_type", field->name, "%s must be %s", field->name, wanted);
@@ -151,8 +150,7 @@ static void set_max_tokens(const field *field, json_t *value, const srv_bounds *
     read_ranged(field, value, 0, (double)bounds->max_tokens, target, problem);
 }
 
-// ---- prompts
-// ---------------------------------------------------------------------------------------------------------
+// ---- prompts -------------------------------------------------------------------------------------------------------
 
 static void set_text_prompt(const field *field, const json_t *value, srv_prompt *prompt, srv_problem *problem) {
     (void)field;
@@ -266,8 +264,7 @@ static void set_ids(const field *field, json_t *value, const srv_bounds *bounds,
         set_id_prompt(field, value, bounds, prompt, problem);
 }
 
-// ---- stop strings, stream options, knobs
-// -------------------------------------------------------------------------------
+// ---- stop strings, stream options, knobs ---------------------------------------------------------------------------
 
 static void add_stop(const field *field, const json_t *value, srv_request *request, srv_problem *problem) {
     if (!json_is_string(value)) {
@@ -365,8 +362,7 @@ static void set_on_unconverged(const field *field, json_t *value, const srv_boun
         *(bool *)target = choice == 1;
 }
 
-// ---- what is known but not built: only its neutral value passes
-// --------------------------------------------------------
+// ---- what is known but not built: only its neutral value passes ----------------------------------------------------
 
 static void refuse_unbuilt(const field *field, srv_problem *problem) {
     srv_refuse(problem, 400, "not_supported", field->name,
@@ -440,8 +436,7 @@ static void set_best_of(const field *field, json_t *value, const srv_bounds *bou
     read_ranged(field, value, 1, SRV_MAX_N, &best_of, problem);
 }
 
-// ---- the tables
-// --------------------------------------------------------------------------------------------------------
+// ---- the tables ----------------------------------------------------------------------------------------------------
 
 #define IN(member) offsetof(srv_request, member)
 static const field completion_fields[] = {
@@ -515,8 +510,7 @@ static const field detokenize_fields[] = {
     {"tokens", "array", set_ids, OF(prompt), 0, 0, 0, "[]", "token ids"},
 };
 
-// ---- bodies
-// --------------------------------------------------------------------------------------------------------------
+// ---- bodies --------------------------------------------------------------------------------------------------------
 
 // Commas and opening brackets outside strings: an upper bound of the values, less one.
 static bool too_many_values(const char *body, size_t length, int64_t limit) {

@@ -6,8 +6,7 @@
 #include "server/json_writer.h"
 #include "server/request.h"
 
-// ---- errors
-// ----------------------------------------------------------------------------------------------------------
+// ---- errors --------------------------------------------------------------------------------------------------------
 
 void srv_write_error(srv_buf *out, const srv_problem *problem) {
     srv_buf_puts(out, "{\"error\":{\"message\":");
@@ -27,8 +26,7 @@ void srv_write_error_event(srv_buf *out, const srv_problem *problem) {
     srv_buf_puts(out, "\n\n");
 }
 
-// ---- usage
-// -----------------------------------------------------------------------------------------------------------
+// ---- usage ---------------------------------------------------------------------------------------------------------
 
 static void write_compute(srv_buf *out, const eng_compute *compute, bool has_mesa) {
     if (!has_mesa) {
@@ -83,8 +81,7 @@ static void write_usage(srv_buf *out, const srv_usage *usage) {
     srv_buf_puts(out, "}}");
 }
 
-// ---- completions
-// -----------------------------------------------------------------------------------------------------
+// ---- completions ---------------------------------------------------------------------------------------------------
 
 static void write_head(srv_buf *out, const srv_head *head) {
     srv_buf_puts(out, "{\"id\":");
@@ -171,8 +168,7 @@ void srv_write_ping(srv_buf *out) {
     srv_buf_puts(out, ": ping\n\n");
 }
 
-// ---- models and health
-// -----------------------------------------------------------------------------------------------
+// ---- models and health ---------------------------------------------------------------------------------------------
 
 static void member_text(srv_buf *out, const char *name, const char *value) {
     srv_buf_printf(out, ",\"%s\":", name);
@@ -306,8 +302,7 @@ void srv_write_health(srv_buf *out, const char *state, const srv_model_view *mod
     srv_buf_puts(out, "]}");
 }
 
-// ---- tokens
-// ----------------------------------------------------------------------------------------------------------
+// ---- tokens --------------------------------------------------------------------------------------------------------
 
 void srv_write_tokens(srv_buf *out, const int32_t *ids, size_t count, int64_t context_length) {
     srv_buf_puts(out, "{\"count\":");

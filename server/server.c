@@ -15,8 +15,7 @@
 
 enum { NOTIFY_PERIOD_MS = 5000, EXTEND_TIMEOUT_S = 30 };
 
-// ---- draining
-// --------------------------------------------------------------------------------------------------------
+// ---- draining ------------------------------------------------------------------------------------------------------
 
 static void begin_drain(srv_server *server, int exit_status, uint64_t patience_ms) {
     if (server->phase >= SRV_DRAINING)
@@ -64,8 +63,7 @@ static void on_signal(void *context) {
     on_stop(server);
 }
 
-// ---- service manager
-// -------------------------------------------------------------------------------------------------
+// ---- service manager -----------------------------------------------------------------------------------------------
 
 // Tells the watchdog only what is true: every engine is idle or inside a step that is younger than the watchdog's time.
 static void on_notify_tick(void *context) {
@@ -99,8 +97,7 @@ static void start_notifying(srv_server *server) {
     srv_timer_start(server->notify_timer, 0, period);
 }
 
-// ---- models
-// ----------------------------------------------------------------------------------------------------------
+// ---- models --------------------------------------------------------------------------------------------------------
 
 static void describe_parameters(uint64_t count, char *text, size_t size) {
     const double value = (double)count;
@@ -257,8 +254,7 @@ void srv_server_view(const srv_server *server, size_t index, srv_model_view *vie
     };
 }
 
-// ---- life
-// ------------------------------------------------------------------------------------------------------------
+// ---- life ----------------------------------------------------------------------------------------------------------
 
 static srv_bounds bounds_of(const srv_config *config) {
     const int64_t ids =

@@ -69,8 +69,7 @@ static uint64_t monotonic_ms(void) {
     return (uint64_t)now.tv_sec * 1000 + (uint64_t)now.tv_nsec / 1000000;
 }
 
-// ---- jobs
-// ------------------------------------------------------------------------------------------------------------
+// ---- jobs ----------------------------------------------------------------------------------------------------------
 
 static eng_status copy_stops(srv_job *job, const eng_text *stops, size_t count) {
     if (count == 0)
@@ -137,8 +136,7 @@ void *srv_job_owner(const srv_job *job) {
     return job->owner;
 }
 
-// ---- under the lock
-// --------------------------------------------------------------------------------------------------
+// ---- under the lock ------------------------------------------------------------------------------------------------
 
 static void put_in_inbox(srv_worker *worker, srv_job *job) {
     if (job->in_inbox)
@@ -167,8 +165,7 @@ static void uncount(srv_worker *worker, srv_job *job) {
     job->counted = false;
 }
 
-// ---- loop thread
-// -----------------------------------------------------------------------------------------------------
+// ---- loop thread ---------------------------------------------------------------------------------------------------
 
 eng_status srv_worker_submit(srv_worker *worker, srv_job *const *jobs, size_t count) {
     uint64_t tokens = 0;
@@ -247,8 +244,7 @@ uint64_t srv_worker_busy_ms(const srv_worker *worker) {
     return since && now > since ? now - since : 0;
 }
 
-// ---- engine thread: events
-// -------------------------------------------------------------------------------------------
+// ---- engine thread: events -----------------------------------------------------------------------------------------
 
 static void activate(srv_worker *worker, srv_job *job) {
     retain(job);
@@ -385,8 +381,7 @@ static void publish(srv_worker *worker) {
         worker->options.wake(worker->options.wake_context);
 }
 
-// ---- engine thread: the loop
-// -----------------------------------------------------------------------------------------
+// ---- engine thread: the loop ---------------------------------------------------------------------------------------
 
 static void fail_job(srv_worker *worker, srv_job *job, eng_status status, const char *message) {
     const eng_event failure = {.finish = ENG_FINISH_ERROR, .status = status, .message = message};

@@ -42,8 +42,7 @@ void wait_engine_empty(void) {
     wait_for(engine_is_empty, "the engine has no request");
 }
 
-// ---- server
-// ----------------------------------------------------------------------------------------------------------
+// ---- server --------------------------------------------------------------------------------------------------------
 
 static void *run_server(void *context) {
     fixture *fixture = context;
@@ -114,8 +113,7 @@ char *fixture_log(const fixture *fixture) {
     return text;
 }
 
-// ---- client
-// ----------------------------------------------------------------------------------------------------------
+// ---- client --------------------------------------------------------------------------------------------------------
 
 int client_connect(const fixture *fixture) {
     const struct sockaddr_in address = {
@@ -333,8 +331,7 @@ void expect_error(const answer *answer, int status, const char *param, const cha
     json_decref(json);
 }
 
-// ---- server-sent events
-// ----------------------------------------------------------------------------------------------
+// ---- server-sent events --------------------------------------------------------------------------------------------
 
 void sse_parse(const answer *answer, sse *out) {
     const char *at = answer->body;

@@ -1,11 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0
 // Start, load, drain, end, and what is said meanwhile: several models, addresses in use, engines that fail, the log.
 // A server that ends by itself is joined, one that runs is drained; either way its engine must be left empty.
+#include <stddef.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/socket.h>
 #include <sys/stat.h>
 #include <sys/un.h>
+#include <time.h>
 #include <unistd.h>
 
 #include "tests/check_main.h"
@@ -126,8 +128,7 @@ START_TEST(empty_prompt_without_bos) {
 }
 END_TEST
 
-// ---- draining
-// --------------------------------------------------------------------------------------------------------
+// ---- draining ------------------------------------------------------------------------------------------------------
 
 START_TEST(drain_finishes_what_runs) {
     answer answer;
@@ -239,6 +240,30 @@ START_TEST(stop_with_a_slow_reader) {
 }
 END_TEST
 
+static bool one_paused(void) {
+    return atomic_load(&fake_engine()->paused) == 1;
+}
+
+// Blocked in a write, its input at an end: without a shutdown the connection would last until a timeout.
+START_TEST(half_closed_slow_reader_is_let_go) {
+    struct timespec from, to;
+
+    fixture_start(&server, NULL);
+    atomic_store(&fake_engine()->text_bytes, 1000);
+    const int client = client_connect(&server);
+    client_post(client, "/v1/completions", "{\"prompt\":\"hi\",\"max_tokens\":60000,\"stream\":true}");
+    wait_for(one_paused, "the request is paused");
+    sleep_ms(200);
+    shutdown(client, SHUT_WR);
+    wait_engine_empty();
+    clock_gettime(CLOCK_MONOTONIC, &from);
+    ck_assert_int_eq(fixture_stop(&server), 0);
+    clock_gettime(CLOCK_MONOTONIC, &to);
+    ck_assert_int_lt(to.tv_sec - from.tv_sec, 5); // the drain would wait 30 s for it
+    close(client);
+}
+END_TEST
+
 START_TEST(lost_device_ends_with_1) {
     answer answer;
     sse sse;
@@ -267,8 +292,73 @@ START_TEST(lost_device_ends_with_1) {
 }
 END_TEST
 
-// ---- addresses
-// -------------------------------------------------------------------------------------------------------
+// ---- the service manager --------------------------------------------------------------------------------------------
+
+static void expect_notice(int manager, const char *wanted) {
+    char text[256];
+
+    for (int i = 0; i < 50; i++) {
+        const ssize_t length = recv(manager, text, sizeof text - 1, 0);
+        ck_assert_msg(length > 0, "waited in vain for %s", wanted);
+        text[length] = '\0';
+        if (strstr(text, wanted))
+            return;
+    }
+    ck_abort_msg("%s did not come", wanted);
+}
+
+// A datagram socket with an abstract name, announced in the environment as the manager's.
+static int open_manager(void) {
+    struct sockaddr_un name = {.sun_family = AF_UNIX};
+    const struct timeval patience = {.tv_sec = 10};
+    char process[32];
+
+    snprintf(name.sun_path + 1, sizeof name.sun_path - 1, "mesa-notify-%d", (int)getpid());
+    const socklen_t length = (socklen_t)(offsetof(struct sockaddr_un, sun_path) + 1 + strlen(name.sun_path + 1));
+    const int manager = socket(AF_UNIX, SOCK_DGRAM, 0);
+    ck_assert_int_eq(bind(manager, (const struct sockaddr *)&name, length), 0);
+    setsockopt(manager, SOL_SOCKET, SO_RCVTIMEO, &patience, sizeof patience);
+    name.sun_path[0] = '@';
+    setenv("NOTIFY_SOCKET", name.sun_path, 1);
+    setenv("WATCHDOG_USEC", "400000", 1);
+    snprintf(process, sizeof process, "%d", (int)getpid());
+    setenv("WATCHDOG_PID", process, 1);
+    return manager;
+}
+
+START_TEST(service_manager_is_told) {
+    const int manager = open_manager();
+    answer answer;
+    char text[256];
+    int pings = 0;
+
+    atomic_store(&fake_engine()->load_ms, 300);
+    fixture_start_model(&server, "demo=/models/demo", NULL);
+    expect_notice(manager, "EXTEND_TIMEOUT_USEC=30000000");
+    expect_notice(manager, "READY=1");
+    fixture_get(&server, "/health/ready", &answer);
+    ck_assert_int_eq(answer.status, 200); // what READY says is true
+    answer_free(&answer);
+    expect_notice(manager, "WATCHDOG=1");
+    // A step that takes too long must not be vouched for.
+    atomic_store(&fake_engine()->step_us, 1500000);
+    const int client = client_connect(&server);
+    client_post(client, "/v1/completions", "{\"prompt\":\"hi\",\"max_tokens\":1}");
+    wanted_active = 1;
+    wait_for(enough_active, "it runs");
+    sleep_ms(1000);
+    while (recv(manager, text, sizeof text, MSG_DONTWAIT) > 0)
+        pings++;
+    ck_assert_int_le(pings, 4); // one every 200 ms until the step is 400 ms old
+    close(client);
+    srv_server_stop(server.server);
+    expect_notice(manager, "STOPPING=1");
+    ck_assert_int_eq(fixture_join(&server), 0);
+    close(manager);
+}
+END_TEST
+
+// ---- addresses -----------------------------------------------------------------------------------------------------
 
 static eng_status try_listen(const char *where, char *text, size_t size) {
     char address[160];
@@ -343,8 +433,7 @@ START_TEST(unix_sockets) {
 }
 END_TEST
 
-// ---- the log
-// ---------------------------------------------------------------------------------------------------------
+// ---- the log -------------------------------------------------------------------------------------------------------
 
 START_TEST(log_holds_no_content) {
     static const char *const bodies[] = {
@@ -422,7 +511,9 @@ static Suite *lifecycle_suite(void) {
     tcase_add_test(tests, draining_closes_after_the_answer);
     tcase_add_test(tests, drain_deadline_says_so);
     tcase_add_test(tests, stop_with_a_slow_reader);
+    tcase_add_test(tests, half_closed_slow_reader_is_let_go);
     tcase_add_test(tests, lost_device_ends_with_1);
+    tcase_add_test(tests, service_manager_is_told);
     tcase_add_test(tests, used_ports_are_named);
     tcase_add_test(tests, unix_sockets);
     tcase_add_test(tests, log_holds_no_content);

@@ -219,8 +219,7 @@ START_TEST(late_fault_is_an_event) {
 }
 END_TEST
 
-// ---- clients that leave
-// ----------------------------------------------------------------------------------------------
+// ---- clients that leave --------------------------------------------------------------------------------------------
 
 typedef enum leave { FIN, RESET, HALF_CLOSE } leave;
 
@@ -350,8 +349,7 @@ START_TEST(random_aborts) {
 }
 END_TEST
 
-// ---- clients that do not read
-// ----------------------------------------------------------------------------------------
+// ---- clients that do not read --------------------------------------------------------------------------------------
 
 static bool one_paused(void) {
     return atomic_load(&fake_engine()->paused) == 1;
