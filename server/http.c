@@ -161,6 +161,7 @@ static void on_message(void *closure, const char *format, va_list arguments) {
     char text[256];
 
     vsnprintf(text, sizeof text, format, arguments);
+    text[strcspn(text, "\n")] = '\0';
     srv_log_repeated(log, accepting ? ENG_LOG_WARNING : ENG_LOG_DEBUG, accepting ? "accept" : "http", "%s", text);
 }
 

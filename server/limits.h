@@ -7,8 +7,6 @@
 #ifndef SERVER_LIMITS_H
 #define SERVER_LIMITS_H
 
-#define SRV_VERSION "0.1.0"
-
 // Configuration defaults.
 #define SRV_DEFAULT_LISTEN "127.0.0.1:8080"
 #define SRV_DEFAULT_DEVICE "auto"

@@ -3,7 +3,7 @@
 //
 // Exit status: 0 ended as asked, 1 a fault while serving, 2 usage or configuration, 3 cannot listen, 4 a model cannot
 // be loaded.
-#include <sched.h>
+#include <limits.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -22,8 +22,16 @@ enum { EXIT_FAULT = 1, EXIT_USAGE = 2, EXIT_LISTEN = 3, FEW_CORES = 4 };
 static void settle_wait_policy(char **arguments) {
     if (getenv("OMP_WAIT_POLICY") || sysconf(_SC_NPROCESSORS_ONLN) > FEW_CORES)
         return;
-    if (setenv("OMP_WAIT_POLICY", "passive", 1) == 0 && setenv("GOMP_SPINCOUNT", "20000", 0) == 0)
-        execv("/proc/self/exe", arguments);
+    if (setenv("OMP_WAIT_POLICY", "passive", 1) != 0 || setenv("GOMP_SPINCOUNT", "20000", 0) != 0)
+        return;
+    static const char self[] = "/proc/self/exe";
+    char path[PATH_MAX];
+    const ssize_t length = readlink(self, path, sizeof path - 1);
+    if (length > 0) { // by its own path, so that the process keeps its name
+        path[length] = '\0';
+        execv(path, arguments);
+    }
+    execv(self, arguments); // replaced on disk meanwhile
     // It runs without, too: only less smoothly.
 }
 
@@ -87,7 +95,7 @@ int main(int argument_count, char **arguments) {
     if (action == SRV_CONFIG_HELP)
         srv_config_help(stdout);
     else if (action == SRV_CONFIG_VERSION)
-        puts("mesa-server " SRV_VERSION);
+        puts("mesa-server " MESA_VERSION);
     else if (action == SRV_CONFIG_CHECK)
         srv_config_print(&config, stdout);
     else {

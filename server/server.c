@@ -114,7 +114,7 @@ static void describe_parameters(uint64_t count, char *text, size_t size) {
 
 // The one line for people, on standard output.
 static void announce(const srv_server *server) {
-    fputs("mesa-server " SRV_VERSION ": ", stdout);
+    fputs("mesa-server " MESA_VERSION ": ", stdout);
     for (size_t i = 0; i < server->model_count; i++) {
         const eng_model_info *info = eng_info(srv_worker_engine(server->models[i].worker));
         char parameters[32];
