@@ -9,14 +9,17 @@
 #include "trainer/batch.h"
 #include "trainer/optimizer.h"
 
-// One read of a large block by all threads. *rate: bytes a second.
+// Reads of a block by all threads, each its own part. Two sizes matter: a block far above every cache gives the rate of
+// memory; one as large as what a token needs, read again and again, gives what a model of that size can reach at most,
+// which is more where a cache keeps a part of it from token to token.
 typedef struct trn_read_probe {
     uint64_t *block;
     size_t words;
 } trn_read_probe;
 ENG_CHECKED eng_status trn_read_probe_create(trn_read_probe *out, eng_error *error);
 void trn_read_probe_free(trn_read_probe *probe);
-double trn_read_probe_run(const trn_read_probe *probe);
+// Bytes a second of reading the first `bytes` (0, or more than there are: all), repeated until 768 MB are read.
+double trn_read_probe_run(const trn_read_probe *probe, double bytes);
 
 // A product (tokens, width) x (width, width)^T. *rate: operations a second.
 typedef struct trn_matrix_probe {

@@ -165,6 +165,10 @@ START_TEST(the_commands_run) {
     ck_assert_int_eq(trn_command_eval(4, (char **)again), TRN_EXIT_OK);
     const char *inspect[] = {"inspect", half, NULL};
     ck_assert_int_eq(trn_command_inspect(2, (char **)inspect), TRN_EXIT_OK);
+    const char *bench[] = {"bench",  "--random", "tiny",     "--rounds", "1",        "--context", "64",
+                           "--rows", "2",        "--prompt", "64",       "--tokens", "4",         NULL};
+    ck_assert_int_eq(trn_command_bench(13, (char **)bench), TRN_EXIT_OK);
+    ck_assert_int_eq(trn_command_bench(1, (char **)bench), TRN_EXIT_USAGE); // neither a folder nor a random model
     const char *bad[] = {"convert", model, "--out", half, "--dtype", "f16", NULL};
     ck_assert_int_eq(trn_command_convert(6, (char **)bad), TRN_EXIT_USAGE);
 }
