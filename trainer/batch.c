@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // Rows of a data set in a runner; see batch.h.
+// Copies results to the host after each run, so that callers never look into device memory.
 #include "trainer/batch.h"
 
 #include <stdlib.h>

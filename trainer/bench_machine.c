@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // The machine's limits, measured; see bench.h.
+// The probes use what the machine has, not what a plain build gives: a weak limit would flatter the model.
 #include <stdlib.h>
 #include <string.h>
 

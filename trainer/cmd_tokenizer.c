@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // mesa-trainer tokenizer --vocab N --out DIR FILE...: trains a byte-level BPE tokenizer (tokenizer.h).
+// Checks the command line and shows progress; the training itself knows nothing of either.
 #include <stdio.h>
 
 #include "trainer/commands.h"

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // Block-wise splitting of a text file into documents; see documents.h.
+// Blocks are read until a separator line is in hand; a line end is looked for only once in each byte.
 #include "trainer/documents.h"
 
 #include <stdlib.h>

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // mesa-trainer inspect DIR: what a checkpoint holds and what it costs to run: tensors, parameters, bytes, operations.
+// Opens the checkpoint as a server would, so what is shown has passed the same checks; loads no weight.
 #include <dirent.h>
 #include <stdio.h>
 #include <stdlib.h>

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // JSON for the trainer; see jsonl.h. Keeps jansson's types in this file.
+// Members keep the order in which they were set, so that logs read the same from run to run.
 #include "trainer/jsonl.h"
 
 #include <jansson.h>

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // The only place of the trainer that reads or writes JSON.
+// Readers name file and key in every error; builders remember a failure and report it once, when the text is taken.
 #ifndef TRAINER_JSONL_H
 #define TRAINER_JSONL_H
 

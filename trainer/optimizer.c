@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // AdamW, gradient norm and clipping; see optimizer.h.
+// One launch a tensor, since decay differs by tensor; the norm is one launch over all gradients, in fixed blocks.
 #include "trainer/optimizer.h"
 
 #include <math.h>

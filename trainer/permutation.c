@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // The keyed permutation; see permutation.h.
+// Six rounds of the network; no state, so any thread may ask for any place.
 #include "trainer/permutation.h"
 
 #include "engine/random.h"

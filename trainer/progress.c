@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // The progress line; see progress.h.
+// Lines are spaced in time, not in calls, so callers may report as often as they like.
 #include "trainer/progress.h"
 
 #include <math.h>

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // Opening, resuming and closing a training run; see run.h.
+// Parts are opened in the order of their needs and closed in reverse; a run that failed half way closes the same way.
 #include "trainer/run.h"
 
 #include <stdio.h>

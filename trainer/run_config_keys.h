@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // The table of run.ini's keys, shared by its reader and its writer; nobody else includes it.
+// The reader fills the members by these offsets, the writer prints them; nothing else knows the kinds.
 #ifndef TRAINER_RUN_CONFIG_KEYS_H
 #define TRAINER_RUN_CONFIG_KEYS_H
 

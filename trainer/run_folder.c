@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // Writing, finding and verifying the checkpoints of a run; see run_folder.h.
+// A checkpoint counts only if every file has the digest that state.json, written last, tells of it.
 #include "trainer/run_folder.h"
 
 #include <dirent.h>

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // Rows of pairs: every target once an epoch, documents kept apart, border sizes; the order of the rows.
+// Content is compared pair by pair with a plain walk over the documents, so no code of the reader is trusted.
 #include "trainer/dataset.h"
 
 #include <string.h>

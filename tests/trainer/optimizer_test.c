@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // AdamW over the tensor table against the formula in double, clipping, decay groups, and moments in files.
+// The reference keeps its own moments and parameters in double from the first update on.
 #include "trainer/optimizer.h"
 
 #include <string.h>

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // run.ini: defaults, sources, what is refused and where, and that the written configuration reads back.
+// Every refusal is asked for its file, line and key, since that is all that a user has to find the fault.
 #include "trainer/run_config.h"
 
 #include <string.h>

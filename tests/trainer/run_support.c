@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // Tiny shards and runs for the trainer's tests; see run_support.h.
+// Ids are a fixed function of document and place, so that tests can compute what a row must hold.
 #include "tests/trainer/run_support.h"
 
 #include <check.h>

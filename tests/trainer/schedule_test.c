@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // Learning rates at the borders of warm-up, of the flat part and of the end, against values computed by hand.
+// The expected values are worked out by hand; a shared formula would share its faults.
 #include "trainer/schedule.h"
 
 #include "tests/check_main.h"
