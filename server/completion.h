@@ -13,7 +13,7 @@ typedef struct srv_completion srv_completion;
 
 typedef struct srv_choice {
     srv_completion *completion;
-    size_t index, prompt; // prompt: its position in the request
+    size_t index;
     srv_job *job;
     srv_event *last; // not streamed: the one event, with the whole text
     eng_usage usage; // as of the last event that was handled

@@ -212,10 +212,9 @@ static void answer(srv_completion *completion) {
     srv_exchange_reply(completion->exchange, 200, &json);
 }
 
-void srv_completions_event(srv_server *server, srv_worker *worker, srv_event *event) {
+void srv_completions_event(srv_worker *worker, srv_event *event) {
     srv_choice *choice = srv_job_owner(event->job);
     srv_completion *completion = choice ? choice->completion : NULL;
-    (void)server;
 
     if (!completion || completion->ended) {
         srv_event_free(worker, event);
@@ -263,7 +262,7 @@ static bool make_jobs(srv_completion *completion, srv_job **jobs) {
         if (!ids)
             return false;
         memcpy(ids, prompt->ids, prompt->count * sizeof *ids);
-        *choice = (srv_choice){.completion = completion, .index = i, .prompt = i / (size_t)request->n};
+        *choice = (srv_choice){.completion = completion, .index = i};
         choice->job = srv_job_create(&(srv_job_options){
             .ids = ids,
             .count = prompt->count,

@@ -172,7 +172,7 @@ static void on_events(void *context) {
         const srv_worker_state state = srv_worker_read_state(model->worker);
         for (srv_event *event = srv_worker_take(model->worker), *next; event; event = next) {
             next = event->next;
-            srv_completions_event(server, model->worker, event);
+            srv_completions_event(model->worker, event);
         }
         if (state != model->seen)
             on_state(server, model, state);

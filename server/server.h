@@ -162,13 +162,13 @@ void srv_server_view(const srv_server *server, size_t index, srv_model_view *vie
 
 // ---- handlers ----
 
-void srv_handle_health(srv_exchange *exchange);                                       // models_api.c
-void srv_handle_ready(srv_exchange *exchange);                                        // models_api.c
-void srv_handle_models(srv_exchange *exchange);                                       // models_api.c
-void srv_handle_model(srv_exchange *exchange);                                        // models_api.c
-void srv_handle_tokenize(srv_exchange *exchange);                                     // tokenize.c
-void srv_handle_detokenize(srv_exchange *exchange);                                   // tokenize.c
-void srv_handle_completions(srv_exchange *exchange);                                  // completions.c
-void srv_completions_event(srv_server *server, srv_worker *worker, srv_event *event); // completions.c; takes event
+void srv_handle_health(srv_exchange *exchange);                   // models_api.c
+void srv_handle_ready(srv_exchange *exchange);                    // models_api.c
+void srv_handle_models(srv_exchange *exchange);                   // models_api.c
+void srv_handle_model(srv_exchange *exchange);                    // models_api.c
+void srv_handle_tokenize(srv_exchange *exchange);                 // tokenize.c
+void srv_handle_detokenize(srv_exchange *exchange);               // tokenize.c
+void srv_handle_completions(srv_exchange *exchange);              // completions.c
+void srv_completions_event(srv_worker *worker, srv_event *event); // completions.c; takes event
 
 #endif

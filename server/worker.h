@@ -60,7 +60,7 @@ typedef struct srv_job_options {
     int64_t max_tokens;
     eng_sampling sampling;
     eng_knobs knobs;
-    const eng_text *stops; // borrowed until the job has ended or its cancellation was taken: see keep
+    const eng_text *stops; // copied
     size_t stop_count;
     bool fail_unconverged;
     size_t window; // bytes of unread events before a pause; 0: not streamed
