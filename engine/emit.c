@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // The emitter's buffers and the operations that every block uses, and the memory that a plan runs in.
+// Offsets only: nothing is allocated until eng_memory_create, whose sizes are the peaks that emission reached.
 #include "engine/forward_internal.h"
 
 #include <string.h>
@@ -65,13 +66,10 @@ void eng_emit_linear_backward(eng_emit *emit, kern_ptr x, int32_t weight, int32_
     const eng_tensor *tensor = &emit->model->tensor[weight];
     int32_t cols = (int32_t)tensor->shape[1], rows = (int32_t)tensor->shape[0];
     if (dx.ref != 0)
-        eng_emit_op(emit, KERN_OP_LINEAR_BACKWARD_INPUT,
-                    &(kern_linear_backward_input_args){.dy = dy,
-                                                       .weight = eng_param(weight),
-                                                       .dx = dx,
-                                                       .cols = cols,
-                                                       .rows = rows,
-                                                       .accumulate = accumulate});
+        eng_emit_op(
+            emit, KERN_OP_LINEAR_BACKWARD_INPUT,
+            &(kern_linear_backward_input_args){
+                .dy = dy, .weight = eng_param(weight), .dx = dx, .cols = cols, .rows = rows, .accumulate = accumulate});
     eng_emit_op(emit, KERN_OP_LINEAR_BACKWARD_WEIGHT,
                 &(kern_linear_backward_weight_args){.x = x,
                                                     .dy = dy,

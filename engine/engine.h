@@ -44,32 +44,32 @@ typedef struct eng_knobs {
 } eng_knobs;
 
 typedef struct eng_options {
-    const char *model_dir;      // Hugging Face folder
-    const char *device;         // "cpu", "cuda:N" or "auto"; NULL: "auto"
-    int32_t max_rows;           // requests that run together; 0: the device's default (32 CPU, 256 CUDA)
-    uint64_t state_budget;      // bytes for states and KV pages; 0: room for max_rows states and 2^16 KV tokens
-    uint64_t queue_requests;    // requests that may wait; 0: 256
-    uint64_t queue_tokens;      // prompt ids that may wait in all; 0: 2^20
-    bool need_tokenizer;        // fail without tokenizer.json; otherwise eng_encode and eng_decode are refused
-    eng_log_fn log;             // may be NULL
+    const char *model_dir;   // Hugging Face folder
+    const char *device;      // "cpu", "cuda:N" or "auto"; NULL: "auto"
+    int32_t max_rows;        // requests that run together; 0: the device's default (32 CPU, 256 CUDA)
+    uint64_t state_budget;   // bytes for states and KV pages; 0: room for max_rows states and 2^16 KV tokens
+    uint64_t queue_requests; // requests that may wait; 0: 256
+    uint64_t queue_tokens;   // prompt ids that may wait in all; 0: 2^20
+    bool need_tokenizer;     // fail without tokenizer.json; otherwise eng_encode and eng_decode are refused
+    eng_log_fn log;          // may be NULL
     void *log_context;
 } eng_options;
 
 // What the model is; owned by the engine, constant for its life.
 typedef struct eng_model_info {
-    const char *model_type;     // config.json's model_type
-    const char *mixers;         // comma list of the distinct mixers in layer order, "mesa_net,attention"
-    const char *device;         // "cpu (avx512, 2 threads)" and the like
+    const char *model_type; // config.json's model_type
+    const char *mixers;     // comma list of the distinct mixers in layer order, "mesa_net,attention"
+    const char *device;     // "cpu (avx512, 2 threads)" and the like
     const char *numeric_profile;
     uint64_t parameters;
     int32_t layers, loops, vocab_size, hidden_size;
-    uint64_t state_bytes;       // one session's recurrent state
-    uint64_t kv_bytes_per_token;// full-attention layers; 0: purely recurrent
-    int64_t context_length;     // -1: unbounded
-    int64_t trained_length;     // -1: unknown
-    int32_t bos_id;             // -1: the tokenizer adds none
+    uint64_t state_bytes;        // one session's recurrent state
+    uint64_t kv_bytes_per_token; // full-attention layers; 0: purely recurrent
+    int64_t context_length;      // -1: unbounded
+    int64_t trained_length;      // -1: unknown
+    int32_t bos_id;              // -1: the tokenizer adds none
     bool has_tokenizer, has_mesa, has_loops;
-    int32_t max_rows, chunk;    // rows a step; prompt tokens a row and step
+    int32_t max_rows, chunk; // rows a step; prompt tokens a row and step
     eng_knobs default_knobs;
     uint64_t weight_bytes, pool_bytes;
 } eng_model_info;

@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 // Emits a model's plan: embed, blocks, norm, head, and their backward in reverse.
 //
-// The residual stream of a serving plan is one buffer that every block adds to. A training plan writes each block's output to a
-// buffer of its own, since the norms' backward reads their inputs. With recomputation a block's (or a mixer's) activations
-// lie in scratch, and backward emits their operations again just before it needs them.
+// The residual stream of a serving plan is one buffer that every block adds to. A training plan writes each block's
+// output to a buffer of its own, since the norms' backward reads their inputs. With recomputation a block's (or a
+// mixer's) activations lie in scratch, and backward emits their operations again just before it needs them.
 #include "engine/forward_internal.h"
 
 #include <math.h>
@@ -27,10 +27,8 @@ static void emit_mlp(eng_emit *emit, int32_t layer, block_kept *block, kern_ptr 
     eng_emit_linear(emit, block->mlp_normed, tensor->gate_proj, tensor->gate_bias, eng_null(), block->gate);
     eng_emit_linear(emit, block->mlp_normed, tensor->up_proj, tensor->up_bias, eng_null(), block->up);
     eng_emit_op(emit, KERN_OP_SWIGLU,
-                &(kern_swiglu_args){.gate = block->gate,
-                                    .up = block->up,
-                                    .y = block->activated,
-                                    .width = config->intermediate_size});
+                &(kern_swiglu_args){
+                    .gate = block->gate, .up = block->up, .y = block->activated, .width = config->intermediate_size});
     if (output.ref != 0)
         eng_emit_linear(emit, block->activated, tensor->down_proj, tensor->down_bias, block->middle, output);
 }
@@ -125,11 +123,10 @@ static void emit_head_logits(eng_emit *emit) {
                                          .width = config->hidden_size,
                                          .vocabulary = config->vocab_size,
                                          .soft_cap = config->logits_soft_cap});
-    eng_emit_op(emit, KERN_OP_SAMPLE,
-                &(kern_sample_args){.logits = plan->logits,
-                                    .id = plan->sampled,
-                                    .logprob = plan->logprob,
-                                    .vocabulary = config->vocab_size});
+    eng_emit_op(
+        emit, KERN_OP_SAMPLE,
+        &(kern_sample_args){
+            .logits = plan->logits, .id = plan->sampled, .logprob = plan->logprob, .vocabulary = config->vocab_size});
 }
 
 static void emit_head_loss(eng_emit *emit, kern_ptr d_hidden) {
@@ -137,8 +134,7 @@ static void emit_head_loss(eng_emit *emit, kern_ptr d_hidden) {
     int32_t tile = emit->tokens < HEAD_TILE_TOKENS ? emit->tokens : HEAD_TILE_TOKENS;
     uint64_t mark = emit->scratch;
     emit->plan->loss = eng_emit_saved_bytes(emit, sizeof(float) * (uint64_t)emit->tokens);
-    kern_ptr tile_memory =
-        eng_emit_scratch_bytes(emit, sizeof(float) * (uint64_t)tile * (uint64_t)config->vocab_size);
+    kern_ptr tile_memory = eng_emit_scratch_bytes(emit, sizeof(float) * (uint64_t)tile * (uint64_t)config->vocab_size);
     eng_emit_op(emit, KERN_OP_HEAD_LOSS,
                 &(kern_head_loss_args){.x = emit->plan->hidden,
                                        .weight = eng_param(emit->model->head),

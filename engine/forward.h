@@ -1,8 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
-// A model's plan: the operations of a forward pass, and of the backward pass for training, emitted from the mixer table.
+// A model's plan: the operations of a forward pass, and of the backward pass for training, emitted from the mixer
+// table.
 //
-// A plan is made once per model and size and run with any batch up to that size. Serving, scoring and training are three kinds
-// of the same emission, so what is trained is what is served.
+// A plan is made once per model and size and run with any batch up to that size. Serving, scoring and training are
+// three kinds of the same emission, so what is trained is what is served.
 #ifndef ENGINE_FORWARD_H
 #define ENGINE_FORWARD_H
 
@@ -31,13 +32,13 @@ typedef struct eng_plan {
     kern_plan *plan;
     size_t saved_bytes, scratch_bytes;
     // references of outputs (resolve with eng_plan_address); null where the kind has none
-    kern_ptr logits;  // (max_logits, vocab)
-    kern_ptr finite;  // int32 (max_logits)
-    kern_ptr sampled; // int32 (max_logits)
-    kern_ptr logprob; // (max_logits)
-    kern_ptr hidden;  // (max_tokens, hidden) after the final norm
-    kern_ptr loss;    // (max_tokens)
-    kern_ptr *report; // (layers) kern_solve_report (max_tokens, heads) of Mesa layers, else null
+    kern_ptr logits;           // (max_logits, vocab)
+    kern_ptr finite;           // int32 (max_logits)
+    kern_ptr sampled;          // int32 (max_logits)
+    kern_ptr logprob;          // (max_logits)
+    kern_ptr hidden;           // (max_tokens, hidden) after the final norm
+    kern_ptr loss;             // (max_tokens)
+    kern_ptr *report;          // (layers) kern_solve_report (max_tokens, heads) of Mesa layers, else null
     kern_ptr *backward_report; // TRAIN, of the second solve
 } eng_plan;
 
@@ -45,11 +46,12 @@ ENG_CHECKED eng_status eng_plan_create(const eng_model *model, kern_device *devi
                                        eng_plan **out, eng_error *error);
 void eng_plan_free(eng_plan *plan);
 
-// The memory a plan runs in: saved and scratch are allocated here and freed with eng_memory_free; params and grads are the
-// weights'; state and pages are the caller's (NULL without slots). Kinds that never run at the same time may share one memory
-// made with the larger of their sizes.
+// The memory a plan runs in: saved and scratch are allocated here and freed with eng_memory_free; params and grads are
+// the weights'; state and pages are the caller's (NULL without slots). Kinds that never run at the same time may share
+// one memory made with the larger of their sizes.
 ENG_CHECKED eng_status eng_memory_create(kern_device *device, const eng_weights *weights, size_t saved_bytes,
-                                         size_t scratch_bytes, void *state, void *pages, kern_memory *out, eng_error *error);
+                                         size_t scratch_bytes, void *state, void *pages, kern_memory *out,
+                                         eng_error *error);
 void eng_memory_free(kern_device *device, kern_memory *memory);
 // The device address of a saved or scratch reference.
 void *eng_plan_address(const kern_memory *memory, kern_ptr reference);
@@ -57,8 +59,8 @@ void *eng_plan_address(const kern_memory *memory, kern_ptr reference);
 // The engine's status and text for a kernel's (code INTERNAL, NO_MEMORY, UNSUPPORTED or DEVICE).
 eng_status eng_fail_kernel(eng_error *error, kern_status status, const char *doing);
 
-// Steps, unconverged solves and the largest count over tokens [token0, token0 + tokens) of all Mesa layers, from reports that lie in
-// host-visible copies: reports[layer] (max_tokens, heads) or NULL.
+// Steps, unconverged solves and the largest count over tokens [token0, token0 + tokens) of all Mesa layers, from
+// reports that lie in host-visible copies: reports[layer] (max_tokens, heads) or NULL.
 void eng_sum_reports(const eng_model *model, const kern_solve_report *const *reports, int32_t token0, int32_t tokens,
                      eng_compute *sum);
 

@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 // The emitter: what forward.c and the mixers share while a plan is written.
 //
-// Buffers are byte offsets handed out by two bump allocators. *Activations* are what backward reads: they live in the saved
-// class, or in scratch when nothing will read them (serving, scoring) or when they are computed again (recomputation).
-// *Scratch* dies with the block. The first failure sticks; eng_plan_create reports it.
+// Buffers are byte offsets handed out by two bump allocators. *Activations* are what backward reads: they live in the
+// saved class, or in scratch when nothing will read them (serving, scoring) or when they are computed again
+// (recomputation). *Scratch* dies with the block. The first failure sticks; eng_plan_create reports it.
 #ifndef ENGINE_FORWARD_INTERNAL_H
 #define ENGINE_FORWARD_INTERNAL_H
 
@@ -16,10 +16,10 @@ struct eng_emit {
     const eng_model *model;
     const eng_plan_options *options;
     eng_plan *plan;
-    int32_t tokens;       // max_tokens of the plan
-    int32_t chunks;       // the most chunks that many tokens and rows can make
+    int32_t tokens; // max_tokens of the plan
+    int32_t chunks; // the most chunks that many tokens and rows can make
     uint64_t saved, scratch, scratch_peak;
-    bool keep;            // activations go to saved
+    bool keep;                      // activations go to saved
     kern_ptr (*kept)[ENG_MAX_KEPT]; // (layers) the mixer's own references for backward
     eng_status status;
     eng_error *error;

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // The table of mixers, by the names that layer_types uses.
+// Immutable, so any thread may look a mixer up; a new mixer is one file and one row here.
 #include "engine/mixer.h"
 
 #include <string.h>

@@ -1,9 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
-// The table of sequence mixers. A mixer is one file of projections, activations and gates on top of the kernel families.
+// The table of sequence mixers. A mixer is one file of projections, activations and gates on top of the kernel
+// families.
 //
 // A mixer never launches: forward and backward emit operations into a plan, once per model and plan. Forward leaves the
-// references that backward needs in eng_emit_kept(emit, layer); the emitter (forward_internal.h) hands out buffers and keeps the
-// first failure, so the emitting code reads as the mathematics does.
+// references that backward needs in eng_emit_kept(emit, layer); the emitter (forward_internal.h) hands out buffers and
+// keeps the first failure, so the emitting code reads as the mathematics does.
 #ifndef ENGINE_MIXER_H
 #define ENGINE_MIXER_H
 
@@ -18,9 +19,11 @@ typedef struct eng_mixer {
     eng_status (*declare)(eng_model *model, int32_t layer, const char *prefix, eng_error *error);
     // y = residual + mixer(x); x (T, hidden) is the normed input, y may be residual.
     void (*forward)(eng_emit *emit, int32_t layer, kern_ptr x, kern_ptr residual, kern_ptr y);
-    // From dy (T, hidden), the gradient of the mixer's output: dx = gradient of x (written, not added), parameters' gradients added.
+    // From dy (T, hidden), the gradient of the mixer's output: dx = gradient of x (written, not added), parameters'
+    // gradients added.
     void (*backward)(eng_emit *emit, int32_t layer, kern_ptr x, kern_ptr dy, kern_ptr dx);
-    double (*flops)(const eng_model *model, int32_t layer, double position, double cg_steps); // a token, projections apart
+    double (*flops)(const eng_model *model, int32_t layer, double position,
+                    double cg_steps); // a token, projections apart
 } eng_mixer;
 
 extern const eng_mixer eng_mixer_mesa;

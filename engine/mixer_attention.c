@@ -87,9 +87,9 @@ static eng_status declare(eng_model *model, int32_t layer, const char *prefix, e
     for (size_t i = 0; i < sizeof table / sizeof *table; i++) {
         if (!table[i].present)
             continue;
-        int32_t index = eng_model_add_tensor(model, layer, prefix, table[i].leaf, table[i].role,
-                                             table[i].role == ENG_ROLE_MATRIX, table[i].init, table[i].ndim,
-                                             table[i].shape);
+        int32_t index =
+            eng_model_add_tensor(model, layer, prefix, table[i].leaf, table[i].role, table[i].role == ENG_ROLE_MATRIX,
+                                 table[i].init, table[i].ndim, table[i].shape);
         if (index < 0)
             return eng_fail(error, ENG_NO_MEMORY, "out of memory for the tensor table");
         model->layer[layer].mixer[table[i].which] = index;

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 // The Mesa mixer (von Oswald et al. 2025, arXiv 2506.05233; tensor names of flash-linear-attention's MesaNet).
 //
-//   q, k = L2(silu(conv(W x)))   v = W x   beta = sigmoid(W x + b)   g = logsigmoid(W x + b), capped by beta where the config says so
-//   o = Hv^T (Hk + diag(lambda))^-1 q      y = W_o (RMS(o) [silu(W_g x)])
+//   q, k = L2(silu(conv(W x)))   v = W x   beta = sigmoid(W x + b)   g = logsigmoid(W x + b), capped by beta where the
+//   config says so o = Hv^T (Hk + diag(lambda))^-1 q      y = W_o (RMS(o) [silu(W_g x)])
 //
 // State of a layer: Hk (H, D, D), Hv (H, D, D), then the last W - 1 inputs of both convolutions.
 #include "engine/forward_internal.h"
@@ -10,9 +10,40 @@
 
 #include <math.h>
 
-enum mesa_tensor { Q_PROJ, K_PROJ, V_PROJ, A_PROJ, A_BIAS, B_PROJ, B_BIAS, LAMBDA, Q_CONV, K_CONV, G_PROJ, O_NORM, O_PROJ };
+enum mesa_tensor {
+    Q_PROJ,
+    K_PROJ,
+    V_PROJ,
+    A_PROJ,
+    A_BIAS,
+    B_PROJ,
+    B_BIAS,
+    LAMBDA,
+    Q_CONV,
+    K_CONV,
+    G_PROJ,
+    O_NORM,
+    O_PROJ
+};
 
-enum mesa_kept { Q_PRE, K_PRE, Q_CONVOLVED, K_CONVOLVED, Q, K, V, A, B, DECAY, BETA, SOLUTION, SNAPSHOTS, GATE, OUT, NORMED };
+enum mesa_kept {
+    Q_PRE,
+    K_PRE,
+    Q_CONVOLVED,
+    K_CONVOLVED,
+    Q,
+    K,
+    V,
+    A,
+    B,
+    DECAY,
+    BETA,
+    SOLUTION,
+    SNAPSHOTS,
+    GATE,
+    OUT,
+    NORMED
+};
 
 static const float l2_eps = 1e-6F; // models.md trap 7
 
@@ -98,12 +129,10 @@ static void emit_conv_and_norm(eng_emit *emit, int32_t layer, enum mesa_kept pre
                                         .channels = width,
                                         .taps = mesa->conv_taps,
                                         .activation = KERN_SILU});
-    eng_emit_op(emit, KERN_OP_L2NORM,
-                &(kern_l2norm_args){.x = kept[convolved],
-                                    .y = kept[normed],
-                                    .groups = mesa->heads,
-                                    .width = mesa->head_width,
-                                    .eps = l2_eps});
+    eng_emit_op(
+        emit, KERN_OP_L2NORM,
+        &(kern_l2norm_args){
+            .x = kept[convolved], .y = kept[normed], .groups = mesa->heads, .width = mesa->head_width, .eps = l2_eps});
 }
 
 static kern_mesa core(const eng_mesa_config *mesa) {
@@ -120,8 +149,10 @@ static void emit_core(eng_emit *emit, int32_t layer) {
     uint64_t snapshot = sizeof(float) * 2 * (uint64_t)width * (uint64_t)mesa->head_width;
     kept[OUT] = eng_emit_activation(emit, width);
     kept[SOLUTION] = eng_trains(emit) ? eng_emit_activation(emit, width) : eng_null();
-    // Serving runs a chunk a row and step, which the heads alone spread over the team; long rows gain from the chunks too.
-    kept[SNAPSHOTS] = eng_serves(emit) ? eng_null() : eng_emit_activation_bytes(emit, snapshot * (uint64_t)emit->chunks);
+    // Serving runs a chunk a row and step, which the heads alone spread over the team; long rows gain from the chunks
+    // too.
+    kept[SNAPSHOTS] =
+        eng_serves(emit) ? eng_null() : eng_emit_activation_bytes(emit, snapshot * (uint64_t)emit->chunks);
     if (emit->plan->report[layer].ref == 0)
         emit->plan->report[layer] =
             eng_emit_saved_bytes(emit, sizeof(kern_solve_report) * (uint64_t)mesa->heads * (uint64_t)emit->tokens);
@@ -176,13 +207,13 @@ static void forward(eng_emit *emit, int32_t layer, kern_ptr x, kern_ptr residual
         eng_emit_linear(emit, x, tensor[G_PROJ], -1, eng_null(), kept[GATE]);
     }
     kept[NORMED] = eng_emit_activation(emit, width);
-    eng_emit_norm(emit, kept[OUT], tensor[O_NORM], kept[GATE], kept[NORMED], mesa->heads,
-                  emit->model->config.norm_eps);
+    eng_emit_norm(emit, kept[OUT], tensor[O_NORM], kept[GATE], kept[NORMED], mesa->heads, emit->model->config.norm_eps);
     if (y.ref != 0)
         eng_emit_linear(emit, kept[NORMED], tensor[O_PROJ], -1, residual, y);
 }
 
-// From the gradient of the normalised vector (in place) to that of the projection's output, through norm and convolution.
+// From the gradient of the normalised vector (in place) to that of the projection's output, through norm and
+// convolution.
 static void emit_conv_backward(eng_emit *emit, int32_t layer, enum mesa_kept pre, enum mesa_tensor weight,
                                enum mesa_kept convolved, kern_ptr d_normed, kern_ptr d_pre) {
     const eng_mesa_config *mesa = &emit->model->config.layer[layer].mesa;

@@ -56,10 +56,10 @@ typedef struct eng_config {
     eng_dialect dialect;
     int32_t vocab_size, hidden_size, intermediate_size, layers;
     float norm_eps;
-    bool tied;              // tie_word_embeddings
-    bool scale_embeddings;  // x = sqrt(hidden_size) embed
+    bool tied;             // tie_word_embeddings
+    bool scale_embeddings; // x = sqrt(hidden_size) embed
     bool mlp_bias;
-    float logits_soft_cap;  // 0: none
+    float logits_soft_cap; // 0: none
     float initializer_range;
     bool init_fla;          // "init": "fla": the public code's start; else the project's (models.md 1.8)
     int64_t max_positions;  // max_position_embeddings
@@ -67,9 +67,9 @@ typedef struct eng_config {
     int32_t bos_id, pad_id; // -1: none
     int32_t eos_id[ENG_MAX_EOS];
     int32_t eos_count;
-    eng_knobs knobs;        // defaults of the checkpoint ("mesa" object), else 1e-4 and max_cg_step_decoding
+    eng_knobs knobs;         // defaults of the checkpoint ("mesa" object), else 1e-4 and max_cg_step_decoding
     eng_layer_config *layer; // (layers)
-    char *json;             // config.json as read, for writing it back
+    char *json;              // config.json as read, for writing it back
 } eng_config;
 
 // Reads a config.json text (bare Infinity accepted). path only names it in errors. What is not built (attention

@@ -22,20 +22,20 @@ extern "C" {
 #define ENG_EXPORT
 #endif
 
-#define ENG_STATUS_MAP(X)                                                                          \
-    X(OK, 0, "ok")                                                                                 \
-    X(INVALID, -1, "invalid argument")                                                             \
-    X(FORMAT, -2, "malformed file")                                                                \
-    X(UNSUPPORTED, -3, "not supported")                                                            \
-    X(NOT_FOUND, -4, "not found")                                                                  \
-    X(NO_MEMORY, -5, "out of memory")                                                              \
-    X(IO, -6, "input or output failed")                                                            \
-    X(FULL, -7, "a bounded queue or pool is full")                                                 \
-    X(TOO_LONG, -8, "longer than the context or a limit")                                          \
-    X(NUMERIC, -9, "non-finite logits or state")                                                   \
-    X(UNCONVERGED, -10, "a solve hit its bound before its tolerance")                              \
-    X(CANCELLED, -11, "cancelled")                                                                 \
-    X(DEVICE, -12, "the device failed or is missing")                                              \
+#define ENG_STATUS_MAP(X)                                             \
+    X(OK, 0, "ok")                                                    \
+    X(INVALID, -1, "invalid argument")                                \
+    X(FORMAT, -2, "malformed file")                                   \
+    X(UNSUPPORTED, -3, "not supported")                               \
+    X(NOT_FOUND, -4, "not found")                                     \
+    X(NO_MEMORY, -5, "out of memory")                                 \
+    X(IO, -6, "input or output failed")                               \
+    X(FULL, -7, "a bounded queue or pool is full")                    \
+    X(TOO_LONG, -8, "longer than the context or a limit")             \
+    X(NUMERIC, -9, "non-finite logits or state")                      \
+    X(UNCONVERGED, -10, "a solve hit its bound before its tolerance") \
+    X(CANCELLED, -11, "cancelled")                                    \
+    X(DEVICE, -12, "the device failed or is missing")                 \
     X(INTERNAL, -13, "internal fault")
 
 typedef enum eng_status {

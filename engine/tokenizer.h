@@ -24,8 +24,8 @@ ENG_CHECKED eng_status eng_tokenizer_parse(const char *json, size_t length, cons
                                            eng_error *error);
 void eng_tokenizer_close(eng_tokenizer *tokenizer);
 
-int32_t eng_tokenizer_size(const eng_tokenizer *tokenizer);   // 1 + the highest id
-int32_t eng_tokenizer_bos(const eng_tokenizer *tokenizer);    // the id that encoding puts in front; -1: none
+int32_t eng_tokenizer_size(const eng_tokenizer *tokenizer); // 1 + the highest id
+int32_t eng_tokenizer_bos(const eng_tokenizer *tokenizer);  // the id that encoding puts in front; -1: none
 // The id of an added token by its exact text, -1 if there is none.
 int32_t eng_tokenizer_special(const eng_tokenizer *tokenizer, const char *content);
 // 32 bytes: SHA-256 of tokenizer.json as read.
@@ -36,16 +36,15 @@ const uint8_t *eng_tokenizer_digest(const eng_tokenizer *tokenizer);
 // in front where it has one. *ids is new memory. ENG_INVALID: not UTF-8, with the offset; ENG_UNSUPPORTED: a byte for
 // which the vocabulary has no token; ENG_TOO_LONG: a pattern of the file ran into its limit on this text.
 ENG_CHECKED eng_status eng_tokenizer_encode(const eng_tokenizer *tokenizer, const char *text, size_t length,
-                                            bool special, bool add_bos, int32_t **ids, size_t *count,
-                                            eng_error *error);
+                                            bool special, bool add_bos, int32_t **ids, size_t *count, eng_error *error);
 
 // The bytes of one id (borrowed; not NUL-terminated); special tokens give their text. Unknown id: *length 0.
 const char *eng_tokenizer_bytes(const eng_tokenizer *tokenizer, int32_t id, size_t *length);
 bool eng_tokenizer_is_special(const eng_tokenizer *tokenizer, int32_t id);
 
 // Ids to UTF-8 text, invalid sequences as U+FFFD (one a maximal subpart, as the Unicode standard says). *text is new
-// memory, NUL after *length bytes. An id outside the vocabulary (a hole counts) is ENG_INVALID. Where the file's decoder
-// strips a space at the start (Llama 2), it is stripped here, from a whole text; eng_tokenizer_bytes keeps it.
+// memory, NUL after *length bytes. An id outside the vocabulary (a hole counts) is ENG_INVALID. Where the file's
+// decoder strips a space at the start (Llama 2), it is stripped here, from a whole text; eng_tokenizer_bytes keeps it.
 ENG_CHECKED eng_status eng_tokenizer_decode(const eng_tokenizer *tokenizer, const int32_t *ids, size_t count,
                                             bool keep_special, char **text, size_t *length, eng_error *error);
 

@@ -32,13 +32,13 @@
 #define KERN_CHECKED
 #endif
 
-#define KERN_STATUS_MAP(X)                                                                                             \
-    X(OK, 0, "ok")                                                                                                     \
-    X(INVALID, -1, "invalid argument")                                                                                 \
-    X(UNSUPPORTED, -2, "shape or parameter not supported by this backend")                                             \
-    X(NO_MEMORY, -3, "out of device memory")                                                                           \
-    X(NO_DEVICE, -4, "no such device")                                                                                 \
-    X(DEVICE_LOST, -5, "device lost")                                                                                  \
+#define KERN_STATUS_MAP(X)                                                 \
+    X(OK, 0, "ok")                                                         \
+    X(INVALID, -1, "invalid argument")                                     \
+    X(UNSUPPORTED, -2, "shape or parameter not supported by this backend") \
+    X(NO_MEMORY, -3, "out of device memory")                               \
+    X(NO_DEVICE, -4, "no such device")                                     \
+    X(DEVICE_LOST, -5, "device lost")                                      \
     X(SELF_TEST, -6, "the device's start-up self-test failed")
 
 typedef enum kern_status {
@@ -55,12 +55,12 @@ typedef struct kern_device kern_device;
 typedef struct kern_stream kern_stream;
 
 typedef struct kern_device_info {
-    char name[32];            // "cpu"
-    char description[96];     // "cpu (avx512, 2 threads)"
-    char numeric_profile[128];// backend, instruction set, C, kernel and library revision: equal text = equal bits
-    int32_t chunk;            // C
-    int32_t default_rows;     // rows a step that suit the device
-    int32_t threads;          // CPU
+    char name[32];             // "cpu"
+    char description[96];      // "cpu (avx512, 2 threads)"
+    char numeric_profile[128]; // backend, instruction set, C, kernel and library revision: equal text = equal bits
+    int32_t chunk;             // C
+    int32_t default_rows;      // rows a step that suit the device
+    int32_t threads;           // CPU
     uint64_t memory_total;
 } kern_device_info;
 
@@ -122,14 +122,14 @@ typedef struct kern_solver {
 } kern_solver;
 
 typedef struct kern_row {
-    int32_t kind;      // kern_row_kind
-    int32_t slot;      // state slot; -1: starts from zero and its end state is dropped
-    int32_t token0;    // first token in the batch
-    int32_t length;    // >= 1
-    int64_t position;  // absolute position of the first token
-    int32_t boundary0; // rows->boundary[boundary0 .. boundary0 + boundaries): tokens (batch index, ascending, inside
-    int32_t boundaries;// the row, > token0) at which a new document starts: its state, taps and positions start anew
-    int32_t page0;     // rows->page[page0 + p]: KV page of positions [64 p, 64 p + 64); -1: none (windowed or slot -1)
+    int32_t kind;       // kern_row_kind
+    int32_t slot;       // state slot; -1: starts from zero and its end state is dropped
+    int32_t token0;     // first token in the batch
+    int32_t length;     // >= 1
+    int64_t position;   // absolute position of the first token
+    int32_t boundary0;  // rows->boundary[boundary0 .. boundary0 + boundaries): tokens (batch index, ascending, inside
+    int32_t boundaries; // the row, > token0) at which a new document starts: its state, taps and positions start anew
+    int32_t page0;      // rows->page[page0 + p]: KV page of positions [64 p, 64 p + 64); -1: none (windowed or slot -1)
     kern_solver solver;
 } kern_row;
 
@@ -165,25 +165,25 @@ typedef struct kern_rows {
     int32_t n_rows, n_tokens, n_generated; // n_generated: tokens of the generated rows, which come first
     int32_t n_logits;
     int32_t n_boundaries, n_pages, n_edits;
-    bool merge;                // see above
-    kern_row *row;             // (n_rows)
-    int32_t *boundary;         // (n_boundaries)
-    int32_t *page;             // (n_pages)
-    int32_t *id;               // (n_tokens) input ids
-    int32_t *target;           // (n_tokens) -1: no loss; used by HEAD_LOSS
-    float *target_weight;      // (n_tokens) weight of the token's loss, normally 1 / counted targets of the step
-    int32_t *logits_token;     // (n_logits) tokens whose logits are wanted
-    kern_sampler *sampler;     // (n_logits)
-    kern_logit_edit *edit;     // (n_edits)
+    bool merge;            // see above
+    kern_row *row;         // (n_rows)
+    int32_t *boundary;     // (n_boundaries)
+    int32_t *page;         // (n_pages)
+    int32_t *id;           // (n_tokens) input ids
+    int32_t *target;       // (n_tokens) -1: no loss; used by HEAD_LOSS
+    float *target_weight;  // (n_tokens) weight of the token's loss, normally 1 / counted targets of the step
+    int32_t *logits_token; // (n_logits) tokens whose logits are wanted
+    kern_sampler *sampler; // (n_logits)
+    kern_logit_edit *edit; // (n_edits)
     // filled by kern_rows_prepare
     int32_t n_chunks;
-    kern_chunk *chunk;         // prompt rows in order, each cut at the grid
-    int32_t *token_row;        // (n_tokens)
-    int32_t *token_start;      // (n_tokens) first token (batch index) of the token's document inside its row
-    int64_t *token_position;   // (n_tokens) position inside its document: RoPE, KV
+    kern_chunk *chunk;       // prompt rows in order, each cut at the grid
+    int32_t *token_row;      // (n_tokens)
+    int32_t *token_start;    // (n_tokens) first token (batch index) of the token's document inside its row
+    int64_t *token_position; // (n_tokens) position inside its document: RoPE, KV
     // filled by the owner of the pools
-    size_t slot_stride;        // bytes of one state slot
-    size_t page_stride;        // bytes of one KV page of all layers together
+    size_t slot_stride; // bytes of one state slot
+    size_t page_stride; // bytes of one KV page of all layers together
     // capacities of the arrays above
     int32_t max_rows, max_tokens, max_logits, max_boundaries, max_pages, max_edits, max_chunks;
 } kern_rows;
@@ -209,8 +209,8 @@ typedef union kern_ptr {
 
 typedef struct kern_solve_report { // one a (token, head)
     uint16_t steps;
-    uint16_t flags;   // bit 0: bound hit before the tolerance; bit 1: stopped at p.Ap <= 0 or not finite
-    float residual;   // |r| / |q| at the end
+    uint16_t flags; // bit 0: bound hit before the tolerance; bit 1: stopped at p.Ap <= 0 or not finite
+    float residual; // |r| / |q| at the end
 } kern_solve_report;
 
 enum { KERN_REPORT_UNCONVERGED = 1, KERN_REPORT_BREAKDOWN = 2 };
@@ -243,11 +243,11 @@ typedef struct kern_rmsnorm_args {
 typedef struct kern_rmsnorm_backward_args {
     kern_ptr x, weight, gate; // as in forward
     kern_ptr dy, dx;
-    kern_ptr dgate;           // optional, with gate
-    kern_ptr grad_weight;     // (width)
+    kern_ptr dgate;       // optional, with gate
+    kern_ptr grad_weight; // (width)
     int32_t groups, width;
     float eps, weight_offset;
-    int32_t accumulate;       // dx += instead of =
+    int32_t accumulate; // dx += instead of =
 } kern_rmsnorm_backward_args;
 
 // Each of the T * groups vectors of `width`: y = x / sqrt(sum x^2 + eps). y may be x.
@@ -275,7 +275,7 @@ typedef struct kern_linear_args {
 typedef struct kern_linear_backward_input_args {
     kern_ptr dy, weight, dx; // (T, rows), kern_weight KERN_F32, (T, cols)
     int32_t cols, rows;
-    int32_t accumulate;      // dx += instead of =
+    int32_t accumulate; // dx += instead of =
 } kern_linear_backward_input_args;
 // grad_weight += dy^T x, grad_bias += column sums of dy.
 typedef struct kern_linear_backward_weight_args {
@@ -308,7 +308,7 @@ typedef struct kern_gates_args {
     kern_ptr a, b;    // (T, heads) before the activations
     kern_ptr g, beta; // (T, heads); g = log gamma <= 0
     int32_t heads;
-    float cap;        // 1: none
+    float cap; // 1: none
 } kern_gates_args;
 typedef struct kern_gates_backward_args {
     kern_ptr a, b;
@@ -322,25 +322,25 @@ typedef struct kern_gates_backward_args {
 typedef enum kern_decay { KERN_DECAY_NONE, KERN_DECAY_HEAD, KERN_DECAY_SCALAR, KERN_DECAY_CHANNEL } kern_decay;
 typedef enum kern_update { KERN_UPDATE_ADD, KERN_UPDATE_DELTA } kern_update;
 typedef struct kern_recurrence {
-    int32_t decay, update;   // kern_decay, kern_update
-    int32_t weighted;        // the write weight (or beta) is an operand; otherwise 1
-    int32_t heads;           // H, value heads = states
-    int32_t key_heads;       // q and k heads; value head j uses key head j / (heads / key_heads)
+    int32_t decay, update;          // kern_decay, kern_update
+    int32_t weighted;               // the write weight (or beta) is an operand; otherwise 1
+    int32_t heads;                  // H, value heads = states
+    int32_t key_heads;              // q and k heads; value head j uses key head j / (heads / key_heads)
     int32_t key_width, value_width; // D, V
     float scale;
 } kern_recurrence;
 typedef struct kern_recurrence_args {
-    kern_ptr q, k, v; // (T, key_heads * D), (T, key_heads * D), (T, heads * V)
-    kern_ptr g;       // log decay: HEAD (heads), SCALAR (T, heads), CHANNEL (T, heads * D)
-    kern_ptr beta;    // optional (T, heads)
-    kern_ptr state;   // optional slot memory (heads, D, V) float32
-    kern_ptr o;       // (T, heads * V)
+    kern_ptr q, k, v;   // (T, key_heads * D), (T, key_heads * D), (T, heads * V)
+    kern_ptr g;         // log decay: HEAD (heads), SCALAR (T, heads), CHANNEL (T, heads * D)
+    kern_ptr beta;      // optional (T, heads)
+    kern_ptr state;     // optional slot memory (heads, D, V) float32
+    kern_ptr o;         // (T, heads * V)
     kern_ptr snapshots; // optional: the state before each chunk (n_chunks, heads, D, V), for backward
     kern_recurrence family;
 } kern_recurrence_args;
 typedef struct kern_recurrence_backward_args {
     kern_ptr q, k, v, g, beta, snapshots;
-    kern_ptr d_o;                     // (T, heads * V)
+    kern_ptr d_o; // (T, heads * V)
     kern_ptr dq, dk, dv, dg, dbeta;
     kern_ptr dstate; // optional (n_rows, heads, D, V): in dL/dS at the row's end, out dL/dS at its start
     kern_recurrence family;
@@ -354,14 +354,14 @@ typedef struct kern_mesa {
     float lambda_bound;
 } kern_mesa;
 typedef struct kern_mesa_args {
-    kern_ptr q, k, v;   // (T, H * D), (T, H * D), (T, H * V); q and k already L2-normalised
-    kern_ptr g, beta;   // (T, H)
+    kern_ptr q, k, v;       // (T, H * D), (T, H * D), (T, H * V); q and k already L2-normalised
+    kern_ptr g, beta;       // (T, H)
     kern_ptr lambda_params; // (H * D)
-    kern_ptr state;     // optional slot memory: Hk (H, D, D) then Hv (H, D, V), float32
-    kern_ptr o;         // (T, H * V)
-    kern_ptr x;         // optional (T, H * D): the solutions, for backward
-    kern_ptr snapshots; // optional, for backward
-    kern_ptr report;    // optional kern_solve_report (T, H)
+    kern_ptr state;         // optional slot memory: Hk (H, D, D) then Hv (H, D, V), float32
+    kern_ptr o;             // (T, H * V)
+    kern_ptr x;             // optional (T, H * D): the solutions, for backward
+    kern_ptr snapshots;     // optional, for backward
+    kern_ptr report;        // optional kern_solve_report (T, H)
     kern_mesa mesa;
 } kern_mesa_args;
 // Implicit differentiation, models.md 2.8: u = (Hk + Lambda)^-1 (Hv do) by a second solve with the same rule
@@ -369,11 +369,11 @@ typedef struct kern_mesa_args {
 // backward_tolerance).
 typedef struct kern_mesa_backward_args {
     kern_ptr q, k, v, g, beta, lambda_params, o, x, snapshots;
-    kern_ptr d_o;             // (T, H * V)
+    kern_ptr d_o; // (T, H * V)
     kern_ptr dq, dk, dv, dg, dbeta;
     kern_ptr grad_lambda_params; // (H * D), added
-    kern_ptr report;          // optional (T, H), of the second solve
-    kern_ptr dstate;          // optional (n_rows, [Hk (H, D, D), Hv (H, D, V)]) in: at the end, out: at the start
+    kern_ptr report;             // optional (T, H), of the second solve
+    kern_ptr dstate;             // optional (n_rows, [Hk (H, D, D), Hv (H, D, V)]) in: at the end, out: at the start
     kern_mesa mesa;
     float backward_tolerance;
 } kern_mesa_backward_args;
@@ -383,7 +383,7 @@ typedef struct kern_rope_args {
     kern_ptr x;         // (T, heads * head_width)
     kern_ptr frequency; // (rotary / 2) angular frequencies
     int32_t heads, head_width, rotary;
-    int32_t inverse;    // rotates back (backward)
+    int32_t inverse; // rotates back (backward)
 } kern_rope_args;
 
 // Causal softmax attention inside a document, grouped keys, optional window (self and window - 1 before). Keys arrive
@@ -449,9 +449,9 @@ typedef struct kern_head_loss_args {
 
 // Draws id[i] by rows->sampler[i]; logprob[i] = log softmax of the model's logits (before edits) at that id.
 typedef struct kern_sample_args {
-    kern_ptr logits; // (n_logits, vocabulary), not changed
-    kern_ptr id;     // int32 (n_logits)
-    kern_ptr logprob;// optional (n_logits)
+    kern_ptr logits;  // (n_logits, vocabulary), not changed
+    kern_ptr id;      // int32 (n_logits)
+    kern_ptr logprob; // optional (n_logits)
     int32_t vocabulary;
 } kern_sample_args;
 
@@ -476,42 +476,42 @@ typedef struct kern_clip_scale_args {
 } kern_clip_scale_args;
 
 // code, launcher name, argument struct, first member after the operands
-#define KERN_OPS(X)                                                                                                    \
-    X(EMBED, embed, kern_embed_args, width)                                                                            \
-    X(EMBED_BACKWARD, embed_backward, kern_embed_backward_args, width)                                                 \
-    X(RMSNORM, rmsnorm, kern_rmsnorm_args, groups)                                                                     \
-    X(RMSNORM_BACKWARD, rmsnorm_backward, kern_rmsnorm_backward_args, groups)                                          \
-    X(L2NORM, l2norm, kern_l2norm_args, groups)                                                                        \
-    X(L2NORM_BACKWARD, l2norm_backward, kern_l2norm_backward_args, groups)                                             \
-    X(LINEAR, linear, kern_linear_args, cols)                                                                          \
-    X(LINEAR_BACKWARD_INPUT, linear_backward_input, kern_linear_backward_input_args, cols)                             \
-    X(LINEAR_BACKWARD_WEIGHT, linear_backward_weight, kern_linear_backward_weight_args, cols)                          \
-    X(SHORT_CONV, short_conv, kern_short_conv_args, channels)                                                          \
-    X(SHORT_CONV_BACKWARD, short_conv_backward, kern_short_conv_backward_args, channels)                               \
-    X(GATES, gates, kern_gates_args, heads)                                                                            \
-    X(GATES_BACKWARD, gates_backward, kern_gates_backward_args, heads)                                                 \
-    X(RECURRENCE, recurrence, kern_recurrence_args, family)                                                            \
-    X(RECURRENCE_BACKWARD, recurrence_backward, kern_recurrence_backward_args, family)                                 \
-    X(MESA, mesa, kern_mesa_args, mesa)                                                                                \
-    X(MESA_BACKWARD, mesa_backward, kern_mesa_backward_args, mesa)                                                     \
-    X(ROPE, rope, kern_rope_args, heads)                                                                               \
-    X(ATTENTION, attention, kern_attention_args, attention)                                                            \
-    X(ATTENTION_BACKWARD, attention_backward, kern_attention_backward_args, attention)                                 \
-    X(SWIGLU, swiglu, kern_swiglu_args, width)                                                                         \
-    X(SWIGLU_BACKWARD, swiglu_backward, kern_swiglu_backward_args, width)                                              \
-    X(ADD, add, kern_add_args, width)                                                                                  \
-    X(HEAD_LOGITS, head_logits, kern_head_logits_args, width)                                                          \
-    X(HEAD_LOSS, head_loss, kern_head_loss_args, width)                                                                \
-    X(SAMPLE, sample, kern_sample_args, vocabulary)                                                                    \
-    X(ADAMW, adamw, kern_adamw_args, count)                                                                            \
-    X(SQUARE_SUM, square_sum, kern_square_sum_args, count)                                                             \
+#define KERN_OPS(X)                                                                           \
+    X(EMBED, embed, kern_embed_args, width)                                                   \
+    X(EMBED_BACKWARD, embed_backward, kern_embed_backward_args, width)                        \
+    X(RMSNORM, rmsnorm, kern_rmsnorm_args, groups)                                            \
+    X(RMSNORM_BACKWARD, rmsnorm_backward, kern_rmsnorm_backward_args, groups)                 \
+    X(L2NORM, l2norm, kern_l2norm_args, groups)                                               \
+    X(L2NORM_BACKWARD, l2norm_backward, kern_l2norm_backward_args, groups)                    \
+    X(LINEAR, linear, kern_linear_args, cols)                                                 \
+    X(LINEAR_BACKWARD_INPUT, linear_backward_input, kern_linear_backward_input_args, cols)    \
+    X(LINEAR_BACKWARD_WEIGHT, linear_backward_weight, kern_linear_backward_weight_args, cols) \
+    X(SHORT_CONV, short_conv, kern_short_conv_args, channels)                                 \
+    X(SHORT_CONV_BACKWARD, short_conv_backward, kern_short_conv_backward_args, channels)      \
+    X(GATES, gates, kern_gates_args, heads)                                                   \
+    X(GATES_BACKWARD, gates_backward, kern_gates_backward_args, heads)                        \
+    X(RECURRENCE, recurrence, kern_recurrence_args, family)                                   \
+    X(RECURRENCE_BACKWARD, recurrence_backward, kern_recurrence_backward_args, family)        \
+    X(MESA, mesa, kern_mesa_args, mesa)                                                       \
+    X(MESA_BACKWARD, mesa_backward, kern_mesa_backward_args, mesa)                            \
+    X(ROPE, rope, kern_rope_args, heads)                                                      \
+    X(ATTENTION, attention, kern_attention_args, attention)                                   \
+    X(ATTENTION_BACKWARD, attention_backward, kern_attention_backward_args, attention)        \
+    X(SWIGLU, swiglu, kern_swiglu_args, width)                                                \
+    X(SWIGLU_BACKWARD, swiglu_backward, kern_swiglu_backward_args, width)                     \
+    X(ADD, add, kern_add_args, width)                                                         \
+    X(HEAD_LOGITS, head_logits, kern_head_logits_args, width)                                 \
+    X(HEAD_LOSS, head_loss, kern_head_loss_args, width)                                       \
+    X(SAMPLE, sample, kern_sample_args, vocabulary)                                           \
+    X(ADAMW, adamw, kern_adamw_args, count)                                                   \
+    X(SQUARE_SUM, square_sum, kern_square_sum_args, count)                                    \
     X(CLIP_SCALE, clip_scale, kern_clip_scale_args, clip)
 
 typedef enum kern_op {
 #define KERN_OP_ENUM(code, name, args, first) KERN_OP_##code,
     KERN_OPS(KERN_OP_ENUM)
 #undef KERN_OP_ENUM
-    KERN_OP_COUNT
+        KERN_OP_COUNT
 } kern_op;
 
 const char *kern_op_name(kern_op op);

@@ -1,19 +1,21 @@
 // SPDX-License-Identifier: Apache-2.0
 // mesa-trainer check DIR: compares a checkpoint with the logits and gradients expected of it.
 //
-// The folder holds config.json, model.safetensors, expected.json (prompt_tokens, decode_tokens, losses) and expected.safetensors (logits,
-// grad.NAME; with Mesa layers also logits_exact_solve and grad_exact.NAME). Logits are computed twice, as one prompt and as prompt
-// + generated ids. Mesa layers run in `fixed` against logits and in `exact` against logits_exact_solve and grad_exact; grad.NAME
-// differentiates the damped iteration and is never compared for them. Errors are |mine - expected| / |expected|.
+// The folder holds config.json, model.safetensors, expected.json (prompt_tokens, decode_tokens, losses) and
+// expected.safetensors (logits, grad.NAME; with Mesa layers also logits_exact_solve and grad_exact.NAME). Logits are
+// computed twice, as one prompt and as prompt
+// + generated ids. Mesa layers run in `fixed` against logits and in `exact` against logits_exact_solve and grad_exact;
+// grad.NAME differentiates the damped iteration and is never compared for them. Errors are |mine - expected| /
+// |expected|.
 #include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
+#include "engine/mixer.h"
 #include "trainer/commands.h"
 #include "trainer/jsonl.h"
 #include "trainer/options.h"
-#include "engine/mixer.h"
 #include "trainer/probe.h"
 
 // Float32 noise of the expected data times a small factor; states that live long amplify it, hence the second set.
@@ -137,8 +139,7 @@ static eng_status compare_gradients(check *c, const char *prefix, const char *lo
 static eng_status run_comparisons(check *c, eng_error *error) {
     if (!eng_model_has_mesa(c->probe.model)) {
         kern_solver none = {.mode = KERN_SOLVE_EXACT};
-        eng_status status =
-            compare_logits(c, "logits", "loss_mean_ce_over_prompt", none, c->tolerance.logits, error);
+        eng_status status = compare_logits(c, "logits", "loss_mean_ce_over_prompt", none, c->tolerance.logits, error);
         return status == ENG_OK ? compare_gradients(c, "grad.", "loss_mean_ce_over_prompt", none, error) : status;
     }
     int32_t steps = 0;
@@ -198,10 +199,14 @@ static eng_status open_folder(check *c, const char *device, eng_error *error) {
 int trn_command_check(int argc, char **argv) {
     const char *device = "cpu", *dir = NULL;
     const trn_option options[] = {{"device", "NAME", TRN_STRING, &device, "cpu, cpu:16, cuda:0 (default cpu)"}};
-    const trn_command_line line = {"check DIR [options]",
-                                   "Compares a checkpoint with DIR/expected.json and DIR/expected.safetensors; prints each relative "
-                                   "error.\nExit status: 0 all within their tolerances, 1 not, 2 unreadable.",
-                                   options, 1, 1, 1};
+    const trn_command_line line = {
+        "check DIR [options]",
+        "Compares a checkpoint with DIR/expected.json and DIR/expected.safetensors; prints each relative "
+        "error.\nExit status: 0 all within their tolerances, 1 not, 2 unreadable.",
+        options,
+        1,
+        1,
+        1};
     bool helped = false;
     int positional = 0;
     eng_error error = {0};

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 // mesa-trainer logits DIR --tokens IDS --out FILE: logits of given ids, and with --grads the loss and every gradient.
 //
-// IDS is 1,2,3 or @FILE with decimal ids separated by commas or white space. No tokenizer is needed. The output is one safetensors
-// file: `logits` (ids, vocab), and with --grads `loss` [1] and `grad.NAME`.
+// IDS is 1,2,3 or @FILE with decimal ids separated by commas or white space. No tokenizer is needed. The output is one
+// safetensors file: `logits` (ids, vocab), and with --grads `loss` [1] and `grad.NAME`.
 #include <ctype.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -81,10 +81,8 @@ static eng_status write_output(const char *path, const trn_probe *probe, const f
         for (size_t i = 2; i < sources; i++) {
             const eng_tensor *tensor = &model->tensor[i - 2];
             snprintf(name[i], sizeof name[i], "grad.%s", tensor->name);
-            source[i] = (eng_st_source){.name = name[i],
-                                        .dtype = ENG_F32,
-                                        .ndim = tensor->ndim,
-                                        .data = probe->weights->grad[i - 2]};
+            source[i] = (eng_st_source){
+                .name = name[i], .dtype = ENG_F32, .ndim = tensor->ndim, .data = probe->weights->grad[i - 2]};
             memcpy(source[i].shape, tensor->shape, sizeof tensor->shape);
         }
         status = eng_st_write(path, source, sources, NULL, error);
@@ -148,8 +146,11 @@ int trn_command_logits(int argc, char **argv) {
         {"cg-tolerance", "X", TRN_REAL, &o.cg_tolerance, "relative residual (default 1e-4)"},
     };
     const trn_command_line line = {"logits DIR --tokens IDS --out FILE [options]",
-                                   "Writes the logits of given ids; needs no tokenizer.", options,
-                                   sizeof options / sizeof *options, 1, 1};
+                                   "Writes the logits of given ids; needs no tokenizer.",
+                                   options,
+                                   sizeof options / sizeof *options,
+                                   1,
+                                   1};
     const char *dir = NULL;
     bool helped = false;
     int positional = 0;

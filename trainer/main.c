@@ -1,9 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 // mesa-trainer: the offline programs, one a subcommand (commands.h).
 //
-// This file only finds the subcommand and sets up the compute team's waiting: libgomp reads its environment when it is loaded, so
-// the program sets it and executes itself once more. On few cores a waiting thread spins briefly (an operation's team is woken
-// every few microseconds) and then sleeps, so that it never takes a core from the thread that works.
+// This file only finds the subcommand and sets up the compute team's waiting: libgomp reads its environment when it is
+// loaded, so the program sets it and executes itself once more. On few cores a waiting thread spins briefly (an
+// operation's team is woken every few microseconds) and then sleeps, so that it never takes a core from the thread that
+// works.
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // Command lines of the subcommands: a table of options that parses, checks and prints its own help.
+// A subcommand declares its options once; what --help prints and what is accepted cannot differ.
 #ifndef TRAINER_OPTIONS_H
 #define TRAINER_OPTIONS_H
 
@@ -40,8 +41,8 @@ typedef struct trn_command_line {
     int min_positional, max_positional;
 } trn_command_line;
 
-// Parses argv[1..]; positional arguments (borrowed) go to positional[0 .. max_positional). --help prints the help to stdout and sets
-// *helped. Errors name the option.
+// Parses argv[1..]; positional arguments (borrowed) go to positional[0 .. max_positional). --help prints the help to
+// stdout and sets *helped. Errors name the option.
 ENG_CHECKED eng_status trn_options_parse(const trn_command_line *line, int argc, char **argv, const char **positional,
                                          int *positional_count, bool *helped, eng_error *error);
 

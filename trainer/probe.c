@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Runs a checkpoint on given ids; see probe.h. The logits come from a serving plan and the gradients from a training plan, so a
-// comparison with expected values covers what the server and the trainer run.
+// Runs a checkpoint on given ids; see probe.h. The logits come from a serving plan and the gradients from a training
+// plan, so a comparison with expected values covers what the server and the trainer run.
 #include "trainer/probe.h"
 
 #include <math.h>
@@ -58,9 +58,10 @@ eng_status trn_probe_logits(trn_probe *probe, const int32_t *ids, int32_t count,
                             float *logits, eng_error *error) {
     int32_t chunk = kern_device_describe(probe->device)->chunk;
     trn_runner runner = {0};
-    trn_runner_options options = {.plan = {.kind = ENG_PLAN_SERVE, .max_tokens = chunk, .max_rows = 1, .max_logits = chunk},
-                                  .slots = 1,
-                                  .slot_tokens = count};
+    trn_runner_options options = {
+        .plan = {.kind = ENG_PLAN_SERVE, .max_tokens = chunk, .max_rows = 1, .max_logits = chunk},
+        .slots = 1,
+        .slot_tokens = count};
     eng_status status = trn_runner_create(probe->weights, &options, &runner, error);
     for (int32_t first = 0; status == ENG_OK && first < split; first += chunk) {
         int32_t length = split - first < chunk ? split - first : chunk;
@@ -82,7 +83,8 @@ static eng_status run_training_row(trn_probe *probe, trn_runner *runner, const i
         runner->rows->target_weight[i] = 1.0F / (float)pairs;
     }
     runner->rows->merge = true;
-    kern_status zeroed = kern_zero(runner->stream, probe->weights->grads, sizeof(float) * (size_t)probe->weights->count);
+    kern_status zeroed =
+        kern_zero(runner->stream, probe->weights->grads, sizeof(float) * (size_t)probe->weights->count);
     if (zeroed != KERN_OK)
         return eng_fail_kernel(error, zeroed, "clearing gradients");
     return trn_runner_run(runner, error);

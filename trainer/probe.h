@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// A checkpoint opened to be looked at: its logits for given ids, its loss and gradients. Shared by logits, check and inspect.
+// A checkpoint opened to be looked at: its logits for given ids, its loss and gradients. Shared by logits, check and
+// inspect.
 #ifndef TRAINER_PROBE_H
 #define TRAINER_PROBE_H
 
@@ -16,11 +17,12 @@ typedef struct trn_probe {
 ENG_CHECKED eng_status trn_probe_open(const char *dir, const char *device, trn_probe *out, eng_error *error);
 void trn_probe_close(trn_probe *probe);
 
-// logits (count, vocab): the first `split` ids are read as one prompt, chunk by chunk, the rest as generated ids one by one.
+// logits (count, vocab): the first `split` ids are read as one prompt, chunk by chunk, the rest as generated ids one by
+// one.
 ENG_CHECKED eng_status trn_probe_logits(trn_probe *probe, const int32_t *ids, int32_t count, int32_t split,
                                         kern_solver solver, float *logits, eng_error *error);
-// Mean cross entropy of ids[1..count) and its gradients into probe->weights->grad (zeroed first). The derivative is the implicit
-// one in the solver's mode.
+// Mean cross entropy of ids[1..count) and its gradients into probe->weights->grad (zeroed first). The derivative is the
+// implicit one in the solver's mode.
 ENG_CHECKED eng_status trn_probe_gradients(trn_probe *probe, const int32_t *ids, int32_t count, kern_solver solver,
                                            double *loss, eng_error *error);
 // -sum log softmax(logits[t])[ids[t + 1]] / (count - 1), in double.

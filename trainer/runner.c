@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // Makes a plan's surroundings and runs it; see runner.h. Owns everything but the device and the weights.
+// One thread; a runner holds one batch at a time, which the caller fills and runs.
 #include "trainer/runner.h"
 
 #include <string.h>
@@ -76,8 +77,8 @@ void trn_runner_clear(trn_runner *runner) {
     rows->n_rows = rows->n_tokens = rows->n_generated = rows->n_logits = rows->n_boundaries = 0;
 }
 
-eng_status trn_runner_add_row(trn_runner *runner, kern_row_kind kind, int32_t slot, int64_t position, const int32_t *ids,
-                              int32_t count, kern_solver solver, eng_error *error) {
+eng_status trn_runner_add_row(trn_runner *runner, kern_row_kind kind, int32_t slot, int64_t position,
+                              const int32_t *ids, int32_t count, kern_solver solver, eng_error *error) {
     kern_rows *rows = runner->rows;
     if (count < 1 || rows->n_rows == rows->max_rows || count > rows->max_tokens - rows->n_tokens)
         return eng_fail(error, ENG_FULL, "a row of %d ids does not fit into a batch of %d tokens and %d rows", count,

@@ -1,8 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 // One plan with its memory, row tables and stream: what every offline command runs.
 //
-// The caller fills runner->rows (kernels.h) and calls trn_runner_run; outputs are then read by their references in runner->plan.
-// Serving plans get `slots` state slots and, with full-attention layers, enough KV pages for max_tokens a slot.
+// The caller fills runner->rows (kernels.h) and calls trn_runner_run; outputs are then read by their references in
+// runner->plan. Serving plans get `slots` state slots and, with full-attention layers, enough KV pages for max_tokens a
+// slot.
 #ifndef TRAINER_RUNNER_H
 #define TRAINER_RUNNER_H
 
@@ -34,8 +35,8 @@ ENG_CHECKED eng_status trn_runner_run(trn_runner *runner, eng_error *error);
 // Copies `bytes` of an output to the host.
 ENG_CHECKED eng_status trn_runner_read(trn_runner *runner, kern_ptr reference, void *host, size_t bytes,
                                        eng_error *error);
-// Adds a row at the end of runner->rows (slot -1: none, with its pages if the plan has any) and its ids; token0 follows from the
-// tokens before. Generated rows must be added before prompt rows.
+// Adds a row at the end of runner->rows (slot -1: none, with its pages if the plan has any) and its ids; token0 follows
+// from the tokens before. Generated rows must be added before prompt rows.
 ENG_CHECKED eng_status trn_runner_add_row(trn_runner *runner, kern_row_kind kind, int32_t slot, int64_t position,
                                           const int32_t *ids, int32_t count, kern_solver solver, eng_error *error);
 void trn_runner_clear(trn_runner *runner); // no rows, no logits

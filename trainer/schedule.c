@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // Learning rates by step; see schedule.h.
+// Pure functions of the step: a resumed run computes the same rate from its step number alone.
 #include "trainer/schedule.h"
 
 #include <math.h>

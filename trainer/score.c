@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // Losses over windows of documents; see score.h. Windows are packed into batches as ragged rows, each a row of its own.
+// Nothing is carried between windows: each starts from a zero state, and its loss does not depend on its neighbours.
 #include "trainer/score.h"
 
 #include <stdlib.h>

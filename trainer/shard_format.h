@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // The layout of a token shard, shared by its reader and its writer; nobody else includes it.
+// Everything is little-endian and 8-aligned, so that a mapped file is read as it lies.
 #ifndef TRAINER_SHARD_FORMAT_H
 #define TRAINER_SHARD_FORMAT_H
 

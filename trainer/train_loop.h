@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // Step after step until the run is finished, a signal comes or time is up; the log, the progress, the checkpoints.
+// The loop owns the run folder; a step itself is train_step.c, which knows nothing of files.
 #ifndef TRAINER_TRAIN_LOOP_H
 #define TRAINER_TRAIN_LOOP_H
 

@@ -34,9 +34,9 @@ struct kern_cpu {
     kern_device device;
     const kern_cpu_table *table;
     int threads;
-    int chunk;            // C
-    size_t thread_bytes;  // workspace of one thread, 64-byte aligned
-    char *workspace;      // threads * thread_bytes
+    int chunk;           // C
+    size_t thread_bytes; // workspace of one thread, 64-byte aligned
+    char *workspace;     // threads * thread_bytes
 };
 
 struct kern_weight {

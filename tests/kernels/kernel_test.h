@@ -158,9 +158,9 @@ static inline double *kernel_test_zero_doubles(kernel_test *test, size_t count) 
 
 // ------------------------------------------------------------------------------------------------------- comparisons
 
-#define kernel_test_assert_same(a, b, count)                                                                           \
+#define kernel_test_assert_same(a, b, count) \
     ck_assert_msg(memcmp(a, b, (size_t)(count) * sizeof *(a)) == 0, "%s and %s differ in bits", #a, #b)
-#define kernel_test_assert_refused(test, op, args, status)                                                             \
+#define kernel_test_assert_refused(test, op, args, status) \
     ck_assert_int_eq(kern_reserve((test)->device, op, args), status)
 
 // gradient (count) of loss against central differences in x, at up to 64 places; for the references, in double.

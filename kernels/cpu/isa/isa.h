@@ -1,9 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 // What each file in this folder sees: names with the instruction set's suffix, float vectors of its width, the team.
 //
-// The files here are compiled once per instruction set with KERN_ISA defined (portable, avx2, avx512). Vectors are GCC vector
-// extensions, so the source is one; the width is the set's own. Sums over a vector are made in a fixed order. Multiply and
-// add may be contracted (-ffp-contract=fast), the same way in every call: a function's bits depend on its arguments alone.
+// The files here are compiled once per instruction set with KERN_ISA defined (portable, avx2, avx512). Vectors are GCC
+// vector extensions, so the source is one; the width is the set's own. Sums over a vector are made in a fixed order.
+// Multiply and add may be contracted (-ffp-contract=fast), the same way in every call: a function's bits depend on its
+// arguments alone.
 #ifndef KERNELS_CPU_ISA_ISA_H
 #define KERNELS_CPU_ISA_ISA_H
 
@@ -26,12 +27,12 @@
 #define KERN_NAME(name) KERN_PASTE(KERN_PASTE(kern_cpu, name), KERN_ISA)
 
 // The two functions that every operation defines: KERN_RUN(rmsnorm, kern_rmsnorm_args) { ... a, rows, cpu ... }
-#define KERN_RUN(name, args_type) kern_status KERN_NAME(name)(kern_cpu *cpu, const kern_rows *rows, const args_type *a)
-#define KERN_PREPARE(name, args_type)                                                                                  \
+#define KERN_RUN(name, args_type) kern_status KERN_NAME(name)(kern_cpu * cpu, const kern_rows *rows, const args_type *a)
+#define KERN_PREPARE(name, args_type) \
     kern_status KERN_PASTE(KERN_NAME(name), prepare)(const kern_cpu *cpu, const args_type *a, size_t *thread_bytes)
 // Prototypes for the table, from KERN_OPS.
-#define KERN_DECLARE(code, name, args_type, first)                                                                     \
-    KERN_RUN(name, args_type);                                                                                         \
+#define KERN_DECLARE(code, name, args_type, first) \
+    KERN_RUN(name, args_type);                     \
     KERN_PREPARE(name, args_type);
 KERN_OPS(KERN_DECLARE)
 #undef KERN_DECLARE
@@ -141,7 +142,7 @@ static inline float vf_largest(vf x) {
 static inline vf vf_exp(vf x) {
     const vf top = vf_set(88.72f), bottom = vf_set(-87.33f);
     vi tiny = x < bottom;
-    x = vf_max(bottom, vf_min(top, x)); // this order of operands lets NaN through
+    x = vf_max(bottom, vf_min(top, x));         // this order of operands lets NaN through
     vf shifted = x * 1.44269504f + 12582912.0f; // rounds to an integer in the low mantissa bits
     vf n = shifted - 12582912.0f;
     vf r = x - n * 0.693359375f + n * 2.12194440e-4f;
