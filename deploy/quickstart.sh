@@ -12,7 +12,7 @@ cd "$(dirname "$0")/.."
 
 build=${MESA_BUILD:-build}
 model=${MESA_MODEL:-deploy/models/demo}
-prompt='{"prompt": "Once upon a time", "max_tokens": 48, "temperature": 0, "cg_tolerance": 0.001}'
+prompt='{"prompt": "Once upon a time", "max_tokens": 64, "temperature": 0.7, "seed": 3, "cg_tolerance": 0.001}'
 server_pid=
 work=$(mktemp -d)
 
