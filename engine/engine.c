@@ -27,6 +27,11 @@ eng_status eng_decode(const eng_engine *engine, const int32_t *ids, size_t count
     return eng_tokenizer_decode(engine->tokenizer, ids, count, keep_special, text, length, error);
 }
 
+const char *eng_token_bytes(const eng_engine *engine, int32_t id, size_t *length) {
+    *length = 0;
+    return engine->tokenizer ? eng_tokenizer_bytes(engine->tokenizer, id, length) : "";
+}
+
 void eng_free(void *memory) {
     free(memory);
 }

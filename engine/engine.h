@@ -7,7 +7,7 @@
 // up to one chunk of the prompts) and reports what happened through a callback.
 //
 // Threads: eng_submit, eng_cancel, eng_pause, eng_step and eng_gauges belong to one thread, the caller's engine thread.
-// eng_info, eng_encode and eng_decode only read immutable data and may be called from any thread.
+// eng_info, eng_encode, eng_decode and eng_token_bytes only read immutable data and may be called from any thread.
 // The engine starts no thread but its device's compute team, prints nothing and never exits.
 #ifndef ENGINE_ENGINE_H
 #define ENGINE_ENGINE_H
@@ -90,6 +90,9 @@ ENG_EXPORT ENG_CHECKED eng_status eng_encode(const eng_engine *engine, const cha
 ENG_EXPORT ENG_CHECKED eng_status eng_decode(const eng_engine *engine, const int32_t *ids, size_t count,
                                              bool keep_special, char **text, size_t *length, eng_error *error);
 ENG_EXPORT void eng_free(void *memory);
+// The bytes of one id, borrowed for the engine's life, not NUL-terminated and perhaps a part of a character; special
+// tokens give their text. An unknown id gives *length 0.
+ENG_EXPORT const char *eng_token_bytes(const eng_engine *engine, int32_t id, size_t *length);
 
 typedef struct eng_text {
     const char *bytes;
@@ -105,6 +108,13 @@ typedef struct eng_sampling {
     uint32_t choice;
 } eng_sampling;
 
+typedef struct eng_logit_bias {
+    int32_t id;
+    float bias; // added to the logit; -INFINITY bans the id
+} eng_logit_bias;
+
+enum { ENG_MAX_TOP = 20, ENG_MAX_STOP_IDS = 64 };
+
 typedef struct eng_request {
     const int32_t *ids; // the whole prompt, BOS included; at least one id; borrowed for the call
     size_t count;
@@ -113,7 +123,21 @@ typedef struct eng_request {
     eng_knobs knobs;
     const eng_text *stops; // UTF-8 strings; the text ends right before the first that appears; borrowed for the call
     size_t stop_count;
+    bool include_stop;       // the stop string (or the text of a stop id) is part of the text
+    const int32_t *stop_ids; // ids that end the text like end-of-text; borrowed for the call
+    size_t stop_id_count;
+    bool ignore_eos;              // end-of-text ids are banned
+    int64_t min_tokens;           // end-of-text and stop ids are banned before this many tokens
+    const eng_logit_bias *biases; // no id twice; borrowed for the call
+    size_t bias_count;
+    float presence_penalty, frequency_penalty; // -2..2, over the completion; 0: off
+    float repetition_penalty;                  // 0.01..10, over prompt and completion; 1 (or 0): off
+    int32_t logprobs;      // -1: none; n: every token's logprob and the n most likely alternatives (0..ENG_MAX_TOP)
+    bool prompt_logprobs;  // with logprobs >= 0: of the prompt's tokens too
+    bool token_compute;    // solver figures of each token
     bool fail_unconverged; // end with ENG_UNCONVERGED on the first solve that hits its bound
+    int32_t priority;      // lower first among those that wait
+    uint64_t owner;        // who asks (an API key): those that wait are admitted in turns over the owners
     void *user;            // handed back in every event
 } eng_request;
 
@@ -130,19 +154,38 @@ typedef struct eng_compute {
     int32_t steps_max;
 } eng_compute;
 
+typedef struct eng_alternative {
+    int32_t id;
+    float logprob;
+} eng_alternative;
+
+// One token of an event. Logprobs are log softmax of the model's logits, before bias, penalties and temperature.
+typedef struct eng_token {
+    int32_t id;
+    float logprob; // NAN: not asked for, or nothing precedes it (the prompt's first)
+    const eng_alternative
+        *top;            // the likeliest ids, best first, ties to the lowest id; the token need not be among them
+    int32_t top_count;   // logprobs, or the vocabulary where that is smaller; 0 where logprob is NAN
+    eng_compute compute; // with token_compute: of reading the token before it, whose output predicted this one
+} eng_token;
+
 typedef struct eng_usage {
     int64_t prompt_tokens, completion_tokens, cached_tokens;
     eng_compute prompt, completion;
 } eng_usage;
 
 // What happened to one request in one step. Pointers live until the callback returns. Over all events of a request
-// there are usage->completion_tokens ids, an end-of-text id included, which has no text (like every special token). The
-// callback may call eng_submit, eng_cancel and eng_pause, for any request; eng_step refuses to be called from it.
+// there are usage->completion_tokens drawn tokens, an end-of-text id included, which has no text (like every special
+// token). The callback may call eng_submit, eng_cancel and eng_pause, for any request; eng_step refuses to be called
+// from it.
 typedef struct eng_event {
     uint64_t id;
     void *user;
-    const int32_t *ids; // tokens drawn whose text is settled now (may be none although text comes, and the reverse)
-    size_t id_count;
+    const eng_token *prompt; // with prompt_logprobs: the prompt's next tokens, in order
+    size_t prompt_count;
+    const eng_token
+        *tokens; // tokens drawn whose text is settled now (may be none although text comes, and the reverse)
+    size_t token_count;
     const char *text; // finished UTF-8: no partial character, no part of a stop string
     size_t text_length;
     eng_finish finish; // not NONE: the last event of this request, its slot is free

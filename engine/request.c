@@ -2,8 +2,8 @@
 // The life of a request inside the engine, and the checks at its door.
 //
 // End-of-text ids are looked for before an id becomes the tail, so the state never reads one. They count as completion
-// tokens and stand among the ids, as in vLLM; their text, like that of every special token, is not part of the output.
-// A job that ends closes its session at once: by the time its last event is told the slot is free.
+// tokens and stand among those told, as in vLLM; their text, like that of every special token, is not part of the
+// output. A job that ends closes its session at once: by the time its last event is told the slot is free.
 #include "engine/request.h"
 
 #include <inttypes.h>
@@ -80,13 +80,47 @@ static eng_status check_stops(const eng_job_rules *rules, const eng_request *req
     return ENG_OK;
 }
 
+static eng_status unsupported(const char *field, eng_error *error) {
+    return eng_fail(error, ENG_UNSUPPORTED, "%s is not supported by this version", field);
+}
+
+static eng_status check_unbuilt(const eng_request *request, eng_error *error) {
+    if (request->bias_count > 0)
+        return unsupported("biases", error);
+    if (request->stop_id_count > 0)
+        return unsupported("stop_ids", error);
+    if (request->include_stop)
+        return unsupported("include_stop", error);
+    if (request->ignore_eos)
+        return unsupported("ignore_eos", error);
+    if (request->min_tokens != 0)
+        return unsupported("min_tokens", error);
+    if (request->presence_penalty != 0)
+        return unsupported("presence_penalty", error);
+    if (request->frequency_penalty != 0)
+        return unsupported("frequency_penalty", error);
+    if (request->repetition_penalty != 0 && request->repetition_penalty != 1)
+        return unsupported("repetition_penalty", error);
+    if (request->logprobs > 0)
+        return unsupported("logprobs above 0", error);
+    if (request->prompt_logprobs)
+        return unsupported("prompt_logprobs", error);
+    if (request->token_compute)
+        return unsupported("token_compute", error);
+    if (request->priority != 0)
+        return unsupported("priority", error);
+    return request->owner != 0 ? unsupported("owner", error) : ENG_OK;
+}
+
 static eng_status check_request(const eng_job_rules *rules, const eng_request *request, eng_error *error) {
     eng_status status = check_prompt(rules, request, error);
     if (status == ENG_OK)
         status = check_sampling(&request->sampling, error);
     if (status == ENG_OK)
         status = check_knobs(&request->knobs, error);
-    return status == ENG_OK ? check_stops(rules, request, error) : status;
+    if (status == ENG_OK)
+        status = check_stops(rules, request, error);
+    return status == ENG_OK ? check_unbuilt(request, error) : status;
 }
 
 // ----------------------------------------------------------------------------------------------------- create, free
@@ -105,6 +139,7 @@ eng_status eng_job_create(const eng_job_rules *rules, const eng_request *request
     job->max_tokens = request->max_tokens;
     job->sampling = request->sampling;
     job->knobs = request->knobs;
+    job->logprobs = request->logprobs;
     job->fail_unconverged = request->fail_unconverged;
     job->usage.prompt_tokens = job->prompt_count;
     job->prompt = malloc(sizeof *job->prompt * request->count);
@@ -128,7 +163,7 @@ void eng_job_free(eng_job *job) {
     eng_session_close(&job->session);
     eng_text_free(job->text);
     free(job->prompt);
-    free(job->drawn);
+    eng_token_list_free(&job->drawn);
     free(job);
 }
 
@@ -167,16 +202,11 @@ static void add_compute(eng_compute *sum, const eng_compute *part) {
         sum->steps_max = part->steps_max;
 }
 
-static bool keep_drawn(eng_job *job, int32_t id) {
-    if (job->drawn_count == job->drawn_capacity) {
-        size_t capacity = job->drawn_capacity ? 2 * job->drawn_capacity : 16;
-        int32_t *larger = realloc(job->drawn, sizeof *larger * capacity);
-        if (!larger)
-            return false;
-        job->drawn = larger;
-        job->drawn_capacity = capacity;
-    }
-    job->drawn[job->drawn_count++] = id;
+static bool keep_drawn(eng_job *job, const eng_piece_result *result) {
+    eng_token *token = eng_token_list_add(&job->drawn);
+    if (!token)
+        return false;
+    *token = (eng_token){.id = result->id, .logprob = job->logprobs < 0 ? NAN : result->logprob};
     return true;
 }
 
@@ -198,10 +228,11 @@ static eng_status push_text(const eng_job_rules *rules, eng_job *job, int32_t id
     return eng_text_push(job->text, bytes, length, stopped);
 }
 
-static void accept_id(const eng_job_rules *rules, eng_job *job, int32_t id) {
+static void accept_id(const eng_job_rules *rules, eng_job *job, const eng_piece_result *result) {
+    int32_t id = result->id;
     bool stopped = false, last = ends_text(&rules->model->config, id);
     job->usage.completion_tokens++;
-    eng_status status = keep_drawn(job, id) ? push_text(rules, job, id, last, &stopped) : ENG_NO_MEMORY;
+    eng_status status = keep_drawn(job, result) ? push_text(rules, job, id, last, &stopped) : ENG_NO_MEMORY;
     eng_finish finish = ENG_FINISH_NONE;
     if (last || stopped)
         finish = ENG_FINISH_STOP;
@@ -238,36 +269,33 @@ void eng_job_accept(const eng_job_rules *rules, eng_job *job, const eng_piece_re
     if (job->max_tokens == 0)
         end(job, ENG_FINISH_LENGTH);
     else
-        accept_id(rules, job, result->id);
+        accept_id(rules, job, result);
 }
 
 // ------------------------------------------------------------------------------------------------------------- events
 
 bool eng_job_event(eng_job *job, eng_event *out) {
-    static const int32_t none = 0; // so that even an empty range of ids has an address
     bool final = job->finish != ENG_FINISH_NONE;
     *out = (eng_event){.id = job->id,
                        .user = job->user,
-                       .ids = job->drawn ? job->drawn : &none,
-                       .id_count = job->drawn_count,
+                       .tokens = eng_token_list_view(&job->drawn),
+                       .token_count = job->drawn.count,
                        .text = "",
                        .finish = job->finish,
                        .usage = &job->usage};
     if (job->text) {
         if (!final)
-            out->id_count = eng_text_settled(job->text) - job->told;
+            out->token_count = eng_text_settled(job->text) - job->told;
         eng_text_take(job->text, &out->text, &out->text_length);
     }
     if (job->finish == ENG_FINISH_ERROR) {
         out->status = job->error.code;
         out->message = job->error.text;
     }
-    return final || out->id_count > 0 || out->text_length > 0;
+    return final || out->token_count > 0 || out->text_length > 0;
 }
 
-void eng_job_told(eng_job *job, size_t id_count) {
-    job->told += id_count;
-    job->drawn_count -= id_count;
-    if (job->drawn_count)
-        memmove(job->drawn, job->drawn + id_count, sizeof *job->drawn * job->drawn_count);
+void eng_job_told(eng_job *job, const eng_event *event) {
+    job->told += event->token_count;
+    eng_token_list_drop(&job->drawn, event->token_count);
 }

@@ -11,6 +11,7 @@
 #include "engine/engine.h"
 #include "engine/session.h"
 #include "engine/text.h"
+#include "engine/token_list.h"
 #include "engine/tokenizer.h"
 
 typedef enum eng_phase {
@@ -33,8 +34,9 @@ typedef struct eng_job {
     bool fail_unconverged;
     eng_session session;
     eng_text_out *text; // NULL: the model has no tokenizer
-    int32_t *drawn;     // ids that no event has told yet
-    size_t drawn_count, drawn_capacity, told;
+    int32_t logprobs;   // -1: none
+    eng_token_list drawn;
+    size_t told; // of the drawn tokens, by events
     eng_usage usage;
     eng_finish finish;
     eng_error error; // with ENG_FINISH_ERROR
@@ -57,10 +59,10 @@ int64_t eng_job_length(const eng_job *job);
 // Takes the result of the piece that was just read: adds to the usage, takes the drawn id over, ends the job where it
 // must. An ended job's session is closed.
 void eng_job_accept(const eng_job_rules *rules, eng_job *job, const eng_piece_result *result);
-// What may be told now; false: nothing. Borrowed until eng_job_told, which drops the ids (the text is dropped by taking
-// it).
+// What may be told now; false: nothing. Borrowed until eng_job_told, which drops the tokens (the text is dropped by
+// taking it).
 bool eng_job_event(eng_job *job, eng_event *out);
-void eng_job_told(eng_job *job, size_t id_count);
+void eng_job_told(eng_job *job, const eng_event *event);
 // Ends it without a word.
 void eng_job_cancel(eng_job *job);
 

@@ -271,7 +271,7 @@ static void tell(eng_scheduler *scheduler, eng_job *job, eng_event_fn on_event, 
     if (!eng_job_event(job, &event))
         return;
     on_event(context, &event);
-    eng_job_told(job, event.id_count);
+    eng_job_told(job, &event);
 }
 
 eng_status eng_scheduler_step(eng_scheduler *scheduler, eng_event_fn on_event, void *context, bool *worked,

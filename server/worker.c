@@ -113,6 +113,7 @@ srv_job *srv_job_create(const srv_job_options *options) {
         .knobs = options->knobs,
         .stops = job->stops,
         .stop_count = options->stop_count,
+        .logprobs = -1,
         .fail_unconverged = options->fail_unconverged,
         .user = job,
     };

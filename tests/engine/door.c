@@ -42,9 +42,9 @@ static void collect(void *context, const eng_event *event) {
     (void)context;
     ck_assert_uint_eq(event->id, out->id);
     ck_assert_int_eq(out->finals, 0); // nothing follows the last event
-    ck_assert(event->id_count > 0 || event->text_length > 0 || event->finish != ENG_FINISH_NONE);
-    memcpy(out->ids + out->id_count, event->ids, sizeof *out->ids * event->id_count);
-    out->id_count += event->id_count;
+    ck_assert(event->token_count > 0 || event->text_length > 0 || event->finish != ENG_FINISH_NONE);
+    for (size_t i = 0; i < event->token_count; i++)
+        out->ids[out->id_count++] = event->tokens[i].id;
     memcpy(out->text + out->text_length, event->text, event->text_length);
     out->text_length += event->text_length;
     out->text[out->text_length] = '\0';
@@ -65,7 +65,8 @@ eng_request greedy(const eng_engine *engine, const int32_t *ids, size_t count, i
                          .count = count,
                          .max_tokens = max_tokens,
                          .sampling = {.top_p = 1},
-                         .knobs = eng_info(engine)->default_knobs};
+                         .knobs = eng_info(engine)->default_knobs,
+                         .logprobs = -1};
 }
 
 void submit(eng_engine *engine, eng_request request, outcome *out) {

@@ -112,12 +112,22 @@ START_TEST(text_and_ids) {
     eng_free(ids);
     ck_assert_int_eq(eng_encode(engine, "\xFF", 1, true, &ids, &count, NULL), ENG_INVALID);
     ck_assert_int_eq(eng_decode(engine, (int32_t[]){SMALL_VOCAB}, 1, false, &text, &length, NULL), ENG_INVALID);
+    ck_assert_int_eq(*eng_token_bytes(engine, 0xC3, &length), '\xC3'); // a part of a character
+    ck_assert_uint_eq(length, 1);
+    ck_assert(memcmp(eng_token_bytes(engine, SMALL_EOS, &length), "</s>", 4) == 0);
+    ck_assert_uint_eq(length, 4);
+    (void)eng_token_bytes(engine, SMALL_VOCAB - 1, &length); // a row of the model without a token
+    ck_assert_uint_eq(length, 0);
+    (void)eng_token_bytes(engine, -1, &length);
+    ck_assert_uint_eq(length, 0);
     eng_close(engine);
 
     small_checkpoint(temp_path("bare"), &small_models[SMALL_MESA], speak_letters, false);
     eng_options options = {.model_dir = temp_path("bare"), .device = "cpu", .max_rows = 2};
     ck_assert_int_eq(eng_open(&options, &bare, NULL), ENG_OK);
     ck_assert(!eng_info(bare)->has_tokenizer);
+    (void)eng_token_bytes(bare, 'a', &length);
+    ck_assert_uint_eq(length, 0);
     ck_assert_int_eq(eng_encode(bare, "a", 1, true, &ids, &count, NULL), ENG_UNSUPPORTED);
     eng_request request = greedy(bare, (int32_t[]){1, 2}, 2, 5);
     outcome out = answer(bare, request);

@@ -130,7 +130,7 @@ static void interfere(void *context, const eng_event *event) {
         ck_assert_int_eq(eng_submit(i->engine, &i->submitted, &i->submitted_id, NULL), ENG_OK);
     ck_assert_int_eq(eng_step(i->engine, interfere, context, &worked, NULL), ENG_INVALID);
     ck_assert_uint_ge(event->usage->completion_tokens, 1); // the event is whole until the callback returns
-    ck_assert_int_eq(event->ids[0], event->text[0]);
+    ck_assert_int_eq(event->tokens[0].id, event->text[0]);
 }
 
 START_TEST(callbacks_may_cancel_and_submit) {

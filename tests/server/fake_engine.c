@@ -32,6 +32,7 @@ typedef struct fake_request {
 struct eng_engine {
     eng_model_info info;
     uint64_t queue_requests, next_id, count;
+    char bytes[BOS]; // of eng_token_bytes
     fake_request *first; // oldest first
 };
 
@@ -91,6 +92,8 @@ eng_status eng_open(const eng_options *options, eng_engine **out, eng_error *err
         .chunk = CHUNK,
         .default_knobs = {.cg_tolerance = 1e-4f, .cg_max_steps = 30, .exit_threshold = 1, .max_loops = 4},
     };
+    for (int i = 0; i < BOS; i++)
+        engine->bytes[i] = (char)i;
     *out = engine;
     return ENG_OK;
 }
@@ -149,6 +152,15 @@ eng_status eng_decode(const eng_engine *engine, const int32_t *ids, size_t count
     *text = out;
     *length = written;
     return ENG_OK;
+}
+
+const char *eng_token_bytes(const eng_engine *engine, int32_t id, size_t *length) {
+    if (id == BOS) {
+        *length = 3;
+        return "<s>";
+    }
+    *length = id >= 0 && id < BOS;
+    return *length ? engine->bytes + id : "";
 }
 
 void eng_free(void *memory) {
@@ -241,12 +253,12 @@ static size_t settled(const fake_request *request, bool *stopped) {
 
 static void report(fake_request *request, eng_event_fn on_event, void *context, size_t length, eng_finish finish,
                    eng_status status, const char *message) {
-    const int32_t id = 'a';
+    const eng_token token = {.id = 'a'};
     const eng_event event = {
         .id = request->id,
         .user = request->user,
-        .ids = &id,
-        .id_count = request->made > 0,
+        .tokens = &token,
+        .token_count = request->made > 0,
         .text = request->text,
         .text_length = length,
         .finish = finish,
