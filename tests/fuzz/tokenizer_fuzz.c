@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // Fuzz target of the tokenizer: any bytes are refused with words or give a tokenizer whose every id is sound.
 //
-// The input is a tokenizer.json. Seeds: tests/engine/data/*.tokenizer.json. With clang:
+// The input is a tokenizer.json; tests/engine/data holds larger seeds than the corpus. With clang:
 // -fsanitize=fuzzer,address,undefined. With any compiler and tests/fuzz/corpus_main.c: a program that runs the files
 // named on its command line.
 #include <stdlib.h>
