@@ -115,6 +115,8 @@ static void emit_head_logits(eng_emit *emit) {
     plan->finite = eng_emit_saved_bytes(emit, sizeof(int32_t) * rows);
     plan->sampled = eng_emit_saved_bytes(emit, sizeof(int32_t) * rows);
     plan->logprob = eng_emit_saved_bytes(emit, sizeof(float) * rows);
+    plan->top_id = eng_emit_saved_bytes(emit, sizeof(int32_t) * rows * KERN_MAX_TOP);
+    plan->top_logprob = eng_emit_saved_bytes(emit, sizeof(float) * rows * KERN_MAX_TOP);
     eng_emit_op(emit, KERN_OP_HEAD_LOGITS,
                 &(kern_head_logits_args){.x = plan->hidden,
                                          .weight = eng_param(emit->model->head),
@@ -123,10 +125,13 @@ static void emit_head_logits(eng_emit *emit) {
                                          .width = config->hidden_size,
                                          .vocabulary = config->vocab_size,
                                          .soft_cap = config->logits_soft_cap});
-    eng_emit_op(
-        emit, KERN_OP_SAMPLE,
-        &(kern_sample_args){
-            .logits = plan->logits, .id = plan->sampled, .logprob = plan->logprob, .vocabulary = config->vocab_size});
+    eng_emit_op(emit, KERN_OP_SAMPLE,
+                &(kern_sample_args){.logits = plan->logits,
+                                    .id = plan->sampled,
+                                    .logprob = plan->logprob,
+                                    .top_id = plan->top_id,
+                                    .top_logprob = plan->top_logprob,
+                                    .vocabulary = config->vocab_size});
 }
 
 static void emit_head_loss(eng_emit *emit, kern_ptr d_hidden) {

@@ -36,6 +36,8 @@ typedef struct eng_plan {
     kern_ptr finite;           // int32 (max_logits)
     kern_ptr sampled;          // int32 (max_logits)
     kern_ptr logprob;          // (max_logits)
+    kern_ptr top_id;           // int32 (max_logits, KERN_MAX_TOP)
+    kern_ptr top_logprob;      // (max_logits, KERN_MAX_TOP)
     kern_ptr hidden;           // (max_tokens, hidden) after the final norm
     kern_ptr loss;             // (max_tokens)
     kern_ptr *report;          // (layers) kern_solve_report (max_tokens, heads) of Mesa layers, else null

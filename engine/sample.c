@@ -33,5 +33,6 @@ kern_sampler eng_sampler(const eng_sampling *sampling, int64_t position) {
                           .top_k = sampling->top_k,
                           .seed = sampling->seed,
                           .position = (uint64_t)position,
-                          .choice = sampling->choice};
+                          .choice = sampling->choice,
+                          .forced = -1};
 }

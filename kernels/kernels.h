@@ -147,14 +147,19 @@ typedef struct kern_logit_edit {
     float bias, repetition, penalty;
 } kern_logit_edit;
 
+enum { KERN_MAX_TOP = 20 };
+
 // How the next id of one logits row is drawn: edits, temperature, top_k, top_p, min_p, draw by Philox4x32-10 with
-// key = seed and counter = (position, choice). temperature 0 or top_p 0: greedy, ties to the lowest id.
+// key = seed and counter = (position, choice). temperature 0 or top_p 0: greedy, ties to the lowest id. With a forced
+// id nothing is drawn: that id is the result, and its logprob that of a token of a given text.
 typedef struct kern_sampler {
     float temperature, top_p, min_p;
     int32_t top_k; // <= 0: off
     uint64_t seed;
     uint64_t position; // absolute position of the id drawn
     uint32_t choice;
+    int32_t forced;       // -1: draw
+    int32_t top;          // likeliest ids wanted beside the result, 0 .. KERN_MAX_TOP
     int32_t edit0, edits; // rows->edit[edit0 .. edit0 + edits)
 } kern_sampler;
 
@@ -447,11 +452,14 @@ typedef struct kern_head_loss_args {
     float soft_cap;
 } kern_head_loss_args;
 
-// Draws id[i] by rows->sampler[i]; logprob[i] = log softmax of the model's logits (before edits) at that id.
+// Draws id[i] by rows->sampler[i]; logprob[i] = log softmax of the model's logits (before edits) at that id. Of the top
+// arrays a row writes its first `top` entries: finite logits, best first, ties to the lowest id; where there are fewer,
+// id -1 and -INFINITY. An id has the same bits of logprob in both.
 typedef struct kern_sample_args {
-    kern_ptr logits;  // (n_logits, vocabulary), not changed
-    kern_ptr id;      // int32 (n_logits)
-    kern_ptr logprob; // optional (n_logits)
+    kern_ptr logits;              // (n_logits, vocabulary), not changed
+    kern_ptr id;                  // int32 (n_logits)
+    kern_ptr logprob;             // optional (n_logits)
+    kern_ptr top_id, top_logprob; // optional, both or none: int32 and float (n_logits, KERN_MAX_TOP)
     int32_t vocabulary;
 } kern_sample_args;
 

@@ -136,6 +136,8 @@ static bool tokens_are_valid(const kern_rows *rows) {
 static bool sampler_is_valid(const kern_rows *rows, const kern_sampler *sampler) {
     if (!(sampler->temperature >= 0) || isinf(sampler->temperature) || isnan(sampler->top_p) || isnan(sampler->min_p))
         return false;
+    if (sampler->forced < -1 || sampler->top < 0 || sampler->top > KERN_MAX_TOP)
+        return false;
     if (sampler->edits == 0)
         return true;
     if (!range_within(sampler->edit0, sampler->edits, rows->n_edits))

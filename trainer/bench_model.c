@@ -96,7 +96,7 @@ static eng_status run_row(trn_serve_bench *bench, trn_runner *runner, kern_row_k
         return status;
     runner->rows->n_logits = 1;
     runner->rows->logits_token[0] = count - 1;
-    runner->rows->sampler[0] = (kern_sampler){.temperature = 0};
+    runner->rows->sampler[0] = (kern_sampler){.forced = -1};
     status = trn_runner_run(runner, error);
     return status == ENG_OK ? trn_runner_read(runner, runner->plan->sampled, next, sizeof *next, error) : status;
 }

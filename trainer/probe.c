@@ -45,7 +45,7 @@ static eng_status run_piece(trn_runner *runner, kern_row_kind kind, const int32_
     runner->rows->n_logits = count;
     for (int32_t i = 0; i < count; i++) {
         runner->rows->logits_token[i] = i;
-        runner->rows->sampler[i] = (kern_sampler){.temperature = 0};
+        runner->rows->sampler[i] = (kern_sampler){.forced = -1};
     }
     status = trn_runner_run(runner, error);
     if (status != ENG_OK)

@@ -91,3 +91,34 @@ void kern_ref_sample_probabilities(int vocabulary, const float *logits, const ke
     free(logit);
     free(e);
 }
+
+static entry *sorted_floats(int vocabulary, const float *logits, int *count) {
+    double *logit = malloc((size_t)vocabulary * sizeof *logit);
+    entry *e = malloc((size_t)vocabulary * sizeof *e);
+    for (int id = 0; id < vocabulary; id++)
+        logit[id] = (double)logits[id];
+    *count = sorted(vocabulary, logit, e);
+    free(logit);
+    return e;
+}
+
+void kern_ref_logprobs(int vocabulary, const float *logits, double *logprob) {
+    int count;
+    double sum = 0;
+    entry *e = sorted_floats(vocabulary, logits, &count);
+    for (int id = 0; id < vocabulary; id++)
+        logprob[id] = -INFINITY;
+    for (int i = count - 1; i >= 0; i--)
+        sum += exp(e[i].logit - e[0].logit);
+    for (int i = 0; i < count; i++)
+        logprob[e[i].id] = e[i].logit - e[0].logit - log(sum);
+    free(e);
+}
+
+void kern_ref_top(int vocabulary, const float *logits, int count, int *id) {
+    int finite;
+    entry *e = sorted_floats(vocabulary, logits, &finite);
+    for (int i = 0; i < count; i++)
+        id[i] = i < finite ? e[i].id : -1;
+    free(e);
+}

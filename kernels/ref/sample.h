@@ -14,4 +14,9 @@
 void kern_ref_sample_probabilities(int vocabulary, const float *logits, const kern_sampler *sampler,
                                    const kern_logit_edit *edit, double *probability, double *margin);
 
+// Log softmax of the logits at every id, -INFINITY where a logit is not finite.
+void kern_ref_logprobs(int vocabulary, const float *logits, double *logprob);
+// The ids of the `count` largest finite logits, best first, ties to the lowest id; -1 where there are fewer.
+void kern_ref_top(int vocabulary, const float *logits, int count, int *id);
+
 #endif

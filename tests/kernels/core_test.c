@@ -301,6 +301,9 @@ SPOIL(logits_behind, rows->logits_token[0] = rows->n_tokens)
 SPOIL(temperature, rows->sampler[0].temperature = -1)
 SPOIL(temperature_nan, rows->sampler[0].temperature = NAN)
 SPOIL(top_p, rows->sampler[0].top_p = NAN)
+SPOIL(forced, rows->sampler[0].forced = -2)
+SPOIL(top, rows->sampler[0].top = KERN_MAX_TOP + 1)
+SPOIL(top_negative, rows->sampler[0].top = -1)
 SPOIL(edit_range, rows->sampler[0].edit0 = 1)
 SPOIL(edit_id, rows->edit[1].id = -1)
 SPOIL(many_rows, rows->n_rows = rows->max_rows + 1)
@@ -326,7 +329,7 @@ static void sound_rows(kernel_test *test) {
     rows->logits_token[0] = 3;
     rows->n_edits = 2;
     rows->edit[0] = rows->edit[1] = (kern_logit_edit){.id = 2, .repetition = 1};
-    rows->sampler[0] = (kern_sampler){.temperature = 1, .top_p = 1, .edits = 2};
+    rows->sampler[0] = (kern_sampler){.temperature = 1, .top_p = 1, .forced = -1, .edits = 2};
 }
 
 START_TEST(bad_rows_are_refused) {
@@ -358,6 +361,9 @@ START_TEST(bad_rows_are_refused) {
                                    spoil_temperature,
                                    spoil_temperature_nan,
                                    spoil_top_p,
+                                   spoil_forced,
+                                   spoil_top,
+                                   spoil_top_negative,
                                    spoil_edit_range,
                                    spoil_edit_id,
                                    spoil_many_rows,

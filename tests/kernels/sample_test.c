@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // sample: Philox's known answers, exact truncation sets, the distribution of draws, greedy, bans, values that are not
-// finite.
+// finite, logprobs and the likeliest ids.
 #include "kernels/philox.h"
 #include "kernels/ref/sample.h"
 #include "tests/kernels/kernel_test.h"
@@ -32,14 +32,15 @@ START_TEST(philox_known_answers) {
 END_TEST
 
 typedef struct batch {
-    float *logits, *logprob; // (DRAWS, VOCABULARY), (DRAWS)
-    int32_t id[DRAWS];
+    float *logits, *logprob, *top_logprob; // (DRAWS, VOCABULARY), (DRAWS), (DRAWS, KERN_MAX_TOP)
+    int32_t id[DRAWS], top_id[DRAWS * KERN_MAX_TOP];
 } batch;
 
 // Every row gets the same logits and the sampler with its own position.
 static batch make_batch(kernel_test *test, const float *logits, int vocabulary) {
     batch b = {.logits = kernel_test_zero_floats(test, (size_t)DRAWS * vocabulary),
-               .logprob = kernel_test_zero_floats(test, DRAWS)};
+               .logprob = kernel_test_zero_floats(test, DRAWS),
+               .top_logprob = kernel_test_zero_floats(test, DRAWS * KERN_MAX_TOP)};
     for (int i = 0; i < DRAWS; i++)
         memcpy(b.logits + (size_t)i * vocabulary, logits, (size_t)vocabulary * sizeof *logits);
     kernel_test_clear_rows(test);
@@ -56,8 +57,12 @@ static void draw(kernel_test *test, batch *b, int vocabulary, kern_sampler sampl
     }
     test->rows->n_logits = rows;
     kernel_test_prepare(test);
-    const kern_sample_args args = {
-        .logits.f = b->logits, .id.i = b->id, .logprob.f = b->logprob, .vocabulary = vocabulary};
+    const kern_sample_args args = {.logits.f = b->logits,
+                                   .id.i = b->id,
+                                   .logprob.f = b->logprob,
+                                   .top_id.i = b->top_id,
+                                   .top_logprob.f = b->top_logprob,
+                                   .vocabulary = vocabulary};
     kernel_test_launch(test, KERN_OP_SAMPLE, &args);
 }
 
@@ -101,13 +106,13 @@ static void assert_distribution(const double *probability, const int *count, int
 }
 
 static const kern_sampler samplers[] = {
-    {.temperature = 1, .top_p = 1},
-    {.temperature = 0.7f, .top_p = 1, .top_k = 5},
-    {.temperature = 1.5f, .top_p = 0.8f},
-    {.temperature = 1, .top_p = 1, .min_p = 0.05f},
-    {.temperature = 2, .top_p = 0.9f, .top_k = 40, .min_p = 0.02f},
-    {.temperature = 1, .top_p = 0.3f, .top_k = 1},
-    {.temperature = 100, .top_p = 0.5f},
+    {.forced = -1, .temperature = 1, .top_p = 1},
+    {.forced = -1, .temperature = 0.7f, .top_p = 1, .top_k = 5},
+    {.forced = -1, .temperature = 1.5f, .top_p = 0.8f},
+    {.forced = -1, .temperature = 1, .top_p = 1, .min_p = 0.05f},
+    {.forced = -1, .temperature = 2, .top_p = 0.9f, .top_k = 40, .min_p = 0.02f},
+    {.forced = -1, .temperature = 1, .top_p = 0.3f, .top_k = 1},
+    {.forced = -1, .temperature = 100, .top_p = 0.5f},
 };
 enum { SAMPLERS = sizeof samplers / sizeof samplers[0] };
 
@@ -147,7 +152,7 @@ START_TEST(truncation_sets_are_exact) {
     logits[17] = logits[3] = logits[41] = logits[55]; // ties, cut at the lowest ids
     int exact = 0;
     for (int variant = 0; variant < 30; variant++) {
-        kern_sampler sampler = {.temperature = 4, .top_p = 1, .seed = 7 + (uint64_t)variant};
+        kern_sampler sampler = {.forced = -1, .temperature = 4, .top_p = 1, .seed = 7 + (uint64_t)variant};
         if (variant % 3 == 0)
             sampler.top_k = 1 + variant * 2;
         else if (variant % 3 == 1)
@@ -182,7 +187,7 @@ START_TEST(ties_go_to_the_lowest_ids) {
     for (int id = 0; id < VOCABULARY; id++)
         logits[id] = id % 2 ? 0.0f : -0.0f; // equal
     logits[900] = 1;
-    kern_sampler sampler = {.temperature = 1, .top_p = 1, .top_k = 4, .seed = 1};
+    kern_sampler sampler = {.forced = -1, .temperature = 1, .top_p = 1, .top_k = 4, .seed = 1};
     batch b = make_batch(&test, logits, VOCABULARY);
     bool drawn[VOCABULARY] = {false};
     draw(&test, &b, VOCABULARY, sampler, DRAWS);
@@ -191,8 +196,10 @@ START_TEST(ties_go_to_the_lowest_ids) {
     for (int id = 0; id < VOCABULARY; id++)
         ck_assert_int_eq(drawn[id], id < 3 || id == 900);
     logits[2] = logits[700] = 5;
-    ck_assert_int_eq(draw_one(&test, logits, VOCABULARY, (kern_sampler){.temperature = 0, .top_p = 1}), 2);
-    ck_assert_int_eq(draw_one(&test, logits, VOCABULARY, (kern_sampler){.temperature = 1, .top_p = 0}), 2);
+    ck_assert_int_eq(draw_one(&test, logits, VOCABULARY, (kern_sampler){.forced = -1, .temperature = 0, .top_p = 1}),
+                     2);
+    ck_assert_int_eq(draw_one(&test, logits, VOCABULARY, (kern_sampler){.forced = -1, .temperature = 1, .top_p = 0}),
+                     2);
     kernel_test_close(&test);
 }
 END_TEST
@@ -205,7 +212,7 @@ START_TEST(edits_come_first) {
     const kern_logit_edit edit[] = {
         {5, -INFINITY, 1, 0}, {42, 2, 1.5f, 0.25f}, {79, -9, 1.5f, 0.25f}, {116, 0, 0.5f, -1}, {700, 12, 1, 0}};
     enum { EDITS = sizeof edit / sizeof edit[0] };
-    kern_sampler sampler = {.temperature = 1, .top_p = 0.95f, .edit0 = 1, .edits = EDITS, .seed = 99};
+    kern_sampler sampler = {.forced = -1, .temperature = 1, .top_p = 0.95f, .edit0 = 1, .edits = EDITS, .seed = 99};
     batch b = make_batch(&test, logits, VOCABULARY);
     memcpy(test.rows->edit + 1, edit, sizeof edit);
     test.rows->n_edits = EDITS + 1;
@@ -220,14 +227,10 @@ START_TEST(edits_come_first) {
     kern_ref_sample_probabilities(VOCABULARY, logits, &sampler, edit, probability, NULL);
     ck_assert_double_eq(probability[5], 0);
     assert_distribution(probability, count, VOCABULARY, 20 * DRAWS);
-    // logprob is of the unedited logits
-    double top = -INFINITY, sum = 0;
-    for (int id = 0; id < VOCABULARY; id++)
-        top = fmax(top, (double)logits[id]);
-    for (int id = 0; id < VOCABULARY; id++)
-        sum += exp((double)logits[id] - top);
+    double logprob[VOCABULARY]; // of the unedited logits
+    kern_ref_logprobs(VOCABULARY, logits, logprob);
     for (int i = 0; i < DRAWS; i++)
-        ck_assert_double_eq_tol((double)b.logprob[i], (double)logits[b.id[i]] - top - log(sum), 1e-5);
+        ck_assert_double_eq_tol((double)b.logprob[i], logprob[b.id[i]], 1e-5);
     kernel_test_close(&test);
 }
 END_TEST
@@ -244,7 +247,7 @@ START_TEST(everything_banned_still_gives_an_id) {
     for (int greedy = 0; greedy < 2; greedy++) {
         batch b = make_batch(&test, logits, FEW);
         test.rows->n_edits = FEW;
-        draw(&test, &b, FEW, (kern_sampler){.temperature = (float)!greedy, .top_p = 1, .edits = FEW}, 1);
+        draw(&test, &b, FEW, (kern_sampler){.forced = -1, .temperature = (float)!greedy, .top_p = 1, .edits = FEW}, 1);
         ck_assert_int_eq(b.id[0], 23);
     }
     kernel_test_close(&test);
@@ -257,7 +260,7 @@ START_TEST(not_finite_never_wins) {
         MESA_TEST_SKIP("no such instruction set");
     enum { FEW = 40 };
     float logits[FEW];
-    const kern_sampler greedy = {.temperature = 0, .top_p = 1};
+    const kern_sampler greedy = {.forced = -1, .temperature = 0, .top_p = 1};
     for (int id = 0; id < FEW; id++)
         logits[id] = id % 3 == 0 ? NAN : id % 3 == 1 ? INFINITY : -INFINITY;
     const int32_t none = draw_one(&test, logits, FEW, greedy);
@@ -281,7 +284,8 @@ START_TEST(place_does_not_matter) {
     if (!kernel_test_open(&test, _i, "cpu"))
         MESA_TEST_SKIP("no such instruction set");
     const float *logits = peaked_logits(&test, VOCABULARY);
-    kern_sampler sampler = {.temperature = 1.2f, .top_p = 0.95f, .seed = 0xfedcba9876543210u, .position = 1u << 31};
+    kern_sampler sampler = {
+        .forced = -1, .temperature = 1.2f, .top_p = 0.95f, .seed = 0xfedcba9876543210u, .position = 1u << 31};
     batch b = make_batch(&test, logits, VOCABULARY);
     draw(&test, &b, VOCABULARY, sampler, DRAWS);
     int other_choice = 0, distinct = 0;
@@ -299,6 +303,83 @@ START_TEST(place_does_not_matter) {
 }
 END_TEST
 
+static void assert_top(const batch *b, const float *logits, int vocabulary, int top) {
+    double logprob[VOCABULARY];
+    int want[KERN_MAX_TOP];
+    kern_ref_logprobs(vocabulary, logits, logprob);
+    kern_ref_top(vocabulary, logits, top, want);
+    for (int i = 0; i < top; i++) {
+        ck_assert_int_eq(b->top_id[i], want[i]);
+        if (want[i] < 0)
+            ck_assert(b->top_logprob[i] == -INFINITY);
+        else
+            ck_assert_double_eq_tol((double)b->top_logprob[i], logprob[want[i]], 1e-5);
+        if (b->id[0] == want[i])
+            ck_assert_mem_eq(&b->logprob[0], &b->top_logprob[i], sizeof(float));
+    }
+    for (int i = top; i < KERN_MAX_TOP; i++)
+        ck_assert_int_eq(b->top_id[i], 0); // not wanted, not written
+}
+
+// Whatever is drawn, and whatever else the sampler does, the likeliest ids are those of the model.
+START_TEST(likeliest_ids_are_the_models) {
+    kernel_test test;
+    if (!kernel_test_open(&test, _i, "cpu"))
+        MESA_TEST_SKIP("no such instruction set");
+    const float *logits = peaked_logits(&test, VOCABULARY);
+    float tied[VOCABULARY], rising[VOCABULARY];
+    for (int id = 0; id < VOCABULARY; id++) {
+        tied[id] = (float)(id * 7 % 5 == 3 || id > 990) + (float)(id % 2 ? 0.0f : -0.0f);
+        rising[id] = (float)id / 64;
+    }
+    tied[30] = NAN;
+    tied[600] = -INFINITY;
+    for (int top = 0; top <= KERN_MAX_TOP; top++) {
+        kern_sampler sampler = samplers[top % SAMPLERS];
+        sampler.top = top;
+        sampler.edits = 2;
+        test.rows->edit[0] = (kern_logit_edit){5, -INFINITY, 1, 0};
+        test.rows->edit[1] = (kern_logit_edit){6, 30, 1, 0};
+        const float *cases[] = {logits, tied, rising};
+        for (int c = 0; c < 3; c++) {
+            batch b = make_batch(&test, cases[c], VOCABULARY);
+            test.rows->n_edits = 2;
+            draw(&test, &b, VOCABULARY, sampler, 1);
+            assert_top(&b, cases[c], VOCABULARY, top);
+        }
+    }
+    for (int few = 1; few < 40; few++) { // fewer ids than wanted
+        batch b = make_batch(&test, logits, few);
+        draw(&test, &b, few, (kern_sampler){.forced = few - 1, .top = KERN_MAX_TOP}, 1);
+        assert_top(&b, logits, few, KERN_MAX_TOP);
+    }
+    kernel_test_close(&test);
+}
+END_TEST
+
+START_TEST(a_forced_id_is_scored) {
+    kernel_test test;
+    if (!kernel_test_open(&test, _i, "cpu"))
+        MESA_TEST_SKIP("no such instruction set");
+    float *logits = peaked_logits(&test, VOCABULARY);
+    double logprob[VOCABULARY], sum = 0;
+    logits[77] = -INFINITY;
+    kern_ref_logprobs(VOCABULARY, logits, logprob);
+    batch b = make_batch(&test, logits, VOCABULARY);
+    for (int32_t id = 0; id < VOCABULARY; id++) {
+        draw(&test, &b, VOCABULARY, (kern_sampler){.temperature = 2, .top_p = 0.1f, .top_k = 1, .forced = id}, 1);
+        ck_assert_int_eq(b.id[0], id);
+        if (id == 77)
+            ck_assert(b.logprob[0] == -INFINITY);
+        else
+            ck_assert_double_eq_tol((double)b.logprob[0], logprob[id], 1e-5);
+        sum += exp((double)b.logprob[0]);
+    }
+    ck_assert_double_eq_tol(sum, 1, 1e-5);
+    kernel_test_close(&test);
+}
+END_TEST
+
 START_TEST(refuses_what_it_cannot_do) {
     kernel_test test;
     ck_assert(kernel_test_open(&test, 0, "cpu"));
@@ -310,10 +391,16 @@ START_TEST(refuses_what_it_cannot_do) {
     test.rows->n_logits = 1;
     test.rows->edit[0] = (kern_logit_edit){4, 1, 1, 0}; // no such id
     test.rows->n_edits = 1;
-    test.rows->sampler[0] = (kern_sampler){.temperature = 1, .top_p = 1, .edits = 1};
-    kernel_test_prepare(&test);
-    kernel_test_assert_refused(&test, KERN_OP_SAMPLE, &args, KERN_OK);
-    ck_assert_int_eq(kern_launch(test.stream, KERN_OP_SAMPLE, test.rows, &args), KERN_INVALID);
+    const kern_sampler refused[] = {
+        {.forced = -1, .temperature = 1, .top_p = 1, .edits = 1}, {.forced = 4}, {.forced = -1, .top = 1}};
+    for (size_t i = 0; i < sizeof refused / sizeof refused[0]; i++) {
+        test.rows->sampler[0] = refused[i];
+        kernel_test_prepare(&test);
+        kernel_test_assert_refused(&test, KERN_OP_SAMPLE, &args, KERN_OK);
+        ck_assert_int_eq(kern_launch(test.stream, KERN_OP_SAMPLE, test.rows, &args), KERN_INVALID);
+    }
+    args.top_id.i = b.top_id; // one of two
+    kernel_test_assert_refused(&test, KERN_OP_SAMPLE, &args, KERN_INVALID);
     kernel_test_close(&test);
 }
 END_TEST
@@ -330,6 +417,8 @@ static Suite *sample_suite(void) {
     tcase_add_loop_test(tcase, everything_banned_still_gives_an_id, 0, KERNEL_TEST_ISAS);
     tcase_add_loop_test(tcase, not_finite_never_wins, 0, KERNEL_TEST_ISAS);
     tcase_add_loop_test(tcase, place_does_not_matter, 0, KERNEL_TEST_ISAS);
+    tcase_add_loop_test(tcase, likeliest_ids_are_the_models, 0, KERNEL_TEST_ISAS);
+    tcase_add_loop_test(tcase, a_forced_id_is_scored, 0, KERNEL_TEST_ISAS);
     tcase_add_test(tcase, refuses_what_it_cannot_do);
     suite_add_tcase(suite, tcase);
     return suite;

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// sample: edits, temperature, top_k, top_p, min_p, draw; one task a row of logits.
+// sample: edits, temperature, top_k, top_p, min_p, draw, logprobs; one task a row of logits.
 //
 // With l the edited logits and m their maximum, every id has the mass w = e^((l - m) / temperature) (float32; sums in
 // double). Each truncation sets masses to 0: top_k and top_p keep a prefix of the order (l descending, id ascending),
@@ -9,7 +9,7 @@
 // enter.
 //
 // Logits that are not finite count as banned. If nothing is left, the highest finite unedited logit is taken, if none,
-// 0.
+// 0. The likeliest ids are found in one pass that looks closer only at blocks with a logit above the worst one kept.
 #include <float.h>
 
 #include "kernels/cpu/isa/isa.h"
@@ -18,6 +18,7 @@
 enum {
     BUCKETS = 2048,
     DRAW_BLOCK = 256,
+    TOP_BLOCK = 64,
 };
 
 // One thread's workspace, for one row at a time.
@@ -104,12 +105,62 @@ static double sum_of(const float *x, int32_t count) {
     return ((sum[0] + sum[4]) + (sum[2] + sum[6])) + ((sum[1] + sum[5]) + (sum[3] + sum[7]));
 }
 
-static float log_probability(const float *logits, int32_t vocabulary, int32_t id, float *mass) {
-    if (!(logits[id] - logits[id] == 0.0f))
-        return -INFINITY;
+// Of all logits: the largest and the logarithm of the sum of e^(l - largest).
+typedef struct normalizer {
+    double largest, log_sum;
+} normalizer;
+
+static normalizer normalize(const float *logits, float *mass, int32_t vocabulary) {
     const float top = largest_finite(logits, vocabulary);
     masses(logits, mass, vocabulary, top, 1.0f);
-    return (float)((double)logits[id] - (double)top - log(sum_of(mass, vocabulary)));
+    return (normalizer){(double)top, log(sum_of(mass, vocabulary))};
+}
+
+static float log_probability(normalizer n, float logit) {
+    return finite_or_banned_1(logit) > -INFINITY ? (float)((double)logit - n.largest - n.log_sum) : -INFINITY;
+}
+
+// --------------------------------------------------------------------------------------------------------- likeliest
+
+// Finite logits in order of (value descending, id ascending).
+typedef struct ranking {
+    float value[KERN_MAX_TOP];
+    int32_t id[KERN_MAX_TOP];
+    int32_t count, capacity;
+    float worst; // a value must be above it to enter
+} ranking;
+
+static void enter(ranking *r, float value, int32_t id) {
+    int32_t place = r->count < r->capacity ? r->count++ : r->count - 1;
+    for (; place > 0 && value > r->value[place - 1]; place--) {
+        r->value[place] = r->value[place - 1];
+        r->id[place] = r->id[place - 1];
+    }
+    r->value[place] = value;
+    r->id[place] = id;
+    if (r->count == r->capacity)
+        r->worst = r->value[r->count - 1];
+}
+
+static ranking rank(const float *logits, int32_t vocabulary, int32_t capacity) {
+    ranking r = {.capacity = capacity, .worst = -INFINITY};
+    for (int32_t begin = 0; begin < vocabulary; begin += TOP_BLOCK) {
+        const int32_t count = vocabulary - begin < TOP_BLOCK ? vocabulary - begin : TOP_BLOCK;
+        if (!(largest_finite(logits + begin, count) > r.worst))
+            continue;
+        for (int32_t id = begin; id < begin + count; id++)
+            if (finite_or_banned_1(logits[id]) > r.worst)
+                enter(&r, logits[id], id);
+    }
+    return r;
+}
+
+static void write_top(const float *logits, int32_t vocabulary, int32_t top, normalizer n, int32_t *id, float *logprob) {
+    const ranking r = rank(logits, vocabulary, top);
+    for (int32_t i = 0; i < top; i++) {
+        id[i] = i < r.count ? r.id[i] : -1;
+        logprob[i] = i < r.count ? log_probability(n, r.value[i]) : -INFINITY;
+    }
 }
 
 // ------------------------------------------------------------------------------------------------------------
@@ -272,9 +323,34 @@ static int32_t sample_row(const kern_rows *rows, const kern_sampler *sampler, co
     return draw(s, vocabulary, kern_philox_uniform(sampler->seed, sampler->position, sampler->choice, 0));
 }
 
+static void run_row(const kern_sample_args *a, const kern_rows *rows, int32_t i, const scratch *s) {
+    const kern_sampler *sampler = &rows->sampler[i];
+    const float *logits = a->logits.f + (int64_t)i * a->vocabulary;
+    const int32_t id = sampler->forced >= 0 ? sampler->forced : sample_row(rows, sampler, logits, a->vocabulary, s);
+    a->id.i[i] = id;
+    if (!a->logprob.f && sampler->top == 0)
+        return;
+    const normalizer n = normalize(logits, s->mass, a->vocabulary);
+    if (a->logprob.f)
+        a->logprob.f[i] = log_probability(n, logits[id]);
+    if (sampler->top > 0)
+        write_top(logits, a->vocabulary, sampler->top, n, a->top_id.i + (int64_t)i * KERN_MAX_TOP,
+                  a->top_logprob.f + (int64_t)i * KERN_MAX_TOP);
+}
+
+static bool sampler_fits(const kern_sample_args *a, const kern_rows *rows, const kern_sampler *sampler) {
+    if (sampler->forced >= a->vocabulary || (sampler->top > 0 && !a->top_id.i))
+        return false;
+    for (int32_t e = 0; e < sampler->edits; e++)
+        if (rows->edit[sampler->edit0 + e].id >= a->vocabulary)
+            return false;
+    return true;
+}
+
 KERN_PREPARE(sample, kern_sample_args) {
     (void)cpu;
-    if (a->vocabulary < 1 || a->vocabulary > INT32_MAX - DRAW_BLOCK || !a->logits.ref || !a->id.ref)
+    if (a->vocabulary < 1 || a->vocabulary > INT32_MAX - DRAW_BLOCK || !a->logits.ref || !a->id.ref ||
+        !a->top_id.ref != !a->top_logprob.ref)
         return KERN_INVALID;
     *thread_bytes = scratch_bytes(a->vocabulary);
     return KERN_OK;
@@ -282,18 +358,13 @@ KERN_PREPARE(sample, kern_sample_args) {
 
 KERN_RUN(sample, kern_sample_args) {
     for (int32_t i = 0; i < rows->n_logits; i++)
-        for (int32_t e = 0; e < rows->sampler[i].edits; e++)
-            if (rows->edit[rows->sampler[i].edit0 + e].id >= a->vocabulary)
-                return KERN_INVALID;
+        if (!sampler_fits(a, rows, &rows->sampler[i]))
+            return KERN_INVALID;
 #pragma omp parallel for schedule(static) if (rows->n_logits > 1 && \
                                               kern_worth_team(8.0 * rows->n_logits * a->vocabulary))
     for (int32_t i = 0; i < rows->n_logits; i++) {
         const scratch s = scratch_of(cpu, a->vocabulary);
-        const float *logits = a->logits.f + (int64_t)i * a->vocabulary;
-        const int32_t id = sample_row(rows, &rows->sampler[i], logits, a->vocabulary, &s);
-        a->id.i[i] = id;
-        if (a->logprob.f)
-            a->logprob.f[i] = log_probability(logits, a->vocabulary, id, s.mass);
+        run_row(a, rows, i, &s);
     }
     return KERN_OK;
 }
