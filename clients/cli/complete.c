@@ -1,0 +1,320 @@
+// SPDX-License-Identifier: Apache-2.0
+// mesa complete [options] PROMPT|-: a completion on the terminal, streamed as it comes.
+//
+// Standard output holds the text and one newline, the same whether streamed or not; everything else goes to standard
+// error. A stream that ends without its end mark is a broken one.
+#include <errno.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+#include "clients/cli/answer.h"
+#include "clients/cli/exchange.h"
+#include "clients/cli/options.h"
+#include "clients/cli/terminal.h"
+
+enum { MAX_PROMPT = 256 << 20 };
+
+typedef struct complete_options {
+    const char *url, *key_file, *prompt;
+    bool no_stream, json, usage, ids;
+    double timeout;
+} complete_options;
+
+typedef struct output {
+    bool terminal, ended;
+    json_t *usage;
+    char finish[32];
+    char problem[CLI_PROBLEM_SIZE];
+    bool has_problem, write_failed;
+    int64_t begin, first;
+} output;
+
+// ---- the request
+// -----------------------------------------------------------------------------------------------------
+
+static bool read_all(FILE *file, cli_buf *text) {
+    char piece[65536];
+    size_t got;
+
+    while ((got = fread(piece, 1, sizeof piece, file)) > 0 && !text->failed)
+        cli_buf_append(text, piece, got);
+    if (ferror(file))
+        cli_complain("standard input: %s", strerror(errno));
+    else if (text->failed)
+        cli_complain("standard input: larger than %d MiB", MAX_PROMPT >> 20);
+    return !ferror(file) && !text->failed;
+}
+
+// "1,2,3" or with white space.
+static json_t *parse_ids(const char *text) {
+    json_t *ids = json_array();
+
+    while (*text) {
+        const size_t skip = strspn(text, ", \t\r\n");
+        text += skip;
+        if (!*text)
+            break;
+        char *end;
+        errno = 0;
+        const long long id = strtoll(text, &end, 10);
+        if (end == text || errno || (*end && !strchr(", \t\r\n", *end))) {
+            cli_complain("--ids: \"%.20s\" is not a token id", text);
+            json_decref(ids);
+            return NULL;
+        }
+        json_array_append_new(ids, json_integer(id));
+        text = end;
+    }
+    return ids;
+}
+
+static bool set_prompt(const complete_options *options, json_t *body) {
+    cli_buf text = {.limit = MAX_PROMPT};
+    json_t *prompt = NULL;
+
+    cli_buf_append(&text, "", 0);
+    if (strcmp(options->prompt, "-") == 0) {
+        if (!read_all(stdin, &text)) {
+            cli_buf_free(&text);
+            return false;
+        }
+    } else
+        cli_buf_append(&text, options->prompt, strlen(options->prompt));
+    if (text.failed)
+        cli_complain("the prompt is larger than %d MiB", MAX_PROMPT >> 20);
+    else if (options->ids)
+        prompt = parse_ids(text.data);
+    else {
+        prompt = json_stringn(text.data, text.length);
+        if (!prompt)
+            cli_complain("the prompt is not UTF-8");
+    }
+    cli_buf_free(&text);
+    return prompt && json_object_set_new(body, "prompt", prompt) == 0;
+}
+
+static bool has_several_choices(const json_t *body) {
+    return json_integer_value(json_object_get(body, "n")) > 1;
+}
+
+static void set_stream(const complete_options *options, json_t *body) {
+    const bool stream = !options->no_stream && !options->json && !has_several_choices(body);
+
+    json_object_set_new(body, "stream", json_boolean(stream));
+    if (stream && options->usage)
+        json_object_set_new(body, "stream_options", json_pack("{s:b}", "include_usage", 1));
+}
+
+// ---- the answer
+// ------------------------------------------------------------------------------------------------------
+
+static void keep_usage(output *output, const cli_answer *answer) {
+    if (!answer->usage)
+        return;
+    json_decref(output->usage);
+    output->usage = json_incref((json_t *)answer->usage);
+}
+
+static void keep_finish(output *output, const char *finish) {
+    if (finish)
+        snprintf(output->finish, sizeof output->finish, "%s", finish);
+}
+
+static void keep_problem(output *output, const char *data, size_t length) {
+    cli_problem_text(0, data, length, output->problem);
+    output->has_problem = true;
+}
+
+static bool on_event(void *context, const char *data, size_t length) {
+    output *output = context;
+    cli_answer answer;
+
+    if (strcmp(data, "[DONE]") == 0) {
+        output->ended = true;
+        return true;
+    }
+    if (!cli_answer_read(data, length, &answer)) {
+        snprintf(output->problem, sizeof output->problem, "an event that is not JSON");
+        output->has_problem = true;
+        return true;
+    }
+    if (answer.error)
+        keep_problem(output, data, length);
+    if (answer.choices && json_array_size(answer.choices) > 0) {
+        const cli_choice choice = cli_answer_choice(&answer, 0);
+        if (choice.length && !output->first)
+            output->first = cli_now();
+        cli_put_text(choice.text, choice.length, output->terminal);
+        keep_finish(output, choice.finish);
+        output->write_failed = fflush(stdout) != 0;
+    }
+    keep_usage(output, &answer);
+    cli_answer_free(&answer);
+    return !output->write_failed;
+}
+
+static int print_whole(const cli_exchange *exchange, output *output) {
+    cli_answer answer;
+
+    if (!cli_answer_read(exchange->body.data ? exchange->body.data : "", exchange->body.length, &answer)) {
+        cli_complain("the answer is not a JSON object");
+        return CLI_EXIT_REFUSED;
+    }
+    const size_t count = answer.choices ? json_array_size(answer.choices) : 0;
+    if (answer.error || count == 0) {
+        char text[CLI_PROBLEM_SIZE];
+        cli_problem_text(0, exchange->body.data, exchange->body.length, text);
+        cli_complain("the server answered %s", answer.error ? text : "without a choice");
+        cli_answer_free(&answer);
+        return CLI_EXIT_REFUSED;
+    }
+    for (size_t i = 0; i < count; i++) {
+        const cli_choice choice = cli_answer_choice(&answer, i);
+        if (count > 1)
+            printf("%s==> choice %lld <==\n", i ? "\n" : "", (long long)choice.index);
+        cli_put_text(choice.text, choice.length, output->terminal);
+        putchar('\n');
+        keep_finish(output, choice.finish);
+    }
+    keep_usage(output, &answer);
+    cli_answer_free(&answer);
+    return CLI_EXIT_OK;
+}
+
+// ---- figures
+// ---------------------------------------------------------------------------------------------------------
+
+static void print_solver(const char *part, const json_t *compute) {
+    const json_t *mean = json_object_get(compute, "cg_steps_mean");
+
+    if (!json_is_number(mean))
+        return;
+    fprintf(stderr, "%s: %.2f solver steps on average, %lld at most, %lld solves unconverged\n", part,
+            json_number_value(mean), (long long)json_integer_value(json_object_get(compute, "cg_steps_max")),
+            (long long)json_integer_value(json_object_get(compute, "cg_unconverged")));
+}
+
+static void print_usage(const output *output) {
+    const double seconds = (double)(cli_now() - output->begin) * 1e-9;
+    const int64_t prompt = cli_usage_count(output->usage, "prompt_tokens"),
+                  written = cli_usage_count(output->usage, "completion_tokens");
+    const json_t *compute = json_object_get(output->usage, "compute"), *name;
+    size_t at;
+
+    if (!output->usage) {
+        cli_complain("the answer tells no usage");
+        return;
+    }
+    fprintf(stderr, "%lld tokens read, %lld written in %.3f s", (long long)prompt, (long long)written, seconds);
+    if (output->first && written > 1)
+        fprintf(stderr, ", the first after %.3f s", (double)(output->first - output->begin) * 1e-9);
+    if (output->finish[0])
+        fprintf(stderr, ", ended by %s", output->finish);
+    fputc('\n', stderr);
+    const int64_t cached = cli_usage_count(json_object_get(output->usage, "prompt_tokens_details"), "cached_tokens");
+    if (cached > 0)
+        fprintf(stderr, "%lld of the tokens read came from a stored state\n", (long long)cached);
+    print_solver("reading", json_object_get(compute, "prompt"));
+    print_solver("writing", json_object_get(compute, "completion"));
+    json_array_foreach((json_t *)json_object_get(compute, "ignored"), at, name)
+        fprintf(stderr, "%s has no meaning for this model\n", json_is_string(name) ? json_string_value(name) : "?");
+}
+
+// ---- the command
+// -----------------------------------------------------------------------------------------------------
+
+static int report(const complete_options *options, const cli_exchange *exchange, output *output) {
+    int result = CLI_EXIT_OK;
+
+    if (!cli_exchange_accepted(exchange))
+        return CLI_EXIT_REFUSED;
+    if (options->json) {
+        if (exchange->body.length)
+            fwrite(exchange->body.data, 1, exchange->body.length, stdout);
+        putchar('\n');
+        return cli_finish_output() ? CLI_EXIT_OK : CLI_EXIT_REFUSED;
+    }
+    if (!exchange->streamed)
+        result = print_whole(exchange, output);
+    else {
+        putchar('\n');
+        if (output->has_problem) {
+            cli_complain("the server ended the text: %s", output->problem);
+            result = CLI_EXIT_REFUSED;
+        } else if (!output->ended) {
+            cli_complain("the stream ended before its end mark");
+            result = CLI_EXIT_CONNECTION;
+        }
+    }
+    if (!cli_finish_output())
+        return CLI_EXIT_REFUSED;
+    if (options->usage && result == CLI_EXIT_OK)
+        print_usage(output);
+    return result;
+}
+
+static int complete(const complete_options *options, json_t *body) {
+    output output = {.terminal = isatty(STDOUT_FILENO), .begin = cli_now()};
+    cli_exchange exchange;
+    cli_endpoint endpoint;
+    char *text = json_dumps(body, JSON_COMPACT);
+
+    if (!text || !cli_endpoint_open(options->url, options->key_file, &endpoint)) {
+        free(text);
+        return CLI_EXIT_USAGE;
+    }
+    int result = cli_exchange_run(&endpoint, "/v1/completions", text, strlen(text), options->timeout, on_event, &output,
+                                  &exchange);
+    if (output.write_failed)
+        cli_finish_output();
+    else if (result == CLI_EXIT_OK)
+        result = report(options, &exchange, &output);
+    else if (exchange.streamed) { // whatever else is said begins on a line of its own
+        putchar('\n');
+        cli_finish_output();
+    }
+    cli_exchange_free(&exchange);
+    cli_endpoint_close(&endpoint);
+    json_decref(output.usage);
+    free(text);
+    return result;
+}
+
+int cli_command_complete(int argc, char **argv) {
+    complete_options o = {0};
+    const cli_option options[] = {
+        {"url", "URL", CLI_TEXT, &o.url, "http://HOST:PORT, https://HOST or unix:PATH (default MESA_URL)"},
+        {"key-file", "FILE", CLI_TEXT, &o.key_file, "the key is the file's first line (default MESA_API_KEY)"},
+        {"ids", NULL, CLI_FLAG, &o.ids, "the prompt is token ids: 1,2,3"},
+        {"no-stream", NULL, CLI_FLAG, &o.no_stream, "print the text when it is whole"},
+        {"json", NULL, CLI_FLAG, &o.json, "print the answer as it came (not streamed)"},
+        {"usage", NULL, CLI_FLAG, &o.usage, "tokens, time and solver steps on standard error"},
+        {"timeout", "SECONDS", CLI_REAL, &o.timeout, "give up after this time (default: never)"},
+    };
+    const cli_command_line line = {.usage = "complete [options] PROMPT|-",
+                                   .summary =
+                                       "Prints what a model writes after the prompt; \"-\" reads the prompt from "
+                                       "standard input.",
+                                   .options = options,
+                                   .option_count = sizeof options / sizeof *options,
+                                   .takes_fields = true,
+                                   .max_positional = 1};
+    json_t *body = json_object();
+    int positional = 0, result = CLI_EXIT_USAGE;
+
+    const cli_parsed parsed = cli_options_parse(&line, argc, argv, body, &o.prompt, &positional);
+    if (parsed == CLI_HELPED)
+        result = CLI_EXIT_OK;
+    else if (parsed == CLI_PARSED && positional == 0)
+        cli_complain("a prompt is needed (usage: mesa %s)", line.usage);
+    else if (parsed == CLI_PARSED && !(o.timeout >= 0 && o.timeout <= 1e6))
+        cli_complain("--timeout: not in 0..1000000");
+    else if (parsed == CLI_PARSED && set_prompt(&o, body)) {
+        set_stream(&o, body);
+        result = complete(&o, body);
+    }
+    json_decref(body);
+    return result;
+}
