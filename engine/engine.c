@@ -32,6 +32,10 @@ const char *eng_token_bytes(const eng_engine *engine, int32_t id, size_t *length
     return engine->tokenizer ? eng_tokenizer_bytes(engine->tokenizer, id, length) : "";
 }
 
+bool eng_token_is_special(const eng_engine *engine, int32_t id) {
+    return engine->tokenizer && eng_tokenizer_is_special(engine->tokenizer, id);
+}
+
 void eng_free(void *memory) {
     free(memory);
 }

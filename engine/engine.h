@@ -7,7 +7,7 @@
 // up to one chunk of the prompts) and reports what happened through a callback.
 //
 // Threads: eng_submit, eng_cancel, eng_pause, eng_step and eng_gauges belong to one thread, the caller's engine thread.
-// eng_info, eng_encode, eng_decode and eng_token_bytes only read immutable data and may be called from any thread.
+// eng_info, eng_encode, eng_decode and eng_token_* only read immutable data and may be called from any thread.
 // The engine starts no thread but its device's compute team, prints nothing and never exits.
 #ifndef ENGINE_ENGINE_H
 #define ENGINE_ENGINE_H
@@ -68,6 +68,7 @@ typedef struct eng_model_info {
     int64_t context_length;      // -1: unbounded
     int64_t trained_length;      // -1: unknown
     int32_t bos_id;              // -1: the tokenizer adds none
+    int32_t eos_id;              // the first of the end-of-text ids; -1: none
     bool has_tokenizer, has_mesa, has_loops;
     int32_t max_rows, chunk; // rows a step; prompt tokens a row and step
     eng_knobs default_knobs;
@@ -93,6 +94,8 @@ ENG_EXPORT void eng_free(void *memory);
 // The bytes of one id, borrowed for the engine's life, not NUL-terminated and perhaps a part of a character; special
 // tokens give their text. An unknown id gives *length 0.
 ENG_EXPORT const char *eng_token_bytes(const eng_engine *engine, int32_t id, size_t *length);
+// Whether the id is a special token, which has no text in what a request generates.
+ENG_EXPORT bool eng_token_is_special(const eng_engine *engine, int32_t id);
 
 typedef struct eng_text {
     const char *bytes;

@@ -168,6 +168,7 @@ static void describe(eng_engine *engine) {
         .context_length = eng_model_has_pages(model) ? config->max_positions : -1,
         .trained_length = config->trained_length,
         .bos_id = engine->tokenizer ? eng_tokenizer_bos(engine->tokenizer) : -1,
+        .eos_id = config->eos_count > 0 ? config->eos_id[0] : -1,
         .has_tokenizer = engine->tokenizer != NULL,
         .has_mesa = eng_model_has_mesa(model),
         .chunk = device->chunk,

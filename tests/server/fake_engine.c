@@ -12,7 +12,7 @@
 
 #include "engine/engine.h"
 
-enum { BOS = 256, VOCABULARY = 257, ROWS = 4, CHUNK = 64, MAX_TEXT = 4096 };
+enum { BOS = 256, EOS = 257, VOCABULARY = 258, ROWS = 4, CHUNK = 64, MAX_TEXT = 4096 };
 
 typedef struct fake_request {
     struct fake_request *next;
@@ -32,7 +32,7 @@ typedef struct fake_request {
 struct eng_engine {
     eng_model_info info;
     uint64_t queue_requests, next_id, count;
-    char bytes[BOS]; // of eng_token_bytes
+    char bytes[BOS];     // of eng_token_bytes
     fake_request *first; // oldest first
 };
 
@@ -85,6 +85,7 @@ eng_status eng_open(const eng_options *options, eng_engine **out, eng_error *err
         .context_length = strstr(dir, "short") ? 64 : -1,
         .trained_length = 128,
         .bos_id = strstr(dir, "nobos") ? -1 : BOS,
+        .eos_id = EOS,
         .has_tokenizer = true,
         .has_mesa = !strstr(dir, "plain"),
         .has_loops = strstr(dir, "loops") != NULL,
@@ -155,12 +156,17 @@ eng_status eng_decode(const eng_engine *engine, const int32_t *ids, size_t count
 }
 
 const char *eng_token_bytes(const eng_engine *engine, int32_t id, size_t *length) {
-    if (id == BOS) {
-        *length = 3;
-        return "<s>";
+    if (id == BOS || id == EOS) {
+        *length = id == BOS ? 3 : 4;
+        return id == BOS ? "<s>" : "</s>";
     }
     *length = id >= 0 && id < BOS;
     return *length ? engine->bytes + id : "";
+}
+
+bool eng_token_is_special(const eng_engine *engine, int32_t id) {
+    (void)engine;
+    return id == BOS || id == EOS;
 }
 
 void eng_free(void *memory) {
