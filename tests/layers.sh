@@ -9,6 +9,10 @@ set -uo pipefail
 export LC_ALL=C
 cd "$(dirname "$0")/.." || exit 1
 build=${MESA_BUILD:-build}
+if ! git rev-parse --is-inside-work-tree >/dev/null 2>&1; then
+    echo "SKIP: git does not list the files of this folder"
+    exit 77
+fi
 
 files() {
     git ls-files --cached --others --exclude-standard -- "$@" | while read -r file; do
@@ -106,7 +110,7 @@ check_sources() {
     length($0) > 120 { report(FNR, "line of " length($0) " columns (limit 120)") }
     /[ \t]$/ { report(FNR, "space at the end of the line") }
     /\t/ { report(FNR, "tab") }
-    /TODO|FIXME|XXX/ { report(FNR, "unfinished: " $0) }
+    /TODO|FIXME|(^|[^X])XXX([^X]|$)/ { report(FNR, "unfinished: " $0) }
 
     /^[ ]*#[ ]*include/ {
         header = $0
@@ -212,10 +216,36 @@ check_exports() {
     done
 }
 
+# Every file is named in README.md, or in the README.md of its top folder (there also without that folder's name).
+# Data may be covered by the name of a folder below the top one ("data/"); sources and scripts are named one by one.
 check_map() {
-    files '*.c' '*.cu' '*.sh' | while read -r file; do
-        grep -qF -- "$file" README.md || echo "$file:1: not on the map in README.md"
-    done
+    local document top word path parent
+    local -A named=()
+    while read -r document; do
+        [[ $document == */*/* ]] && continue
+        top=${document%README.md}
+        while read -r word; do
+            named[$top$word]=1
+            [[ $word == "$top"* ]] && named[$word]=1
+        done < <(grep -oE '[A-Za-z0-9_.][A-Za-z0-9_./-]+' "$document" | sed 's/\.$//')
+        while IFS=: read -r line word; do
+            word=${word//\`/}
+            [ -e "$word" ] || [ -e "$top$word" ] || echo "$document:$line: names $word, which is not there"
+        done < <(grep -noE '`[a-z0-9_./-]+\.(c|h|cu|cuh|sh|py)`' "$document")
+    done < <(files README.md '*/README.md')
+    while read -r path; do
+        [ -n "${named[$path]:-}" ] && continue
+        parent=$path
+        if [[ $path != *.[ch] && $path != *.cu && $path != *.cuh && $path != *.sh && $path != *.py ]]; then
+            while [[ $parent == */*/* ]]; do
+                parent=${parent%/*}
+                [ -n "${named[$parent/]:-}" ] && continue 2
+            done
+        fi
+        top=${path%%/*}/
+        [[ $path == */* ]] || top=
+        echo "$path:1: not named in ${top:+README.md or $top}README.md"
+    done < <(files | grep -v '\(^\|/\)README\.md$')
 }
 
 check_scripts() {

@@ -118,6 +118,10 @@ static eng_status compute(trn_probe *probe, const logits_options *o, eng_error *
     }
     if (status == ENG_OK)
         status = write_output(o->out, probe, logits, count, o->gradients ? &stored_loss : NULL, error);
+    if (status == ENG_OK && o->gradients)
+        printf("%s: %d ids, loss %.9g\n", o->out, count, loss);
+    else if (status == ENG_OK)
+        printf("%s: %d ids\n", o->out, count);
     free(logits);
     free(ids);
     return status;
