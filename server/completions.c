@@ -134,7 +134,8 @@ static void prepare(void *context) {
 
     if (srv_request_parse(body->data, body->length, &server->bounds, &completion->request, &completion->problem))
         return;
-    completion->model = srv_server_model(server, completion->request.model, &completion->problem);
+    completion->model =
+        srv_server_model(server, completion->exchange->key, completion->request.model, &completion->problem);
     if (!completion->model)
         return;
     settle_knobs(completion, eng_info(srv_worker_engine(completion->model->worker)));
@@ -264,19 +265,20 @@ static bool make_jobs(srv_completion *completion, srv_job **jobs) {
         memcpy(ids, prompt->ids, prompt->count * sizeof *ids);
         *choice = (srv_choice){.completion = completion, .index = i};
         choice->job = srv_job_create(&(srv_job_options){
-            .ids = ids,
-            .count = prompt->count,
-            .max_tokens = request->max_tokens,
-            .sampling = {.temperature = request->temperature,
-                         .top_p = request->top_p,
-                         .min_p = request->min_p,
-                         .top_k = request->top_k,
-                         .seed = (uint64_t)completion->head.seed,
-                         .choice = (uint32_t)(i % (size_t)request->n)},
-            .knobs = completion->knobs,
-            .stops = request->stops,
-            .stop_count = request->stop_count,
-            .fail_unconverged = completion->fail_unconverged,
+            .request = {.ids = ids,
+                        .count = prompt->count,
+                        .max_tokens = request->max_tokens,
+                        .sampling = {.temperature = request->temperature,
+                                     .top_p = request->top_p,
+                                     .min_p = request->min_p,
+                                     .top_k = request->top_k,
+                                     .seed = (uint64_t)completion->head.seed,
+                                     .choice = (uint32_t)(i % (size_t)request->n)},
+                        .knobs = completion->knobs,
+                        .stops = request->stops,
+                        .stop_count = request->stop_count,
+                        .logprobs = -1,
+                        .fail_unconverged = completion->fail_unconverged},
             .window = window,
             .owner = choice,
         });
@@ -315,7 +317,6 @@ static void admit(srv_completion *completion) {
     if (!completion->problem.status) {
         make_head(completion);
         exchange->log_id = completion->head.id;
-        exchange->log_model = completion->head.model;
         const size_t count = completion->request.prompt_count * (size_t)completion->request.n;
         completion->choices = calloc(count, sizeof *completion->choices);
         srv_job **jobs = calloc(count, sizeof(srv_job *));
@@ -324,6 +325,9 @@ static void admit(srv_completion *completion) {
             status = srv_worker_submit(completion->model->worker, jobs, count);
         free(jobs);
         srv_refuse_engine(&completion->problem, status, NULL);
+        if (status == ENG_FULL)
+            completion->problem.retry_after = srv_worker_retry_after(
+                completion->model->worker, (uint64_t)completion->prompt_tokens * (uint64_t)completion->request.n);
     }
     free_prompts(completion);
     if (completion->problem.status)
@@ -338,6 +342,7 @@ static void prepared(void *context) {
     srv_http *http = exchange->server->http;
 
     srv_exchange_drop_body(exchange);
+    exchange->model = completion->model;
     if (srv_exchange_open(exchange) && !completion->ended)
         admit(completion);
     srv_exchange_release(exchange);

@@ -4,88 +4,85 @@
 // One row an option: its name, how its value is read, where it is kept, its range, its default and its help. Help, the
 // printed configuration, the environment's names and the file's keys all come from the row. Main thread, before any
 // other thread runs.
-#include "server/config.h"
+#include "server/config_private.h"
 
 #include <ctype.h>
 #include <errno.h>
 #include <ini.h>
+#include <limits.h>
 #include <math.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/stat.h>
 
-typedef enum kind {
-    MODELS,
-    LISTENERS,
-    TEXT,
-    INTEGER,
-    AUTO,
-    BYTES,
-    AUTO_BYTES,
-    SECONDS,
-    NUMBER,
-    YES_NO,
-    MODE,
-    LEVEL
-} kind;
 typedef enum source { DEFAULT, FROM_FILE, FROM_ENVIRONMENT, FROM_COMMAND_LINE } source;
-
-typedef struct option {
-    const char *name;
-    kind kind;
-    size_t offset; // of the member of srv_config
-    double low, high;
-    const char *fallback; // NULL: none
-    const char *argument, *about;
-} option;
+typedef srv_option option;
 
 #define AT(member) offsetof(srv_config, member)
-static const option options[] = {
-    {"model", MODELS, AT(models), 0, 0, NULL, "[NAME=]DIR",
+const srv_option srv_config_options[] = {
+    {"model", SRV_OPTION_MODELS, AT(models), 0, 0, NULL, "[NAME=]DIR",
      "checkpoint folder to serve; repeat for several, the first is the default; NAME defaults to the folder's name"},
-    {"listen", LISTENERS, AT(listen), 0, 0, SRV_DEFAULT_LISTEN, "HOST:PORT|unix:PATH",
+    {"listen", SRV_OPTION_LISTENERS, AT(listen), 0, 0, SRV_DEFAULT_LISTEN, "HOST:PORT|unix:PATH",
      "address to listen on; repeatable"},
-    {"device", TEXT, AT(device), 0, 0, SRV_DEFAULT_DEVICE, "NAME", "cpu, cuda:N or auto"},
-    {"socket_mode", MODE, AT(socket_mode), 0, 0777, SRV_DEFAULT_SOCKET_MODE, "OCTAL", "access mode of unix sockets"},
-    {"log_level", LEVEL, AT(log_level), 0, 0, SRV_DEFAULT_LOG_LEVEL, "LEVEL", "debug, info, warning or error"},
-    {"rows", AUTO, AT(rows), 1, 4096, "auto", "N", "requests that run together; auto: 32 on the CPU, 256 on CUDA"},
-    {"state_budget", AUTO_BYTES, AT(state_budget), 1, 1e15, "auto", "BYTES",
+    {"admin_listen", SRV_OPTION_LISTENER, AT(admin_listen), 0, 0, NULL, "HOST:PORT|unix:PATH",
+     "address that serves /metrics and health to anyone who reaches it, and nothing else"},
+    {"keys", SRV_OPTION_PATH, AT(keys), 0, 0, NULL, "FILE",
+     "bearer keys, a line each: NAME SHA256HEX [rate=N] [max_requests=N] [models=A,B]; see --hash-key"},
+    {"allow_anonymous", SRV_OPTION_YES_NO, AT(allow_anonymous), 0, 0, SRV_DEFAULT_ALLOW_ANONYMOUS, "yes|no",
+     "serve without keys on addresses that other machines reach"},
+    {"tls_cert", SRV_OPTION_PATH, AT(tls_cert), 0, 0, NULL, "FILE",
+     "certificate chain (PEM): TLS on every TCP address of --listen"},
+    {"tls_key", SRV_OPTION_PATH, AT(tls_key), 0, 0, NULL, "FILE", "its private key (PEM)"},
+    {"device", SRV_OPTION_TEXT, AT(device), 0, 0, SRV_DEFAULT_DEVICE, "NAME", "cpu, cuda:N or auto"},
+    {"socket_mode", SRV_OPTION_MODE, AT(socket_mode), 0, 0777, SRV_DEFAULT_SOCKET_MODE, "OCTAL",
+     "access mode of unix sockets"},
+    {"log_level", SRV_OPTION_LEVEL, AT(log_level), 0, 0, SRV_DEFAULT_LOG_LEVEL, "LEVEL",
+     "debug, info, warning or error"},
+    {"rows", SRV_OPTION_AUTO, AT(rows), 1, 4096, "auto", "N",
+     "requests that run together; auto: 32 on the CPU, 256 on CUDA"},
+    {"state_budget", SRV_OPTION_AUTO_BYTES, AT(state_budget), 1, 1e15, "auto", "BYTES",
      "device memory for states; auto: what the rows need"},
-    {"queue_requests", INTEGER, AT(queue_requests), 1, 1e6, SRV_DEFAULT_QUEUE_REQUESTS, "N",
+    {"queue_requests", SRV_OPTION_INTEGER, AT(queue_requests), 1, 1e6, SRV_DEFAULT_QUEUE_REQUESTS, "N",
      "requests a model that may wait beyond the rows; more get 429"},
-    {"queue_tokens", INTEGER, AT(queue_tokens), 1, 1e9, SRV_DEFAULT_QUEUE_TOKENS, "N",
+    {"queue_tokens", SRV_OPTION_INTEGER, AT(queue_tokens), 1, 1e9, SRV_DEFAULT_QUEUE_TOKENS, "N",
      "prompt tokens a model that may wait; more get 429"},
-    {"max_body", BYTES, AT(max_body), 1024, 1 << 30, SRV_DEFAULT_MAX_BODY, "BYTES", "largest request body"},
-    {"body_memory", BYTES, AT(body_memory), 1024, 1e12, SRV_DEFAULT_BODY_MEMORY, "BYTES",
+    {"max_body", SRV_OPTION_BYTES, AT(max_body), 1024, 1 << 30, SRV_DEFAULT_MAX_BODY, "BYTES", "largest request body"},
+    {"body_memory", SRV_OPTION_BYTES, AT(body_memory), 1024, 1e12, SRV_DEFAULT_BODY_MEMORY, "BYTES",
      "memory of all request bodies together; more get 429"},
-    {"max_headers", BYTES, AT(max_headers), 1024, 1 << 20, SRV_DEFAULT_MAX_HEADERS, "BYTES", "largest request header"},
-    {"header_time", SECONDS, AT(header_time_ms), 0.05, 3600, SRV_DEFAULT_HEADER_TIME, "SECONDS",
+    {"max_headers", SRV_OPTION_BYTES, AT(max_headers), 1024, 1 << 20, SRV_DEFAULT_MAX_HEADERS, "BYTES",
+     "largest request header"},
+    {"header_time", SRV_OPTION_SECONDS, AT(header_time_ms), 0.05, 3600, SRV_DEFAULT_HEADER_TIME, "SECONDS",
      "time for a request's header to arrive"},
-    {"body_time", SECONDS, AT(body_time_ms), 0.05, 3600, SRV_DEFAULT_BODY_TIME, "SECONDS",
+    {"body_time", SRV_OPTION_SECONDS, AT(body_time_ms), 0.05, 3600, SRV_DEFAULT_BODY_TIME, "SECONDS",
      "time for a request's body to arrive"},
-    {"idle_time", SECONDS, AT(idle_time_ms), 1, 86400, SRV_DEFAULT_IDLE_TIME, "SECONDS",
+    {"idle_time", SRV_OPTION_SECONDS, AT(idle_time_ms), 1, 86400, SRV_DEFAULT_IDLE_TIME, "SECONDS",
      "time until a silent connection, or a client that stops reading, is closed"},
-    {"connections", INTEGER, AT(connections), 1, 1e6, SRV_DEFAULT_CONNECTIONS, "N", "connections an address"},
-    {"max_tokens", INTEGER, AT(max_tokens), 0, 1e9, SRV_DEFAULT_MAX_TOKENS, "N", "largest max_tokens of a request"},
-    {"max_prompt_tokens", INTEGER, AT(max_prompt_tokens), 1, 1e9, SRV_DEFAULT_MAX_PROMPT_TOKENS, "N",
+    {"connections", SRV_OPTION_INTEGER, AT(connections), 1, 1e6, SRV_DEFAULT_CONNECTIONS, "N",
+     "connections an address"},
+    {"max_tokens", SRV_OPTION_INTEGER, AT(max_tokens), 0, 1e9, SRV_DEFAULT_MAX_TOKENS, "N",
+     "largest max_tokens of a request"},
+    {"max_prompt_tokens", SRV_OPTION_INTEGER, AT(max_prompt_tokens), 1, 1e9, SRV_DEFAULT_MAX_PROMPT_TOKENS, "N",
      "largest prompt in tokens"},
-    {"max_prompts", INTEGER, AT(max_prompts), 1, SRV_MAX_CHOICES, SRV_DEFAULT_MAX_PROMPTS, "N", "prompts a request"},
-    {"drain_time", SECONDS, AT(drain_time_ms), 0, 86400, SRV_DEFAULT_DRAIN_TIME, "SECONDS",
+    {"max_prompts", SRV_OPTION_INTEGER, AT(max_prompts), 1, SRV_MAX_CHOICES, SRV_DEFAULT_MAX_PROMPTS, "N",
+     "prompts a request"},
+    {"drain_time", SRV_OPTION_SECONDS, AT(drain_time_ms), 0, 86400, SRV_DEFAULT_DRAIN_TIME, "SECONDS",
      "time for running requests to finish after SIGTERM"},
-    {"ping", SECONDS, AT(ping_ms), 0, 3600, SRV_DEFAULT_PING, "SECONDS",
+    {"ping", SRV_OPTION_SECONDS, AT(ping_ms), 0, 3600, SRV_DEFAULT_PING, "SECONDS",
      "comment line in streams that are silent for this long; 0: none"},
-    {"min_cg_tolerance", NUMBER, AT(min_cg_tolerance), 0, 1, SRV_DEFAULT_MIN_CG_TOLERANCE, "X",
+    {"min_cg_tolerance", SRV_OPTION_NUMBER, AT(min_cg_tolerance), 0, 1, SRV_DEFAULT_MIN_CG_TOLERANCE, "X",
      "smallest cg_tolerance of a request"},
-    {"max_cg_steps", INTEGER, AT(max_cg_steps), 0, SRV_MAX_CG_STEPS, SRV_DEFAULT_MAX_CG_STEPS, "N",
+    {"max_cg_steps", SRV_OPTION_INTEGER, AT(max_cg_steps), 0, SRV_MAX_CG_STEPS, SRV_DEFAULT_MAX_CG_STEPS, "N",
      "largest cg_max_steps of a request"},
-    {"max_loops", INTEGER, AT(max_loops), 1, SRV_MAX_LOOPS, SRV_DEFAULT_MAX_LOOPS, "N",
+    {"max_loops", SRV_OPTION_INTEGER, AT(max_loops), 1, SRV_MAX_LOOPS, SRV_DEFAULT_MAX_LOOPS, "N",
      "largest max_loops of a request; the model's own number bounds it too"},
-    {"allow_exact", YES_NO, AT(allow_exact), 0, 0, SRV_DEFAULT_ALLOW_EXACT, "yes|no",
+    {"allow_exact", SRV_OPTION_YES_NO, AT(allow_exact), 0, 0, SRV_DEFAULT_ALLOW_EXACT, "yes|no",
      "whether requests may ask for cg_mode exact"},
 };
-enum { OPTION_COUNT = sizeof options / sizeof *options };
+enum { OPTION_COUNT = sizeof srv_config_options / sizeof *srv_config_options };
+const size_t srv_config_option_count = OPTION_COUNT;
 
-static const char *const levels[] = {"debug", "info", "warning", "error"};
+enum { LEVEL_COUNT = 4 };
+const char *const srv_config_levels[] = {"debug", "info", "warning", "error"};
 
 typedef struct loader {
     srv_config *config;
@@ -212,8 +209,8 @@ static eng_status set_mode(int64_t *member, const char *text) {
 }
 
 static eng_status set_level(int64_t *member, const char *text) {
-    for (size_t i = 0; i < sizeof levels / sizeof *levels; i++)
-        if (strcmp(text, levels[i]) == 0) {
+    for (size_t i = 0; i < LEVEL_COUNT; i++)
+        if (strcmp(text, srv_config_levels[i]) == 0) {
             *member = (int64_t)i;
             return ENG_OK;
         }
@@ -232,34 +229,37 @@ static eng_status set_value(srv_config *config, const option *row, const char *t
     double number;
 
     switch (row->kind) {
-    case MODELS:
+    case SRV_OPTION_MODELS:
         return add_model(config, text);
-    case LISTENERS:
+    case SRV_OPTION_LISTENERS:
         return add_listener(config, text);
-    case TEXT:
+    case SRV_OPTION_LISTENER:
+        return read_listener(text) ? ENG_INVALID : set_text(member, text);
+    case SRV_OPTION_TEXT:
+    case SRV_OPTION_PATH:
         return set_text(member, text);
-    case AUTO:
-    case AUTO_BYTES:
+    case SRV_OPTION_AUTO:
+    case SRV_OPTION_AUTO_BYTES:
         if (strcmp(text, "auto") == 0) {
             *(int64_t *)member = 0;
             return ENG_OK;
         }
-        return read_integer(text, row->low, row->high, row->kind == AUTO_BYTES, member);
-    case INTEGER:
-    case BYTES:
-        return read_integer(text, row->low, row->high, row->kind == BYTES, member);
-    case SECONDS:
+        return read_integer(text, row->low, row->high, row->kind == SRV_OPTION_AUTO_BYTES, member);
+    case SRV_OPTION_INTEGER:
+    case SRV_OPTION_BYTES:
+        return read_integer(text, row->low, row->high, row->kind == SRV_OPTION_BYTES, member);
+    case SRV_OPTION_SECONDS:
         if (read_number(text, row->low, row->high, &number))
             return ENG_INVALID;
         *(int64_t *)member = llround(number * 1000);
         return ENG_OK;
-    case NUMBER:
+    case SRV_OPTION_NUMBER:
         return read_number(text, row->low, row->high, member);
-    case YES_NO:
+    case SRV_OPTION_YES_NO:
         return set_yes_no(member, text);
-    case MODE:
+    case SRV_OPTION_MODE:
         return set_mode(member, text);
-    case LEVEL:
+    case SRV_OPTION_LEVEL:
         return set_level(member, text);
     }
     return ENG_INTERNAL;
@@ -280,31 +280,35 @@ static void clear_listeners(srv_config *config) {
 
 static void describe_range(const option *row, char *text, size_t size) {
     static const char *const by_kind[] = {
-        [MODELS] = "[NAME=]DIR, each name once",
-        [LISTENERS] = "HOST:PORT with a port of 0 to 65535, or unix:PATH",
-        [TEXT] = "text",
-        [YES_NO] = "yes or no",
-        [MODE] = "an octal mode up to 0777",
-        [LEVEL] = "debug, info, warning or error",
+        [SRV_OPTION_MODELS] = "[NAME=]DIR, each name once",
+        [SRV_OPTION_LISTENERS] = "HOST:PORT with a port of 0 to 65535, or unix:PATH",
+        [SRV_OPTION_LISTENER] = "HOST:PORT with a port of 0 to 65535, or unix:PATH",
+        [SRV_OPTION_TEXT] = "text",
+        [SRV_OPTION_PATH] = "a path or credential:NAME",
+        [SRV_OPTION_YES_NO] = "yes or no",
+        [SRV_OPTION_MODE] = "an octal mode up to 0777",
+        [SRV_OPTION_LEVEL] = "debug, info, warning or error",
     };
 
     if (row->kind < sizeof by_kind / sizeof *by_kind && by_kind[row->kind])
         snprintf(text, size, "%s", by_kind[row->kind]);
     else
-        snprintf(text, size, "%s%.15g to %.15g%s", row->kind == AUTO || row->kind == AUTO_BYTES ? "auto or " : "",
-                 row->low, row->high, row->kind == BYTES || row->kind == AUTO_BYTES ? " (K, M, G may follow)" : "");
+        snprintf(text, size, "%s%.15g to %.15g%s",
+                 row->kind == SRV_OPTION_AUTO || row->kind == SRV_OPTION_AUTO_BYTES ? "auto or " : "", row->low,
+                 row->high,
+                 row->kind == SRV_OPTION_BYTES || row->kind == SRV_OPTION_AUTO_BYTES ? " (K, M, G may follow)" : "");
 }
 
 // Sets one option. where: "--rows", "MESA_ROWS" or "FILE:LINE: rows".
 static eng_status apply(loader *loader, size_t index, const char *value, source from, const char *where) {
-    const option *row = &options[index];
-    const bool list = row->kind == MODELS || row->kind == LISTENERS;
+    const option *row = &srv_config_options[index];
+    const bool list = row->kind == SRV_OPTION_MODELS || row->kind == SRV_OPTION_LISTENERS;
 
     if (loader->set_by[index] == from && from != DEFAULT && !list)
         return eng_fail(loader->error, ENG_INVALID, "%s: given twice", where);
-    if (row->kind == MODELS && loader->set_by[index] < from)
+    if (row->kind == SRV_OPTION_MODELS && loader->set_by[index] < from)
         clear_models(loader->config);
-    if (row->kind == LISTENERS && loader->set_by[index] < from)
+    if (row->kind == SRV_OPTION_LISTENERS && loader->set_by[index] < from)
         clear_listeners(loader->config);
     loader->set_by[index] = from;
     const eng_status status = set_value(loader->config, row, value);
@@ -326,10 +330,11 @@ static eng_status apply(loader *loader, size_t index, const char *value, source 
 static size_t find_option(const char *name, size_t length, bool hyphens) {
     for (size_t i = 0; i < OPTION_COUNT; i++) {
         size_t k = 0;
-        while (k < length && options[i].name[k] &&
-               (name[k] == options[i].name[k] || (hyphens && name[k] == '-' && options[i].name[k] == '_')))
+        while (k < length && srv_config_options[i].name[k] &&
+               (name[k] == srv_config_options[i].name[k] ||
+                (hyphens && name[k] == '-' && srv_config_options[i].name[k] == '_')))
             k++;
-        if (k == length && !options[i].name[k])
+        if (k == length && !srv_config_options[i].name[k])
             return i;
     }
     return OPTION_COUNT;
@@ -429,7 +434,7 @@ static eng_status apply_environment(loader *loader, size_t index, const char *va
     char where[64];
 
     snprintf(where, sizeof where, "%.*s", (int)(equals - variable), variable);
-    if (options[index].kind != MODELS && options[index].kind != LISTENERS)
+    if (srv_config_options[index].kind != SRV_OPTION_MODELS && srv_config_options[index].kind != SRV_OPTION_LISTENERS)
         return apply(loader, index, equals + 1, FROM_ENVIRONMENT, where);
     char *list = strdup(equals + 1), *rest = NULL;
     eng_status status = list ? ENG_OK : eng_fail(loader->error, ENG_NO_MEMORY, "%s: out of memory", where);
@@ -464,28 +469,49 @@ static bool is_word(const char *name, size_t length, const char *word) {
     return length == strlen(word) && memcmp(name, word, length) == 0;
 }
 
+// Whether the word is one that asks for something else than a server, which *action then says.
+static bool take_action(const char *name, size_t length, srv_config_action *action) {
+    static const struct {
+        const char *word;
+        srv_config_action action;
+    } actions[] = {{"help", SRV_CONFIG_HELP},
+                   {"version", SRV_CONFIG_VERSION},
+                   {"hash-key", SRV_CONFIG_HASH_KEY},
+                   {"check-config", SRV_CONFIG_CHECK}};
+
+    for (size_t i = 0; i < sizeof actions / sizeof *actions; i++)
+        if (is_word(name, length, actions[i].word)) {
+            if (*action == SRV_CONFIG_RUN || *action == SRV_CONFIG_CHECK)
+                *action = actions[i].action;
+            return true;
+        }
+    return false;
+}
+
+// The value that follows an option of this index. A yes or no may be left out and means yes.
+static const char *take_value(arguments *arguments, size_t index) {
+    const char *next = arguments->next < arguments->count ? arguments->values[arguments->next] : NULL;
+
+    if (index < OPTION_COUNT && srv_config_options[index].kind == SRV_OPTION_YES_NO &&
+        (!next || strncmp(next, "--", 2) == 0))
+        return "yes";
+    if (next)
+        arguments->next++;
+    return next;
+}
+
 // Walks the command line: once to find --config and the actions (loader NULL), once to apply the options.
 static eng_status walk_arguments(arguments arguments, loader *loader, const char **config_path,
                                  srv_config_action *action, eng_error *error) {
     while (arguments.next < arguments.count) {
-        const char *name = NULL, *value = NULL;
+        const char *name = "", *value = NULL;
         size_t length = 0;
         char where[80];
 
         if (next_argument(&arguments, &name, &length, &value, error))
             return ENG_INVALID;
         snprintf(where, sizeof where, "--%.*s", (int)(length < 60 ? length : 60), name);
-        static const struct {
-            const char *word;
-            srv_config_action action;
-        } actions[] = {{"help", SRV_CONFIG_HELP}, {"version", SRV_CONFIG_VERSION}, {"check-config", SRV_CONFIG_CHECK}};
-        bool is_action = false;
-        for (size_t i = 0; i < sizeof actions / sizeof *actions; i++)
-            if (is_word(name, length, actions[i].word)) {
-                is_action = true;
-                if (!loader && *action != SRV_CONFIG_HELP && *action != SRV_CONFIG_VERSION)
-                    *action = actions[i].action;
-            }
+        const bool is_action = take_action(name, length, action);
         if (is_action && !value)
             continue;
         const bool is_config = is_word(name, length, "config");
@@ -493,8 +519,8 @@ static eng_status walk_arguments(arguments arguments, loader *loader, const char
         if (is_action || (!is_config && index == OPTION_COUNT))
             return eng_fail(error, ENG_INVALID, is_action ? "%s: takes no value" : "%s: unknown option (see --help)",
                             where);
-        if (!value && arguments.next < arguments.count)
-            value = arguments.values[arguments.next++];
+        if (!value)
+            value = take_value(&arguments, index);
         if (!value)
             return eng_fail(error, ENG_INVALID, "%s: the value is missing", where);
         if (is_config)
@@ -512,6 +538,41 @@ static eng_status check_whole(const srv_config *config, eng_error *error) {
         return eng_fail(error, ENG_INVALID, "--listen: no address is named");
     if (config->body_memory < config->max_body)
         return eng_fail(error, ENG_INVALID, "--body-memory: smaller than --max-body");
+    if (!config->tls_cert != !config->tls_key)
+        return eng_fail(error, ENG_INVALID, "--tls-cert and --tls-key: one needs the other");
+    return ENG_OK;
+}
+
+static const char *find_variable(char *const *environment, const char *name) {
+    const size_t length = strlen(name);
+
+    for (; *environment; environment++)
+        if (strncmp(*environment, name, length) == 0 && (*environment)[length] == '=')
+            return *environment + length + 1;
+    return NULL;
+}
+
+// "credential:NAME" becomes the path of the file that the service manager has put there.
+static eng_status resolve_credentials(srv_config *config, char *const *environment, eng_error *error) {
+    static const char prefix[] = "credential:";
+    const char *folder = find_variable(environment, "CREDENTIALS_DIRECTORY");
+
+    for (size_t i = 0; i < OPTION_COUNT; i++) {
+        char **member = (char **)((char *)config + srv_config_options[i].offset), path[PATH_MAX];
+        if (srv_config_options[i].kind != SRV_OPTION_PATH || !*member ||
+            strncmp(*member, prefix, sizeof prefix - 1) != 0)
+            continue;
+        const char *name = *member + sizeof prefix - 1;
+        if (!*name || strchr(name, '/'))
+            return eng_fail(error, ENG_INVALID, "%s: the name of a credential has no /", srv_config_options[i].name);
+        if (!folder || (size_t)snprintf(path, sizeof path, "%s/%s", folder, name) >= sizeof path)
+            return eng_fail(error, ENG_INVALID,
+                            "%s: credential:%s needs CREDENTIALS_DIRECTORY, which a service manager sets",
+                            srv_config_options[i].name, name);
+        const eng_status status = set_text(member, path);
+        if (status)
+            return eng_fail(error, status, "%s: out of memory", srv_config_options[i].name);
+    }
     return ENG_OK;
 }
 
@@ -524,14 +585,13 @@ eng_status srv_config_load(srv_config *config, int argument_count, char *const *
     const char *path = NULL;
 
     eng_status status = walk_arguments(arguments, NULL, &path, action, error);
-    if (status || *action == SRV_CONFIG_HELP || *action == SRV_CONFIG_VERSION)
+    if (status || (*action != SRV_CONFIG_RUN && *action != SRV_CONFIG_CHECK))
         return status;
     for (size_t i = 0; i < OPTION_COUNT && !status; i++)
-        if (options[i].fallback)
-            status = apply(&loader, i, options[i].fallback, DEFAULT, options[i].name);
-    for (char *const *at = environment; *at && !path; at++)
-        if (strncmp(*at, "MESA_CONFIG=", 12) == 0)
-            path = *at + 12;
+        if (srv_config_options[i].fallback)
+            status = apply(&loader, i, srv_config_options[i].fallback, DEFAULT, srv_config_options[i].name);
+    if (!path)
+        path = find_variable(environment, "MESA_CONFIG");
     if (!status && path)
         status = load_file(&loader, path);
     for (char *const *at = environment; *at && !status; at++) {
@@ -541,120 +601,18 @@ eng_status srv_config_load(srv_config *config, int argument_count, char *const *
     }
     if (!status)
         status = walk_arguments(arguments, &loader, &path, action, error);
+    if (!status)
+        status = resolve_credentials(config, environment, error);
     return status ? status : check_whole(config, error);
 }
 
 void srv_config_free(srv_config *config) {
     clear_models(config);
     clear_listeners(config);
-    free(config->device);
-    *config = (srv_config){0};
-}
-
-// ---- output --------------------------------------------------------------------------------------------------------
-
-static void print_spelling(const option *row, char *text, size_t size) {
-    snprintf(text, size, "--%s %s", row->name, row->argument);
-    for (char *at = text; *at && *at != ' '; at++)
-        if (*at == '_')
-            *at = '-';
-}
-
-// Words of text, wrapped and indented under the column where the first line stands.
-static void print_wrapped(const char *text, FILE *out) {
-    enum { INDENT = 35, WIDTH = 100 };
-    size_t column = INDENT;
-
-    while (*text) {
-        const size_t length = strcspn(text, " ");
-        if (column > INDENT && column + 1 + length > WIDTH) {
-            fprintf(out, "\n%*s", INDENT, "");
-            column = INDENT;
-        } else if (column > INDENT) {
-            fputc(' ', out);
-            column++;
-        }
-        fwrite(text, 1, length, out);
-        column += length;
-        text += length;
-        text += strspn(text, " ");
-    }
-    fputc('\n', out);
-}
-
-void srv_config_help(FILE *out) {
-    fputs("Usage: mesa-server --model [NAME=]DIR [OPTION]...\n"
-          "Serves recurrent-state language models over an OpenAI-compatible HTTP interface.\n\n",
-          out);
     for (size_t i = 0; i < OPTION_COUNT; i++) {
-        const option *row = &options[i];
-        char spelling[80], about[256];
-        print_spelling(row, spelling, sizeof spelling);
-        snprintf(about, sizeof about, row->fallback ? "%s (default %s)" : "%s", row->about, row->fallback);
-        fprintf(out, "  %-32s ", spelling);
-        print_wrapped(about, out);
+        const srv_option_kind kind = srv_config_options[i].kind;
+        if (kind == SRV_OPTION_TEXT || kind == SRV_OPTION_PATH || kind == SRV_OPTION_LISTENER)
+            free(*(char **)((char *)config + srv_config_options[i].offset));
     }
-    fputs("  --config FILE                    read options from section [server] of an INI file\n"
-          "  --check-config                   check the configuration, print it, and exit\n"
-          "  --help, -h                       print this and exit\n"
-          "  --version                        print the version and exit\n\n"
-          "Each option is also a key of the file (queue_tokens = N) and a variable of the environment\n"
-          "(MESA_QUEUE_TOKENS=N; lists separated by commas). The command line wins over the environment, the\n"
-          "environment over the file. Lists in the file are repeated keys.\n\n"
-          "SIGTERM and SIGINT finish the running requests, a second one ends at once.\n"
-          "Exit status: 0 ended as asked, 1 a fault while serving, 2 usage or configuration, 3 cannot listen,\n"
-          "4 a model cannot be loaded.\n",
-          out);
-}
-
-static void print_row(const srv_config *config, const option *row, FILE *out) {
-    const void *member = (const char *)config + row->offset;
-    const int64_t integer =
-        row->kind == YES_NO || row->kind == NUMBER || row->kind == TEXT || row->kind == MODELS || row->kind == LISTENERS
-            ? 0
-            : *(const int64_t *)member;
-
-    switch (row->kind) {
-    case MODELS:
-        for (size_t i = 0; i < config->model_count; i++)
-            fprintf(out, "model = %s=%s\n", config->models[i].name, config->models[i].folder);
-        break;
-    case LISTENERS:
-        for (size_t i = 0; i < config->listen_count; i++)
-            fprintf(out, "listen = %s\n", config->listen[i]);
-        break;
-    case TEXT:
-        fprintf(out, "%s = %s\n", row->name, *(char *const *)member);
-        break;
-    case AUTO:
-    case AUTO_BYTES:
-    case INTEGER:
-    case BYTES:
-        if (integer == 0 && (row->kind == AUTO || row->kind == AUTO_BYTES))
-            fprintf(out, "%s = auto\n", row->name);
-        else
-            fprintf(out, "%s = %lld\n", row->name, (long long)integer);
-        break;
-    case SECONDS:
-        fprintf(out, "%s = %.10g\n", row->name, (double)integer / 1000);
-        break;
-    case NUMBER:
-        fprintf(out, "%s = %.17g\n", row->name, *(const double *)member);
-        break;
-    case YES_NO:
-        fprintf(out, "%s = %s\n", row->name, *(const bool *)member ? "yes" : "no");
-        break;
-    case MODE:
-        fprintf(out, "%s = %04llo\n", row->name, (unsigned long long)integer);
-        break;
-    case LEVEL:
-        fprintf(out, "%s = %s\n", row->name, levels[integer]);
-        break;
-    }
-}
-
-void srv_config_print(const srv_config *config, FILE *out) {
-    fputs("[server]\n", out);
-    for (size_t i = 0; i < OPTION_COUNT; i++)
-        print_row(config, &options[i], out);
+    *config = (srv_config){0};
 }

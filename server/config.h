@@ -27,6 +27,9 @@ typedef struct srv_config {
     size_t model_count;
     char *listen[SRV_MAX_LISTENERS]; // "HOST:PORT", "[IPV6]:PORT" or "unix:PATH"
     size_t listen_count;
+    char *admin_listen;              // as in listen; NULL: none
+    char *keys, *tls_cert, *tls_key; // paths; NULL: none
+    bool allow_anonymous;
     char *device;
     int64_t socket_mode;
     int64_t log_level; // eng_log_level
@@ -45,11 +48,13 @@ typedef enum srv_config_action {
     SRV_CONFIG_RUN,
     SRV_CONFIG_CHECK,
     SRV_CONFIG_HELP,
-    SRV_CONFIG_VERSION
+    SRV_CONFIG_VERSION,
+    SRV_CONFIG_HASH_KEY
 } srv_config_action;
 
 // Fills *config from all sources. environment: NULL-terminated "NAME=VALUE" strings. On failure *error names option,
-// variable or file and line; *config needs srv_config_free either way. With HELP and VERSION *config is not checked.
+// variable or file and line; *config needs srv_config_free either way. With HELP, VERSION and HASH_KEY *config is not
+// filled. A path "credential:NAME" is NAME in the folder that the environment's CREDENTIALS_DIRECTORY names.
 ENG_CHECKED eng_status srv_config_load(srv_config *config, int argument_count, char *const *arguments,
                                        char *const *environment, srv_config_action *action, eng_error *error);
 void srv_config_free(srv_config *config);

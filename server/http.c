@@ -121,9 +121,12 @@ static void send_timeout(const srv_connection *connection) {
                  "HTTP/1.1 408 Request Timeout\r\nConnection: close\r\nContent-Type: application/json\r\n"
                  "Content-Length: %zu\r\n\r\n%s",
                  json.length, json.data ? json.data : "");
+    // Who does not take it is closed all the same.
     if (srv_buf_ok(&json) && length > 0 && (size_t)length < sizeof text) {
-        ssize_t sent = send(connection->descriptor, text, (size_t)length, MSG_DONTWAIT | MSG_NOSIGNAL);
-        (void)sent; // who does not take it is closed all the same
+        if (connection->listener->tls)
+            (void)srv_tls_send(connection->mhd, text, (size_t)length);
+        else if (send(connection->descriptor, text, (size_t)length, MSG_DONTWAIT | MSG_NOSIGNAL) < 0)
+            connection->listener->due = true;
     }
     srv_buf_free(&json);
 }
@@ -168,26 +171,61 @@ static void on_message(void *closure, const char *format, va_list arguments) {
 static struct MHD_Daemon *start_daemon(srv_listener *listener) {
     const srv_config *config = listener->http->server->config;
     const int64_t idle_seconds = (config->idle_time_ms + 999) / 1000;
+    const srv_tls *tls = &listener->http->tls;
+    struct MHD_OptionItem extra[] = {
+        {MHD_OPTION_HTTPS_MEM_CERT, 0, tls->certificate.data},
+        {MHD_OPTION_HTTPS_MEM_KEY, 0, tls->key.data},
+        {MHD_OPTION_HTTPS_PRIORITIES, 0, (char *)"NORMAL:-VERS-ALL:+VERS-TLS1.3:+VERS-TLS1.2"},
+        {MHD_OPTION_END, 0, NULL},
+    };
 
+    if (!listener->tls)
+        extra[0] = extra[3];
     return MHD_start_daemon(
-        MHD_USE_EPOLL | MHD_ALLOW_SUSPEND_RESUME | MHD_USE_ERROR_LOG, 0, NULL, NULL, srv_http_on_request, listener,
-        MHD_OPTION_EXTERNAL_LOGGER, on_message, listener, MHD_OPTION_LISTEN_SOCKET, listener->descriptor,
-        MHD_OPTION_CONNECTION_LIMIT, (unsigned)config->connections, MHD_OPTION_CONNECTION_TIMEOUT,
+        MHD_USE_EPOLL | MHD_ALLOW_SUSPEND_RESUME | MHD_USE_ERROR_LOG | (listener->tls ? MHD_USE_TLS : 0), 0, NULL, NULL,
+        srv_http_on_request, listener, MHD_OPTION_EXTERNAL_LOGGER, on_message, listener, MHD_OPTION_LISTEN_SOCKET,
+        listener->descriptor, MHD_OPTION_CONNECTION_LIMIT, (unsigned)config->connections, MHD_OPTION_CONNECTION_TIMEOUT,
         (unsigned)idle_seconds, MHD_OPTION_CONNECTION_MEMORY_LIMIT,
         (size_t)config->max_headers + SRV_CONNECTION_SPARE_BYTES, MHD_OPTION_NOTIFY_COMPLETED, srv_http_on_completed,
         listener, MHD_OPTION_NOTIFY_CONNECTION, on_connection, listener, MHD_OPTION_URI_LOG_CALLBACK, on_request_line,
-        listener, MHD_OPTION_SIGPIPE_HANDLED_BY_APP, 1, MHD_OPTION_END);
+        listener, MHD_OPTION_SIGPIPE_HANDLED_BY_APP, 1, MHD_OPTION_ARRAY, extra, MHD_OPTION_END);
 }
 
-static eng_status start_listener(srv_http *http, const char *where, eng_error *error) {
+// Without keys nobody but this machine may be listening to; what is for administration has no keys anyway.
+static eng_status check_exposure(const srv_server *server, const char *where, bool admin, eng_error *error) {
+    bool local = true;
+
+    if (srv_listen_local(where, &local, error))
+        return ENG_IO;
+    if (local || admin || server->keys)
+        return ENG_OK;
+    if (server->config->allow_anonymous) {
+        srv_log_write(server->log, ENG_LOG_WARNING, "listen", "%s: anyone who reaches this address may use the server",
+                      where);
+        return ENG_OK;
+    }
+    return eng_fail(error, ENG_INVALID,
+                    "will not listen on %s, which other machines reach, without keys (--keys FILE, or "
+                    "--allow-anonymous to let anyone in)",
+                    where);
+}
+
+static eng_status start_listener(srv_http *http, const char *where, bool admin, eng_error *error) {
     srv_server *server = http->server;
     srv_listener *listener = &http->listeners[http->count];
 
-    *listener = (srv_listener){.http = http, .descriptor = -1};
-    eng_status status = srv_listen(where, server->config->socket_mode, &listener->descriptor, listener->address,
-                                   sizeof listener->address, error);
+    *listener = (srv_listener){.http = http, .descriptor = -1, .admin = admin};
+    eng_status status = check_exposure(server, where, admin, error);
+    if (!status)
+        status = srv_listen(where, server->config->socket_mode, &listener->descriptor, listener->address,
+                            sizeof listener->address, error);
     if (status)
         return status;
+    listener->tls = http->tls.loaded && !admin && strncmp(listener->address, "http:", 5) == 0;
+    if (listener->tls) {
+        memmove(listener->address + 1, listener->address, sizeof listener->address - 2);
+        memcpy(listener->address, "https", 5);
+    }
     http->count++; // from here on srv_http_free cleans up
     listener->daemon = start_daemon(listener);
     if (!listener->daemon)
@@ -214,9 +252,16 @@ eng_status srv_http_create(srv_server *server, srv_http **out, eng_error *error)
         return eng_fail(error, ENG_NO_MEMORY, "no memory for the HTTP server");
     http->server = server;
     signal(SIGPIPE, SIG_IGN);
+    const srv_config *config = server->config;
     eng_status status = srv_timer_create(server->loop, on_sweep, http, &http->sweep);
-    for (size_t i = 0; i < server->config->listen_count && !status; i++)
-        status = start_listener(http, server->config->listen[i], error);
+    if (!status && config->tls_cert)
+        status = srv_tls_load(&http->tls, config->tls_cert, config->tls_key, error);
+    if (http->tls.loaded && srv_tls_expired(&http->tls))
+        srv_log_write(server->log, ENG_LOG_WARNING, "tls", "%s: the certificate has expired", config->tls_cert);
+    for (size_t i = 0; i < config->listen_count && !status; i++)
+        status = start_listener(http, config->listen[i], false, error);
+    if (!status && config->admin_listen)
+        status = start_listener(http, config->admin_listen, true, error);
     if (status) {
         srv_http_free(http);
         return status;
@@ -263,6 +308,10 @@ size_t srv_http_connections(const srv_http *http) {
     return http->connections;
 }
 
+size_t srv_http_body_bytes(const srv_http *http) {
+    return http->body_bytes;
+}
+
 void srv_http_abandon(srv_http *http) {
     for (size_t i = 0; i < http->count; i++) {
         for (srv_connection *at = http->listeners[i].first; at; at = at->next)
@@ -305,5 +354,6 @@ void srv_http_free(srv_http *http) {
     for (size_t i = 0; i < http->count; i++)
         free_listener(&http->listeners[i]);
     srv_timer_close(http->sweep);
+    srv_tls_clear(&http->tls);
     free(http);
 }

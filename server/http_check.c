@@ -10,8 +10,8 @@
 #include "server/http_private.h"
 
 typedef struct header_scan {
-    unsigned lengths, encodings, hosts, types;
-    const char *length, *encoding, *type, *content_encoding;
+    unsigned lengths, encodings, hosts, types, authorizations;
+    const char *length, *encoding, *type, *content_encoding, *authorization;
     bool bad_name, expects_continue, from_browser;
 } header_scan;
 
@@ -48,7 +48,10 @@ static enum MHD_Result scan_header(void *closure, enum MHD_ValueKind kind, const
         scan->type = value;
     } else if (strcasecmp(name, "Content-Encoding") == 0)
         scan->content_encoding = value;
-    else if (strcasecmp(name, "Expect") == 0)
+    else if (strcasecmp(name, "Authorization") == 0) {
+        scan->authorizations++;
+        scan->authorization = value;
+    } else if (strcasecmp(name, "Expect") == 0)
         scan->expects_continue = true;
     else if (strcasecmp(name, "Origin") == 0)
         scan->from_browser = true;
@@ -131,6 +134,8 @@ void srv_http_check_headers(struct MHD_Connection *mhd, const char *version, boo
     }
     facts->chunked = scan.encoding != NULL;
     facts->expects_continue = scan.expects_continue;
+    facts->authorizations = scan.authorizations;
+    facts->authorization = scan.authorization;
     if (!takes_body)
         return;
     if (scan.content_encoding && strcasecmp(scan.content_encoding, "identity") != 0)
@@ -138,4 +143,23 @@ void srv_http_check_headers(struct MHD_Connection *mhd, const char *version, boo
     if (!is_json(&scan))
         srv_refuse(problem, 415, "unsupported_media_type", "Content-Type",
                    "the body must be application/json in UTF-8");
+}
+
+srv_key *srv_http_authorize(srv_keys *keys, const srv_header_facts *facts, srv_problem *problem) {
+    static const char scheme[] = "Bearer ";
+    const char *value = facts->authorization;
+
+    if (facts->authorizations == 0) {
+        srv_refuse(problem, 401, "missing_api_key", NULL, "a key is needed: Authorization: Bearer KEY");
+        return NULL;
+    }
+    if (facts->authorizations > 1 || strncasecmp(value, scheme, sizeof scheme - 1) != 0) {
+        srv_refuse(problem, 401, "invalid_api_key", NULL, "exactly one Authorization: Bearer KEY is needed");
+        return NULL;
+    }
+    value += strspn(value + sizeof scheme - 1, " ") + sizeof scheme - 1;
+    srv_key *key = srv_keys_find(keys, value, strlen(value));
+    if (!key)
+        srv_refuse(problem, 401, "invalid_api_key", NULL, "the key is not known");
+    return key;
 }

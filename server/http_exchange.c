@@ -92,6 +92,12 @@ void srv_exchange_reply(srv_exchange *exchange, int status, srv_buf *json) {
     srv_exchange_refuse(exchange, &problem);
 }
 
+void srv_exchange_reply_as(srv_exchange *exchange, const char *type, srv_buf *text) {
+    if (srv_buf_ok(text))
+        exchange->reply.type = type;
+    srv_exchange_reply(exchange, 200, text);
+}
+
 void srv_exchange_stream(srv_exchange *exchange) {
     exchange->streaming = true;
     resume(exchange);
@@ -120,8 +126,10 @@ static enum MHD_Result queue_reply(srv_exchange *exchange) {
     if (!response)
         return MHD_NO;
     reply->body = NULL;
-    add_header(response, "Content-Type", "application/json");
+    add_header(response, "Content-Type", reply->type ? reply->type : "application/json");
     add_common_headers(exchange, response);
+    if (reply->status == MHD_HTTP_UNAUTHORIZED)
+        add_header(response, "WWW-Authenticate", "Bearer realm=\"mesa\"");
     if (reply->retry_after) {
         char seconds[16];
         snprintf(seconds, sizeof seconds, "%d", reply->retry_after);
@@ -250,38 +258,57 @@ static bool refuse_now(const srv_exchange *exchange, const srv_header_facts *fac
                                         facts->content_length > SRV_REFUSED_BODY_BYTES);
 }
 
+// Everything that the header alone decides; the first of these faults is told: framing, key, path, content, budget.
+static void examine(srv_exchange *exchange, const char *url, const char *version, srv_header_facts *facts,
+                    srv_route_match *match) {
+    const srv_connection *connection = exchange->connection;
+    srv_server *server = exchange->server;
+    srv_problem content = {0}, path = {0};
+
+    srv_route_find(exchange->method, url, connection->listener->admin, match, &path);
+    exchange->route = match->route;
+    srv_http_check_headers(connection->mhd, version, match->route && match->route->takes_body, facts, &content);
+    if (facts->dangerous) {
+        exchange->problem = content;
+        return;
+    }
+    if (server->keys && !match->is_public && !connection->listener->admin) {
+        exchange->key = srv_http_authorize(server->keys, facts, &exchange->problem);
+        if (!exchange->key)
+            return;
+    }
+    if (path.status)
+        memcpy(exchange->allow, match->allow, sizeof exchange->allow);
+    exchange->problem = path.status ? path : content;
+    if (!exchange->problem.status && exchange->key && match->route->takes_body)
+        exchange->admitted = srv_key_admit(exchange->key, srv_loop_now(server->loop), &exchange->problem);
+}
+
 static enum MHD_Result begin_exchange(srv_connection *connection, const char *url, const char *method,
                                       const char *version, void **slot) {
     srv_exchange *exchange = make_exchange(connection, method);
     srv_header_facts facts;
-    const char *rest = NULL;
+    srv_route_match match;
 
     if (!exchange)
         return MHD_NO;
     *slot = exchange;
-    exchange->route = srv_route_find(method, url, &rest, exchange->allow, sizeof exchange->allow, &exchange->problem);
-    if (rest && !(exchange->rest = strdup(rest)))
+    examine(exchange, url, version, &facts, &match);
+    if (match.rest && !(exchange->rest = strdup(match.rest)))
         return MHD_NO;
-    const srv_config *config = exchange->server->config;
-    srv_problem framing = {0};
-    srv_http_check_headers(connection->mhd, version, exchange->route && exchange->route->takes_body, &facts, &framing);
-    if (facts.dangerous || !exchange->problem.status)
-        exchange->problem = framing;
     exchange->expects_body = facts.chunked || facts.content_length > 0;
     if (exchange->expects_body) {
-        connection->deadline_ms = srv_loop_now(exchange->server->loop) + (uint64_t)config->body_time_ms;
+        connection->deadline_ms =
+            srv_loop_now(exchange->server->loop) + (uint64_t)exchange->server->config->body_time_ms;
         if (!exchange->problem.status && facts.content_length)
             reserve_body(exchange, facts.content_length);
     }
-    if (exchange->expects_body || facts.dangerous) {
-        if (!refuse_now(exchange, &facts))
-            return MHD_YES;
-        exchange->dispatched = true;
-        connection->deadline_ms = 0;
-        srv_exchange_refuse(exchange, &exchange->problem);
-        return queue_reply(exchange);
-    }
-    return MHD_YES;
+    if ((!exchange->expects_body && !facts.dangerous) || !refuse_now(exchange, &facts))
+        return MHD_YES;
+    exchange->dispatched = true;
+    connection->deadline_ms = 0;
+    srv_exchange_refuse(exchange, &exchange->problem);
+    return queue_reply(exchange);
 }
 
 // A piece of the body. MHD_NO closes the connection.
@@ -338,21 +365,26 @@ void srv_http_on_hangup(void *context) {
 }
 
 static void log_exchange(const srv_exchange *exchange, bool left) {
+    const srv_server *server = exchange->server;
+    const srv_model *model = exchange->model;
     const srv_access access = {
         .level = exchange->log_id || exchange->reply.status >= 500 ? ENG_LOG_INFO : ENG_LOG_DEBUG,
         .id = exchange->log_id,
         .route = exchange->route ? exchange->route->path : "(none)",
         .method = exchange->route ? exchange->route->method : "(any)",
-        .model = exchange->log_model,
+        .model = model ? model->path->name : NULL,
+        .key = exchange->key ? exchange->key->name : NULL,
         .status = left && !exchange->queued ? 0
                   : exchange->reply.status  ? exchange->reply.status
                                             : 200,
         .client_left = left,
-        .milliseconds = srv_loop_now(exchange->server->loop) - exchange->started_ms,
+        .milliseconds = srv_loop_now(server->loop) - exchange->started_ms,
         .prompt_tokens = exchange->log_prompt_tokens,
         .completion_tokens = exchange->log_completion_tokens,
     };
-    srv_log_access(exchange->server->log, &access);
+    srv_log_access(server->log, &access);
+    srv_metrics_count(&exchange->server->metrics, model ? (size_t)(model - server->models) : SRV_NO_MODEL,
+                      access.status);
 }
 
 void srv_http_on_completed(void *closure, struct MHD_Connection *mhd, void **slot,
@@ -373,6 +405,8 @@ void srv_http_on_completed(void *closure, struct MHD_Connection *mhd, void **slo
     exchange->suspended = false; // the library has let go of it
     srv_http_cancel(exchange);
     log_exchange(exchange, left);
+    if (exchange->admitted)
+        srv_key_done(exchange->key);
     exchange->connection = NULL;
     srv_exchange_release(exchange);
 }

@@ -12,8 +12,21 @@
 
 #include "server/server.h"
 
+// http_tls.c: what listeners with TLS present.
+typedef struct srv_tls {
+    srv_buf certificate, key; // PEM; the library borrows them
+    int64_t expires;          // Unix seconds
+    bool loaded;
+} srv_tls;
+ENG_CHECKED eng_status srv_tls_load(srv_tls *tls, const char *cert_path, const char *key_path, eng_error *error);
+bool srv_tls_expired(const srv_tls *tls);
+void srv_tls_clear(srv_tls *tls); // zeroed is accepted
+// Straight into the connection, past the library.
+bool srv_tls_send(struct MHD_Connection *mhd, const char *data, size_t length);
+
 typedef struct srv_listener {
     srv_http *http;
+    bool admin, tls;
     struct MHD_Daemon *daemon;
     int descriptor; // -1 once the library has given it back
     srv_watch *watch;
@@ -36,7 +49,8 @@ typedef struct srv_connection {
 
 struct srv_http {
     srv_server *server;
-    srv_listener listeners[SRV_MAX_LISTENERS];
+    srv_listener listeners[SRV_MAX_LISTENERS + 1]; // and the one for administration
+    srv_tls tls;
     size_t count;
     size_t connections;
     size_t body_bytes; // reserved by all exchanges
@@ -58,8 +72,12 @@ typedef struct srv_header_facts {
     bool chunked, expects_continue;
     uint64_t content_length;
     bool dangerous; // the connection must be closed: its framing cannot be trusted
+    unsigned authorizations;
+    const char *authorization; // NULL: none
 } srv_header_facts;
 void srv_http_check_headers(struct MHD_Connection *mhd, const char *version, bool takes_body, srv_header_facts *facts,
                             srv_problem *problem);
+// Whose request it is; NULL: nobody's, and *problem is a 401.
+srv_key *srv_http_authorize(srv_keys *keys, const srv_header_facts *facts, srv_problem *problem);
 
 #endif

@@ -10,6 +10,7 @@
 // Configuration defaults.
 #define SRV_DEFAULT_LISTEN "127.0.0.1:8080"
 #define SRV_DEFAULT_DEVICE "auto"
+#define SRV_DEFAULT_ALLOW_ANONYMOUS "no"
 #define SRV_DEFAULT_SOCKET_MODE "0660"
 #define SRV_DEFAULT_LOG_LEVEL "info"
 #define SRV_DEFAULT_ROWS "0"
@@ -52,6 +53,7 @@ enum {
     SRV_STREAM_WINDOW_MIN_BYTES = 4096, // for one of many choices
     SRV_STREAM_SCRATCH_BYTES = 262144,  // one formatted event: its text may grow sixfold by escapes
     SRV_MAX_TEXT_BYTES = 64 << 20,      // one choice that is not streamed
+    SRV_MAX_TOKEN_BYTES = 256 << 20,    // tokens and alternatives of one choice that is not streamed
     SRV_MAX_ANSWER_BYTES = 512 << 20,   // the JSON of one answer
 
     // Connections.
@@ -61,9 +63,18 @@ enum {
     SRV_DRAIN_POLL_MS = 50,
     SRV_DRAIN_GRACE_MS = 500, // for the last events after the drain deadline
 
-    // Retry-After in seconds.
+    // Retry-After in seconds. Of a full queue it is estimated, within 1 and the most.
     SRV_RETRY_FULL_S = 1,
+    SRV_RETRY_MOST_S = 300,
     SRV_RETRY_LOADING_S = 5,
+
+    // Keys.
+    SRV_MAX_KEYS = 4096,
+    SRV_MAX_KEY_NAME = 64,
+    SRV_MIN_KEY_BYTES = 16,
+    SRV_MAX_KEY_LIMIT = 1000000,
+    SRV_MAX_KEY_FILE_BYTES = 1 << 20,
+    SRV_MAX_PEM_BYTES = 1 << 20,
 
     // Configuration and log.
     SRV_MAX_MODELS = 32,

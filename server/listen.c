@@ -3,6 +3,7 @@
 // socket on which nobody answers. Main thread, before the loop runs.
 #include <errno.h>
 #include <netdb.h>
+#include <netinet/in.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -12,6 +13,10 @@
 #include <unistd.h>
 
 #include "server/server.h"
+
+static bool is_unix(const char *where) {
+    return strncmp(where, "unix:", 5) == 0;
+}
 
 static eng_status fail_at(eng_error *error, const char *where, const char *what, int number) {
     return eng_fail(error, ENG_IO, "cannot listen on %s: %s%s%s", where, what, number ? ": " : "",
@@ -69,6 +74,15 @@ static eng_status listen_unix(const char *where, int64_t mode, int *descriptor, 
     return ENG_OK;
 }
 
+static bool is_loopback(const struct sockaddr *name) {
+    if (name->sa_family == AF_INET)
+        return ntohl(((const struct sockaddr_in *)name)->sin_addr.s_addr) >> 24 == IN_LOOPBACKNET;
+    if (name->sa_family != AF_INET6)
+        return false;
+    const struct in6_addr *address = &((const struct sockaddr_in6 *)name)->sin6_addr;
+    return IN6_IS_ADDR_LOOPBACK(address) || (IN6_IS_ADDR_V4MAPPED(address) && address->s6_addr[12] == IN_LOOPBACKNET);
+}
+
 static void print_address(int fd, char *address, size_t size) {
     struct sockaddr_storage name;
     socklen_t length = sizeof name;
@@ -99,17 +113,37 @@ static bool split_address(const char *where, char *host, size_t size, const char
     return true;
 }
 
-static eng_status listen_tcp(const char *where, int *descriptor, char *address, size_t size, eng_error *error) {
+// The addresses that "HOST:PORT" stands for: freeaddrinfo.
+static eng_status resolve(const char *where, struct addrinfo **found, eng_error *error) {
     const struct addrinfo hints = {.ai_socktype = SOCK_STREAM, .ai_flags = AI_PASSIVE | AI_NUMERICSERV};
-    struct addrinfo *found = NULL;
     char host[256];
     const char *port;
 
     if (!split_address(where, host, sizeof host, &port))
         return fail_at(error, where, "not HOST:PORT", 0);
-    const int result = getaddrinfo(strcmp(host, "*") == 0 ? NULL : host, port, &hints, &found);
-    if (result != 0)
-        return fail_at(error, where, gai_strerror(result), 0);
+    const int result = getaddrinfo(strcmp(host, "*") == 0 ? NULL : host, port, &hints, found);
+    return result == 0 ? ENG_OK : fail_at(error, where, gai_strerror(result), 0);
+}
+
+eng_status srv_listen_local(const char *where, bool *local, eng_error *error) {
+    struct addrinfo *found = NULL;
+
+    *local = true;
+    if (is_unix(where))
+        return ENG_OK;
+    const eng_status status = resolve(where, &found, error);
+    for (const struct addrinfo *at = found; at; at = at->ai_next)
+        *local = *local && is_loopback(at->ai_addr);
+    if (found)
+        freeaddrinfo(found);
+    return status;
+}
+
+static eng_status listen_tcp(const char *where, int *descriptor, char *address, size_t size, eng_error *error) {
+    struct addrinfo *found = NULL;
+
+    if (resolve(where, &found, error))
+        return ENG_IO;
     int fd = -1, fault = 0;
     for (const struct addrinfo *at = found; at && fd < 0; at = at->ai_next) {
         fd = socket(at->ai_family, at->ai_socktype | SOCK_CLOEXEC | SOCK_NONBLOCK, at->ai_protocol);
@@ -131,7 +165,7 @@ static eng_status listen_tcp(const char *where, int *descriptor, char *address, 
 }
 
 eng_status srv_listen(const char *where, int64_t mode, int *descriptor, char *address, size_t size, eng_error *error) {
-    if (strncmp(where, "unix:", 5) != 0)
+    if (!is_unix(where))
         return listen_tcp(where, descriptor, address, size, error);
     snprintf(address, size, "%s", where);
     return listen_unix(where, mode, descriptor, error);

@@ -170,6 +170,10 @@ void srv_log_access(srv_log *log, const srv_access *access) {
         srv_buf_puts(&line, ",\"model\":");
         srv_json_text(&line, access->model);
     }
+    if (access->key) {
+        srv_buf_puts(&line, ",\"key\":");
+        srv_json_text(&line, access->key);
+    }
     if (access->prompt_tokens >= 0)
         srv_buf_printf(&line, ",\"prompt_tokens\":%lld,\"completion_tokens\":%lld", (long long)access->prompt_tokens,
                        (long long)access->completion_tokens);

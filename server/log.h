@@ -30,6 +30,7 @@ typedef struct srv_access {
     const char *route; // the route's own pattern, never the request's path
     const char *method;
     const char *model; // NULL: none
+    const char *key;   // its name; NULL: none
     int status;        // 0: none was sent
     bool client_left;  // before the answer was whole
     uint64_t milliseconds;

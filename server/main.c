@@ -11,6 +11,7 @@
 #include <unistd.h>
 
 #include "server/config.h"
+#include "server/keys.h"
 #include "server/log.h"
 #include "server/server.h"
 
@@ -45,17 +46,35 @@ static void raise_descriptor_limit(void) {
     }
 }
 
-static void warn_about_exposure(const srv_config *config, srv_log *log) {
-    static const char *const local[] = {"127.", "localhost:", "[::1]:", "unix:"};
+// What a start would find wrong with the configuration's files and addresses.
+static eng_status check_files(const srv_config *config, eng_error *error) {
+    srv_keys *keys = NULL;
+    eng_status status = config->keys ? srv_keys_load(config->keys, &keys, error) : ENG_OK;
 
-    for (size_t i = 0; i < config->listen_count; i++) {
-        bool is_local = false;
-        for (size_t k = 0; k < sizeof local / sizeof *local; k++)
-            is_local = is_local || strncmp(config->listen[i], local[k], strlen(local[k])) == 0;
-        if (!is_local)
-            srv_log_write(log, ENG_LOG_WARNING, "listen", "%s: anyone who reaches this address may use the server",
-                          config->listen[i]);
+    srv_keys_free(keys);
+    if (!status && config->tls_cert)
+        status = srv_http_check_tls(config, error);
+    return status;
+}
+
+static int print_config(const srv_config *config) {
+    eng_error error = {0};
+
+    if (check_files(config, &error)) {
+        fprintf(stderr, "mesa-server: %s\n", error.text);
+        return EXIT_USAGE;
     }
+    srv_config_print(config, stdout);
+    return 0;
+}
+
+static int hash_key(void) {
+    eng_error error = {0};
+
+    if (srv_keys_print_hash(&error) == ENG_OK)
+        return 0;
+    fprintf(stderr, "mesa-server: %s\n", error.text);
+    return EXIT_USAGE;
 }
 
 static int serve(const srv_config *config, srv_log *log) {
@@ -63,11 +82,10 @@ static int serve(const srv_config *config, srv_log *log) {
     eng_error error = {0};
 
     raise_descriptor_limit();
-    warn_about_exposure(config, log);
     const eng_status status = srv_server_create(config, log, &server, &error);
     if (status) {
         srv_log_write(log, ENG_LOG_ERROR, "listen", "%s", error.text);
-        return status == ENG_IO ? EXIT_LISTEN : EXIT_FAULT;
+        return status == ENG_IO ? EXIT_LISTEN : status == ENG_INVALID ? EXIT_USAGE : EXIT_FAULT;
     }
     int result = EXIT_FAULT;
     if (srv_server_handle_signals(server))
@@ -96,8 +114,10 @@ int main(int argument_count, char **arguments) {
         srv_config_help(stdout);
     else if (action == SRV_CONFIG_VERSION)
         puts("mesa-server " MESA_VERSION);
+    else if (action == SRV_CONFIG_HASH_KEY)
+        result = hash_key();
     else if (action == SRV_CONFIG_CHECK)
-        srv_config_print(&config, stdout);
+        result = print_config(&config);
     else {
         settle_wait_policy(arguments);
         srv_log *log = srv_log_create(STDERR_FILENO, (eng_log_level)config.log_level);

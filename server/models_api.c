@@ -49,9 +49,20 @@ void srv_handle_ready(srv_exchange *exchange) {
     srv_exchange_reply(exchange, ready ? 200 : 503, &json);
 }
 
+// The models that the exchange's key may use.
+static size_t view_permitted(const srv_exchange *exchange, srv_model_view *views) {
+    const srv_server *server = exchange->server;
+    size_t count = 0;
+
+    for (size_t i = 0; i < server->model_count; i++)
+        if (srv_key_may_use(exchange->key, server->models[i].path->name))
+            srv_server_view(server, i, &views[count++]);
+    return count;
+}
+
 void srv_handle_models(srv_exchange *exchange) {
     srv_model_view views[SRV_MAX_MODELS];
-    const size_t count = view_all(exchange->server, views);
+    const size_t count = view_permitted(exchange, views);
     srv_buf json;
 
     srv_buf_init(&json, SRV_MAX_ANSWER_BYTES);
@@ -60,21 +71,35 @@ void srv_handle_models(srv_exchange *exchange) {
 }
 
 void srv_handle_model(srv_exchange *exchange) {
-    srv_server *server = exchange->server;
+    srv_model_view views[SRV_MAX_MODELS];
+    const size_t count = view_permitted(exchange, views);
 
-    for (size_t i = 0; i < server->model_count; i++) {
-        srv_model_view view;
+    for (size_t i = 0; i < count; i++) {
         srv_buf json;
 
-        if (strcmp(server->models[i].path->name, exchange->rest) != 0)
+        if (strcmp(views[i].name, exchange->rest) != 0)
             continue;
-        srv_server_view(server, i, &view);
         srv_buf_init(&json, SRV_MAX_ANSWER_BYTES);
-        srv_write_model(&json, &view);
+        srv_write_model(&json, &views[i]);
         srv_exchange_reply(exchange, 200, &json);
         return;
     }
     srv_problem problem = {0};
     srv_refuse(&problem, 404, "model_not_found", "model", "there is no such model");
     srv_exchange_refuse(exchange, &problem);
+}
+
+void srv_handle_tokenizer_info(srv_exchange *exchange) {
+    srv_problem problem = {0};
+    const srv_model *model = srv_server_model(exchange->server, exchange->key, NULL, &problem);
+    srv_buf json;
+
+    if (!model) {
+        srv_exchange_refuse(exchange, &problem);
+        return;
+    }
+    exchange->model = model;
+    srv_buf_init(&json, SRV_MAX_ANSWER_BYTES);
+    srv_write_tokenizer(&json, srv_worker_engine(model->worker));
+    srv_exchange_reply(exchange, 200, &json);
 }

@@ -322,3 +322,29 @@ void srv_write_text(srv_buf *out, const char *text, size_t length) {
     srv_json_string(out, text, length);
     srv_buf_puts(out, "}");
 }
+
+// The text of a special token; null where the tokenizer has none.
+static void member_token(srv_buf *out, const char *name, const eng_engine *engine, int32_t id) {
+    size_t length = 0;
+    const char *bytes = id < 0 ? "" : eng_token_bytes(engine, id, &length);
+
+    srv_buf_printf(out, ",\"%s\":", name);
+    if (length)
+        srv_json_string(out, bytes, length);
+    else
+        srv_buf_puts(out, "null");
+}
+
+void srv_write_tokenizer(srv_buf *out, const eng_engine *engine) {
+    const eng_model_info *info = eng_info(engine);
+
+    srv_buf_puts(out, "{\"vocab_size\":");
+    srv_json_integer(out, info->vocab_size);
+    member_token(out, "bos_token", engine, info->bos_id);
+    member_length(out, "bos_token_id", info->bos_id);
+    member_token(out, "eos_token", engine, info->eos_id);
+    member_length(out, "eos_token_id", info->eos_id);
+    srv_buf_puts(out, ",\"pad_token\":null,\"add_bos_token\":");
+    srv_json_bool(out, info->bos_id >= 0);
+    srv_buf_puts(out, ",\"chat_template\":null}");
+}

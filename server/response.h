@@ -67,6 +67,7 @@ void srv_write_models(srv_buf *out, const srv_model_view *models, size_t count);
 void srv_write_health(srv_buf *out, const char *state, const srv_model_view *models, size_t count);
 
 void srv_write_tokens(srv_buf *out, const int32_t *ids, size_t count, int64_t context_length);
+void srv_write_tokenizer(srv_buf *out, const eng_engine *engine);
 void srv_write_text(srv_buf *out, const char *text, size_t length);
 
 #endif

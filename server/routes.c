@@ -6,17 +6,26 @@
 
 #include "server/server.h"
 
+enum { BODY = 1, PUBLIC = 2, ADMIN = 4 };
+#define ROUTE(method, path, marks, handler) \
+    { method, path, ((marks)&BODY) != 0, ((marks)&PUBLIC) != 0, ((marks)&ADMIN) != 0, handler }
 static const srv_route routes[] = {
-    {"POST", "/v1/completions", true, srv_handle_completions}, {"GET", "/v1/models", false, srv_handle_models},
-    {"GET", "/v1/models/", false, srv_handle_model},           {"GET", "/health", false, srv_handle_health},
-    {"GET", "/health/ready", false, srv_handle_ready},         {"POST", "/tokenize", true, srv_handle_tokenize},
-    {"POST", "/detokenize", true, srv_handle_detokenize},
+    ROUTE("POST", "/v1/completions", BODY, srv_handle_completions),
+    ROUTE("GET", "/v1/models", 0, srv_handle_models),
+    ROUTE("GET", "/v1/models/", 0, srv_handle_model),
+    ROUTE("POST", "/tokenize", BODY, srv_handle_tokenize),
+    ROUTE("POST", "/detokenize", BODY, srv_handle_detokenize),
+    ROUTE("GET", "/tokenizer_info", 0, srv_handle_tokenizer_info),
+    ROUTE("GET", "/health", PUBLIC | ADMIN, srv_handle_health),
+    ROUTE("GET", "/health/ready", PUBLIC | ADMIN, srv_handle_ready),
+    ROUTE("GET", "/metrics", ADMIN, srv_handle_metrics),
+    ROUTE("GET", "/", PUBLIC, srv_handle_page),
 };
 
 static bool matches(const srv_route *route, const char *path, const char **rest) {
     const size_t length = strlen(route->path);
 
-    if (route->path[length - 1] != '/')
+    if (length == 1 || route->path[length - 1] != '/')
         return strcmp(route->path, path) == 0;
     if (strncmp(route->path, path, length) != 0 || !path[length])
         return false;
@@ -24,28 +33,28 @@ static bool matches(const srv_route *route, const char *path, const char **rest)
     return true;
 }
 
-const srv_route *srv_route_find(const char *method, const char *path, const char **rest, char *allow, size_t allow_size,
-                                srv_problem *problem) {
+void srv_route_find(const char *method, const char *path, bool admin, srv_route_match *match, srv_problem *problem) {
     size_t written = 0;
 
-    allow[0] = '\0';
+    *match = (srv_route_match){0};
     for (size_t i = 0; i < sizeof routes / sizeof *routes; i++) {
         const srv_route *route = &routes[i];
-        if (!matches(route, path, rest))
+        if ((admin && !route->admin) || !matches(route, path, &match->rest))
             continue;
+        match->is_public = match->is_public || route->is_public;
         const bool get = strcmp(route->method, "GET") == 0;
         if (strcmp(route->method, method) == 0 || (get && strcmp(method, "HEAD") == 0)) {
-            allow[0] = '\0';
-            return route;
+            match->route = route;
+            return;
         }
-        const int length = snprintf(allow + written, allow_size - written, "%s%s%s", written ? ", " : "", route->method,
-                                    get ? ", HEAD" : "");
-        if (length > 0 && (size_t)length < allow_size - written)
+        const size_t room = sizeof match->allow - written;
+        const int length =
+            snprintf(match->allow + written, room, "%s%s%s", written ? ", " : "", route->method, get ? ", HEAD" : "");
+        if (length > 0 && (size_t)length < room)
             written += (size_t)length;
     }
     if (written)
-        srv_refuse(problem, 405, "method_not_allowed", NULL, "this path takes %s", allow);
+        srv_refuse(problem, 405, "method_not_allowed", NULL, "this path takes %s", match->allow);
     else
         srv_refuse(problem, 404, "path_not_found", NULL, "there is no such path");
-    return NULL;
 }

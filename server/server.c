@@ -218,12 +218,17 @@ static eng_status start_workers(srv_server *server, eng_error *error) {
     return ENG_OK;
 }
 
-const srv_model *srv_server_model(const srv_server *server, const char *name, srv_problem *problem) {
+const srv_model *srv_server_model(const srv_server *server, const srv_key *key, const char *name,
+                                  srv_problem *problem) {
     for (size_t i = 0; i < server->model_count; i++) {
         const srv_model *model = &server->models[i];
         if (name && strcmp(name, model->path->name) != 0)
             continue;
         const srv_worker_state state = srv_worker_read_state(model->worker);
+        if (!srv_key_may_use(key, model->path->name)) {
+            srv_refuse(problem, 403, "model_not_allowed", "model", "this key may not use this model");
+            return NULL;
+        }
         if (state == SRV_WORKER_READY)
             return model;
         if (state == SRV_WORKER_LOADING)
@@ -291,11 +296,14 @@ eng_status srv_server_create(const srv_config *config, srv_log *log, srv_server 
     server->config = config;
     server->log = log;
     server->bounds = bounds_of(config);
+    server->started = (int64_t)time(NULL);
     server->models = calloc(config->model_count, sizeof *server->models);
     eng_status status = server->models ? create_handles(server) : ENG_NO_MEMORY;
     if (status)
         status = eng_fail(error, ENG_NO_MEMORY, "the event loop cannot be made");
-    else
+    else if (config->keys)
+        status = srv_keys_load(config->keys, &server->keys, error);
+    if (!status)
         status = srv_http_create(server, &server->http, error);
     if (status) {
         srv_server_free(server);
@@ -351,6 +359,7 @@ void srv_server_free(srv_server *server) {
     srv_timer_close(server->drain_timer);
     srv_timer_close(server->notify_timer);
     srv_loop_free(server->loop);
+    srv_keys_free(server->keys);
     free(server->models);
     free(server);
 }

@@ -15,8 +15,10 @@
 
 #include "server/buf.h"
 #include "server/config.h"
+#include "server/keys.h"
 #include "server/log.h"
 #include "server/loop.h"
+#include "server/metrics.h"
 #include "server/problem.h"
 #include "server/request.h"
 #include "server/response.h"
@@ -29,14 +31,22 @@ typedef struct srv_http srv_http;
 // ---- routes.c ----
 
 typedef struct srv_route {
-    const char *method, *path; // a path that ends in "/" takes any non-empty rest
+    const char *method, *path; // a path that ends in "/" takes any non-empty rest; "/" itself takes none
     bool takes_body;
+    bool is_public;                         // without a key
+    bool admin;                             // on the address for administration too, which has nothing else
     void (*handle)(srv_exchange *exchange); // the body is whole; must give a reply, a stream or a task
 } srv_route;
 
-// HEAD counts as GET. NULL: refused with 404, or with 405 and the methods that there are in allow.
-const srv_route *srv_route_find(const char *method, const char *path, const char **rest, char *allow, size_t allow_size,
-                                srv_problem *problem);
+typedef struct srv_route_match {
+    const srv_route *route; // NULL: refused with 404, or with 405 and the methods that there are in allow
+    const char *rest;       // of the path; NULL: none
+    bool is_public;         // the path may be asked without a key, with whatever method
+    char allow[64];
+} srv_route_match;
+
+// HEAD counts as GET.
+void srv_route_find(const char *method, const char *path, bool admin, srv_route_match *match, srv_problem *problem);
 
 // ---- http_exchange.c: what handlers and tasks may do ----
 
@@ -53,13 +63,15 @@ struct srv_exchange {
     srv_server *server;
     const srv_route *route; // NULL: refused by problem
     const char *method;
-    char *rest; // of the path; NULL: none
+    char *rest;   // of the path; NULL: none
+    srv_key *key; // whose request it is; NULL: there are no keys, or none is needed
     srv_buf body;
 
     // Set by handlers and tasks.
     const srv_task_ops *ops; // with task; NULL: none
     void *task;
-    const char *log_id, *log_model;                   // live as long as the task; for the log
+    const char *log_id;                               // lives as long as the task; for the log
+    const struct srv_model *model;                    // NULL: not known; for the log and the metrics
     int64_t log_prompt_tokens, log_completion_tokens; // -1: none
 
     // The HTTP files' own.
@@ -71,8 +83,10 @@ struct srv_exchange {
     char allow[64];
     srv_problem problem; // found before the body was whole
     bool expects_body, dispatched, suspended, streaming, queued, cancelled;
+    bool admitted; // counts in its key's requests
     struct srv_reply {
-        int status; // 0: none yet
+        int status;       // 0: none yet
+        const char *type; // NULL: JSON
         char *body;
         size_t length;
         int retry_after;
@@ -87,6 +101,8 @@ bool srv_exchange_open(const srv_exchange *exchange);
 void srv_exchange_reply(srv_exchange *exchange, int status, srv_buf *json);
 void srv_exchange_refuse(srv_exchange *exchange, const srv_problem *problem);
 void srv_exchange_stream(srv_exchange *exchange);
+// The same with another media type, a constant text.
+void srv_exchange_reply_as(srv_exchange *exchange, const char *type, srv_buf *text);
 // The stream's read has something.
 void srv_exchange_wake(srv_exchange *exchange);
 void srv_exchange_hold(srv_exchange *exchange);
@@ -97,6 +113,8 @@ void srv_exchange_drop_body(srv_exchange *exchange); // as soon as it is parsed
 
 // Binds the addresses and starts serving when the loop runs. *error names the address.
 ENG_CHECKED eng_status srv_http_create(srv_server *server, srv_http **out, eng_error *error);
+// What a start would find wrong with the files of TLS. *error names the file.
+ENG_CHECKED eng_status srv_http_check_tls(const srv_config *config, eng_error *error);
 void srv_http_free(srv_http *http); // NULL is accepted; ends what is open
 size_t srv_http_count(const srv_http *http);
 const char *srv_http_address(const srv_http *http, size_t index); // "http://127.0.0.1:8080", "unix:/run/mesa.sock"
@@ -104,8 +122,9 @@ const char *srv_http_address(const srv_http *http, size_t index); // "http://127
 void srv_http_flush(srv_http *http);
 void srv_http_quiesce(srv_http *http); // no new connections; idle ones are closed, the others after their answer
 size_t srv_http_connections(const srv_http *http);
-void srv_http_abandon(srv_http *http); // asks every task to finish at once
-void srv_http_close(srv_http *http);   // closes every connection
+size_t srv_http_body_bytes(const srv_http *http); // memory that is reserved for bodies
+void srv_http_abandon(srv_http *http);            // asks every task to finish at once
+void srv_http_close(srv_http *http);              // closes every connection
 
 // ---- listen.c ----
 
@@ -113,6 +132,8 @@ void srv_http_close(srv_http *http);   // closes every connection
 // port. A stale unix socket is replaced only if nobody listens on it, and nothing but a socket is ever removed.
 ENG_CHECKED eng_status srv_listen(const char *where, int64_t mode, int *descriptor, char *address, size_t size,
                                   eng_error *error);
+// Whether only this machine reaches the address.
+ENG_CHECKED eng_status srv_listen_local(const char *where, bool *local, eng_error *error);
 
 // ---- server.c ----
 
@@ -130,14 +151,17 @@ struct srv_server {
     const srv_config *config;
     srv_log *log;
     srv_bounds bounds;
+    srv_keys *keys; // NULL: none are needed
     // Loop thread.
+    srv_metrics metrics;
     srv_loop *loop;
     srv_http *http;
     srv_model *models;
     size_t model_count;
     srv_phase phase;
     int exit_status;
-    bool announced; // READY was said
+    bool announced;  // READY was said
+    int64_t started; // Unix seconds
     uint64_t drain_until_ms;
     srv_timer *drain_timer, *notify_timer;
     // Any thread may send them.
@@ -156,16 +180,20 @@ void srv_server_stop(srv_server *server);                               // drain
 void srv_server_free(srv_server *server);                               // NULL is accepted
 const char *srv_server_address(const srv_server *server, size_t index); // NULL: none
 
-// The model of this name (NULL: the first) that is ready; NULL with a refusal. Any thread.
-const srv_model *srv_server_model(const srv_server *server, const char *name, srv_problem *problem);
+// The model of this name (NULL: the first) if it is ready and the key may use it; NULL with a refusal. Any thread.
+const srv_model *srv_server_model(const srv_server *server, const srv_key *key, const char *name, srv_problem *problem);
 void srv_server_view(const srv_server *server, size_t index, srv_model_view *view);
 
 // ---- handlers ----
 
+void srv_handle_page(srv_exchange *exchange);                     // page.c
+void srv_handle_openapi(srv_exchange *exchange);                  // openapi.c
+void srv_handle_metrics(srv_exchange *exchange);                  // metrics.c
 void srv_handle_health(srv_exchange *exchange);                   // models_api.c
 void srv_handle_ready(srv_exchange *exchange);                    // models_api.c
 void srv_handle_models(srv_exchange *exchange);                   // models_api.c
 void srv_handle_model(srv_exchange *exchange);                    // models_api.c
+void srv_handle_tokenizer_info(srv_exchange *exchange);           // models_api.c
 void srv_handle_tokenize(srv_exchange *exchange);                 // tokenize.c
 void srv_handle_detokenize(srv_exchange *exchange);               // tokenize.c
 void srv_handle_completions(srv_exchange *exchange);              // completions.c

@@ -8,6 +8,7 @@
 typedef struct token_task {
     srv_exchange *exchange;
     bool detokenize;
+    const srv_model *model; // NULL: none was found
     srv_buf json;
     srv_problem problem;
     bool ended;
@@ -60,7 +61,9 @@ static void work(void *context) {
     const eng_status status =
         task->detokenize ? srv_detokenize_parse(body->data, body->length, &server->bounds, &request, &task->problem)
                          : srv_tokenize_parse(body->data, body->length, &server->bounds, &request, &task->problem);
-    const srv_model *model = status ? NULL : srv_server_model(server, request.model, &task->problem);
+    const srv_model *model =
+        status ? NULL : srv_server_model(server, task->exchange->key, request.model, &task->problem);
+    task->model = model;
     if (model && task->detokenize)
         detokenize(srv_worker_engine(model->worker), &request, &task->json, &task->problem);
     else if (model)
@@ -74,6 +77,7 @@ static void done(void *context) {
     srv_http *http = exchange->server->http;
 
     srv_exchange_drop_body(exchange);
+    exchange->model = task->model;
     if (srv_exchange_open(exchange) && !task->ended) {
         task->ended = true;
         if (task->problem.status)

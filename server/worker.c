@@ -5,136 +5,14 @@
 // computes. Inbox: a list of jobs with marks for what is wanted of them (submit, cancel, resume); a job stands in it
 // once however many marks it has, so the inbox needs no memory of its own and a cancellation cannot fail. Outbox: a
 // list of events that one step filled and one lock moves over; the loop is woken when it was empty.
-#include "server/worker.h"
+#include "server/worker_private.h"
 
-#include <pthread.h>
-#include <stdatomic.h>
 #include <stdlib.h>
 #include <string.h>
 #include <time.h>
 
-#include "server/buf.h"
-#include "server/limits.h"
-
-struct srv_job {
-    atomic_int references;
-    // Constant after creation.
-    int32_t *ids;
-    eng_request request; // its pointers lead into this job
-    eng_text *stops;     // one block: the table, then the bytes
-    size_t window;
-    // Loop thread.
-    void *owner;
-    // Under the lock.
-    bool wants_submit, wants_cancel, wants_resume;
-    bool in_inbox;
-    bool counted, waiting; // in the worker's jobs, in its waiting tokens
-    bool paused;
-    size_t unread; // bytes of events not yet freed by the loop
-    srv_job *inbox_next;
-    // Engine thread.
-    uint64_t id;  // 0: not in the engine
-    bool started; // an event came: its prompt waits no more
-    bool ended;
-    srv_buf text; // not streamed: all text so far
-    srv_job *active_previous, *active_next;
-};
-
-struct srv_worker {
-    srv_worker_options options;
-    pthread_t thread;
-    _Atomic(srv_worker_state) state;
-    _Atomic(const eng_engine *) published;
-    atomic_uint_least64_t busy_since; // 0: idle
-    eng_error error;                  // written before the state that makes it readable
-
-    pthread_mutex_t lock;
-    pthread_cond_t news; // inbox or stop
-    // Under the lock.
-    srv_job *inbox_head, *inbox_tail;
-    srv_event *outbox_head, *outbox_tail;
-    uint64_t jobs, waiting_tokens, max_jobs;
-    bool stop, failed;
-
-    // Engine thread.
-    eng_engine *engine;
-    srv_job *active;
-    srv_event *step_head, *step_tail; // events of the present step
-    bool step_started;                // a job's first event is among what happened in it
-};
-
 static uint64_t monotonic_ms(void) {
-    struct timespec now;
-    clock_gettime(CLOCK_MONOTONIC, &now);
-    return (uint64_t)now.tv_sec * 1000 + (uint64_t)now.tv_nsec / 1000000;
-}
-
-// ---- jobs ----------------------------------------------------------------------------------------------------------
-
-static eng_status copy_stops(srv_job *job, const eng_text *stops, size_t count) {
-    if (count == 0)
-        return ENG_OK;
-    size_t bytes = count * sizeof *stops;
-    for (size_t i = 0; i < count; i++)
-        bytes += stops[i].length;
-    eng_text *copy = malloc(bytes);
-    if (!copy)
-        return ENG_NO_MEMORY;
-    char *at = (char *)(copy + count);
-    for (size_t i = 0; i < count; i++) {
-        memcpy(at, stops[i].bytes, stops[i].length);
-        copy[i] = (eng_text){.bytes = at, .length = stops[i].length};
-        at += stops[i].length;
-    }
-    job->stops = copy;
-    return ENG_OK;
-}
-
-srv_job *srv_job_create(const srv_job_options *options) {
-    srv_job *job = calloc(1, sizeof *job);
-    if (!job) {
-        free(options->ids);
-        return NULL;
-    }
-    atomic_init(&job->references, 1);
-    job->ids = options->ids;
-    job->window = options->window;
-    job->owner = options->owner;
-    srv_buf_init(&job->text, SRV_MAX_TEXT_BYTES);
-    if (copy_stops(job, options->stops, options->stop_count)) {
-        srv_job_release(job);
-        return NULL;
-    }
-    job->request = (eng_request){
-        .ids = job->ids,
-        .count = options->count,
-        .max_tokens = options->max_tokens,
-        .sampling = options->sampling,
-        .knobs = options->knobs,
-        .stops = job->stops,
-        .stop_count = options->stop_count,
-        .logprobs = -1,
-        .fail_unconverged = options->fail_unconverged,
-        .user = job,
-    };
-    return job;
-}
-
-static void retain(srv_job *job) {
-    atomic_fetch_add_explicit(&job->references, 1, memory_order_relaxed);
-}
-
-void srv_job_release(srv_job *job) {
-    if (!job || atomic_fetch_sub_explicit(&job->references, 1, memory_order_acq_rel) != 1)
-        return;
-    srv_buf_free(&job->text);
-    free(job->stops);
-    free(job->ids);
-    free(job);
-}
-
-void *srv_job_owner(const srv_job *job) {
-    return job->owner;
+    return srv_clock_us() / 1000;
 }
 
 // ---- under the lock ------------------------------------------------------------------------------------------------
@@ -144,7 +22,7 @@ static void put_in_inbox(srv_worker *worker, srv_job *job) {
         return;
     job->in_inbox = true;
     job->inbox_next = NULL;
-    retain(job);
+    srv_job_retain(job);
     if (worker->inbox_tail)
         worker->inbox_tail->inbox_next = job;
     else
@@ -154,8 +32,10 @@ static void put_in_inbox(srv_worker *worker, srv_job *job) {
 }
 
 static void uncount_waiting(srv_worker *worker, srv_job *job) {
-    if (job->waiting)
+    if (job->waiting) {
         worker->waiting_tokens -= job->request.count;
+        worker->waiting_jobs--;
+    }
     job->waiting = false;
 }
 
@@ -187,9 +67,17 @@ eng_status srv_worker_submit(srv_worker *worker, srv_job *const *jobs, size_t co
     if (!status) {
         worker->jobs += count;
         worker->waiting_tokens += tokens;
+        worker->waiting_jobs += count;
     }
     pthread_mutex_unlock(&worker->lock);
     return status;
+}
+
+bool srv_worker_full(srv_worker *worker) {
+    pthread_mutex_lock(&worker->lock);
+    const bool full = worker->jobs >= worker->max_jobs;
+    pthread_mutex_unlock(&worker->lock);
+    return full;
 }
 
 void srv_worker_cancel(srv_worker *worker, srv_job *job) {
@@ -197,6 +85,7 @@ void srv_worker_cancel(srv_worker *worker, srv_job *job) {
     pthread_mutex_lock(&worker->lock);
     // What counts no more has ended.
     if (job->counted) {
+        srv_counter_add(&worker->stats.cancelled, 1);
         job->wants_cancel = true;
         put_in_inbox(worker, job);
     }
@@ -224,6 +113,8 @@ void srv_event_free(srv_worker *worker, srv_event *event) {
     }
     pthread_mutex_unlock(&worker->lock);
     srv_job_release(job);
+    srv_token_list_free(&event->prompt);
+    srv_token_list_free(&event->drawn);
     free(event);
 }
 
@@ -248,7 +139,7 @@ uint64_t srv_worker_busy_ms(const srv_worker *worker) {
 // ---- engine thread: events -----------------------------------------------------------------------------------------
 
 static void activate(srv_worker *worker, srv_job *job) {
-    retain(job);
+    srv_job_retain(job);
     job->active_previous = NULL;
     job->active_next = worker->active;
     if (worker->active)
@@ -267,27 +158,48 @@ static void deactivate(srv_worker *worker, srv_job *job) {
     srv_job_release(job);
 }
 
-static srv_event *make_event(srv_job *job, const eng_event *from, const char *text, size_t length) {
+// What an event brings beside what the engine says of it. The lists are taken, also on failure.
+typedef struct content {
+    const char *text;
+    size_t length;
+    srv_token_list prompt, drawn;
+} content;
+
+static void drop_content(content *content) {
+    srv_token_list_free(&content->prompt);
+    srv_token_list_free(&content->drawn);
+}
+
+static srv_event *make_event(srv_job *job, const eng_event *from, content *content) {
     const char *message =
         from->finish == ENG_FINISH_ERROR ? (from->message ? from->message : eng_status_text(from->status)) : "";
-    const size_t message_bytes = strlen(message) + 1;
-    srv_event *event = malloc(sizeof *event + length + message_bytes);
-    if (!event)
+    const size_t message_bytes = strlen(message) + 1, length = content->length;
+    srv_event *event =
+        content->prompt.failed || content->drawn.failed ? NULL : malloc(sizeof *event + length + message_bytes);
+    if (!event) {
+        drop_content(content);
         return NULL;
+    }
     *event = (srv_event){
         .job = job,
         .finish = from->finish,
         .status = from->status,
-        .size = sizeof *event + length + message_bytes,
+        .prompt = content->prompt,
+        .drawn = content->drawn,
+        .size = sizeof *event + length + message_bytes + srv_token_list_bytes(content->prompt.count, 0) +
+                srv_token_list_bytes(content->drawn.count, 0) +
+                (content->prompt.top_count + content->drawn.top_count) * sizeof(eng_alternative),
         .text_length = length,
         .message = event->text + length,
     };
     if (from->usage)
         event->usage = *from->usage;
     if (length)
-        memcpy(event->text, text, length);
+        memcpy(event->text, content->text, length);
     memcpy(event->text + length, message, message_bytes);
-    retain(job);
+    srv_token_list_seal(&event->prompt);
+    srv_token_list_seal(&event->drawn);
+    srv_job_retain(job);
     return event;
 }
 
@@ -302,11 +214,11 @@ static void add_to_step(srv_worker *worker, srv_event *event) {
 
 // Without memory for an event there is none to say so either: the text is short then, hence the smallest error event,
 // and when even that fails the whole engine counts as failed (see run_step).
-static eng_status report(srv_worker *worker, srv_job *job, const eng_event *from, const char *text, size_t length) {
-    srv_event *event = make_event(job, from, text, length);
+static eng_status report(srv_worker *worker, srv_job *job, const eng_event *from, content *content) {
+    srv_event *event = make_event(job, from, content);
     if (!event) {
         const eng_event short_of_memory = {.finish = ENG_FINISH_ERROR, .status = ENG_NO_MEMORY, .usage = from->usage};
-        event = make_event(job, &short_of_memory, NULL, 0);
+        event = make_event(job, &short_of_memory, &(struct content){0});
     }
     if (!event)
         return ENG_NO_MEMORY;
@@ -316,26 +228,45 @@ static eng_status report(srv_worker *worker, srv_job *job, const eng_event *from
     return ENG_OK;
 }
 
+static eng_status report_piece(srv_worker *worker, srv_job *job, const eng_event *from) {
+    content content = {.text = from->text, .length = from->text_length};
+
+    if (job->keep_tokens) {
+        srv_token_list_add(&content.prompt, from->prompt, from->prompt_count);
+        srv_token_list_add(&content.drawn, from->tokens, from->token_count);
+    } else if (!from->text_length && from->finish == ENG_FINISH_NONE)
+        return ENG_OK;
+    return report(worker, job, from, &content);
+}
+
+// Not streamed: collected until the last event, or an error.
+static eng_status collect(srv_worker *worker, srv_job *job, const eng_event *from) {
+    const eng_event too_long = {.finish = ENG_FINISH_ERROR, .status = ENG_NO_MEMORY, .usage = from->usage};
+
+    srv_buf_append(&job->text, from->text, from->text_length);
+    if (job->keep_tokens) {
+        srv_token_list_add(&job->prompt, from->prompt, from->prompt_count);
+        srv_token_list_add(&job->drawn, from->tokens, from->token_count);
+    }
+    if (!srv_buf_ok(&job->text) || job->prompt.failed || job->drawn.failed)
+        return report(worker, job, &too_long, &(content){0});
+    if (from->finish == ENG_FINISH_NONE)
+        return ENG_OK;
+    content all = {.text = job->text.data, .length = job->text.length, .prompt = job->prompt, .drawn = job->drawn};
+    job->prompt = job->drawn = (srv_token_list){0};
+    return report(worker, job, from, &all);
+}
+
 static void on_engine_event(void *context, const eng_event *from) {
     srv_worker *worker = context;
     srv_job *job = from->user;
-    eng_status status = ENG_OK;
 
     if (job->ended)
         return;
     if (!job->started)
         job->started = worker->step_started = true;
-    if (job->window) {
-        if (from->text_length || from->finish != ENG_FINISH_NONE)
-            status = report(worker, job, from, from->text, from->text_length);
-    } else {
-        srv_buf_append(&job->text, from->text, from->text_length);
-        const eng_event too_long = {.finish = ENG_FINISH_ERROR, .status = ENG_NO_MEMORY, .usage = from->usage};
-        if (!srv_buf_ok(&job->text))
-            status = report(worker, job, &too_long, NULL, 0);
-        else if (from->finish != ENG_FINISH_NONE)
-            status = report(worker, job, from, job->text.data, job->text.length);
-    }
+    srv_worker_note_event(worker, job, from);
+    const eng_status status = job->window ? report_piece(worker, job, from) : collect(worker, job, from);
     if (status)
         eng_fail(&worker->error, status, "no memory for an event");
 }
@@ -390,7 +321,7 @@ static void fail_job(srv_worker *worker, srv_job *job, eng_status status, const 
         return;
     job->ended = true;
     // Without memory the client's answer never comes; the worker fails right after this, and the server ends.
-    if (report(worker, job, &failure, NULL, 0))
+    if (report(worker, job, &failure, &(content){0}))
         eng_fail(&worker->error, ENG_NO_MEMORY, "no memory for an event");
 }
 
@@ -448,12 +379,14 @@ static void serve(srv_worker *worker) {
     bool worked = false;
 
     while (take_inbox(worker, !worked)) {
-        atomic_store_explicit(&worker->busy_since, monotonic_ms(), memory_order_relaxed);
+        const uint64_t began_us = srv_clock_us();
+        atomic_store_explicit(&worker->busy_since, began_us / 1000, memory_order_relaxed);
         const eng_status status = eng_step(worker->engine, on_engine_event, worker, &worked, &worker->error);
         if (status && !worker->error.code)
             eng_fail(&worker->error, status, "%s", eng_status_text(status));
         if (worker->error.code)
             return;
+        srv_worker_note_step(worker, began_us, worked);
         publish(worker);
     }
 }

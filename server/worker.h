@@ -17,6 +17,8 @@
 #include <stdint.h>
 
 #include "engine/engine.h"
+#include "server/stats.h"
+#include "server/token_list.h"
 
 typedef struct srv_worker srv_worker;
 typedef struct srv_job srv_job;
@@ -52,28 +54,28 @@ const eng_error *srv_worker_error(const srv_worker *worker);
 // Milliseconds that the present step or load has taken; 0: the engine is idle.
 uint64_t srv_worker_busy_ms(const srv_worker *worker);
 
+const srv_stats *srv_worker_stats(const srv_worker *worker);
+
 // ---- jobs: loop thread ----
 
 typedef struct srv_job_options {
-    int32_t *ids; // taken, also on failure: free()
-    size_t count;
-    int64_t max_tokens;
-    eng_sampling sampling;
-    eng_knobs knobs;
-    const eng_text *stops; // copied
-    size_t stop_count;
-    bool fail_unconverged;
-    size_t window; // bytes of unread events before a pause; 0: not streamed
+    eng_request request; // ids are taken, also on failure: free(); all else is copied; user is the job's own
+    bool keep_tokens;    // events carry the tokens
+    size_t window;       // bytes of unread events before a pause; 0: not streamed
     void *owner;
 } srv_job_options;
 
-// NULL: no memory. The stop strings are copied.
+// NULL: no memory.
 srv_job *srv_job_create(const srv_job_options *options);
 // Drops the caller's reference. NULL is accepted.
 void srv_job_release(srv_job *job);
 // What srv_job_options.owner said, NULL after srv_worker_cancel.
 void *srv_job_owner(const srv_job *job);
 
+// Whether a submission would be refused for want of a place, whatever its size.
+bool srv_worker_full(srv_worker *worker);
+// Seconds after which one with this many prompt tokens should find room, estimated from what runs.
+int srv_worker_retry_after(srv_worker *worker, uint64_t tokens);
 // Submits all or none. ENG_FULL: too much waits; ENG_DEVICE: the engine has failed.
 ENG_CHECKED eng_status srv_worker_submit(srv_worker *worker, srv_job *const *jobs, size_t count);
 // Ends a job wherever it is; its owner hears no more of it. A job that has ended is no fault.
@@ -87,7 +89,8 @@ typedef struct srv_event {
     eng_status status;   // with ENG_FINISH_ERROR
     const char *message; // with ENG_FINISH_ERROR; in this event's memory
     eng_usage usage;
-    size_t size; // what it counts in the job's window
+    srv_token_list prompt, drawn; // with keep_tokens: since the last event, sealed
+    size_t size;                  // what it counts in the job's window
     size_t text_length;
     char text[];
 } srv_event;

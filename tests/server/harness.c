@@ -72,7 +72,8 @@ void fixture_start_model(fixture *fixture, const char *model, const char *const 
     ck_assert_msg(srv_server_create(&fixture->config, fixture->log, &fixture->server, &error) == ENG_OK, "%s",
                   error.text);
     const char *address = srv_server_address(fixture->server, 0);
-    ck_assert_int_eq(sscanf(address, "http://%127[^:]:%d", fixture->host, &fixture->port), 2);
+    address += strncmp(address, "https", 5) == 0;
+    ck_assert_int_eq(sscanf(address + strlen("http"), "://%127[^:]:%d", fixture->host, &fixture->port), 2);
     ck_assert_int_eq(pthread_create(&fixture->thread, NULL, run_server, fixture), 0);
 }
 
@@ -116,8 +117,18 @@ char *fixture_log(const fixture *fixture) {
 // ---- client --------------------------------------------------------------------------------------------------------
 
 int client_connect(const fixture *fixture) {
+    return client_connect_port(fixture, fixture->port);
+}
+
+int fixture_port(const fixture *fixture, size_t index) {
+    const char *address = srv_server_address(fixture->server, index);
+    ck_assert_ptr_nonnull(address);
+    return atoi(strrchr(address, ':') + 1);
+}
+
+int client_connect_port(const fixture *fixture, int port) {
     const struct sockaddr_in address = {
-        .sin_family = AF_INET, .sin_port = htons((uint16_t)fixture->port), .sin_addr.s_addr = inet_addr(fixture->host)};
+        .sin_family = AF_INET, .sin_port = htons((uint16_t)port), .sin_addr.s_addr = inet_addr(fixture->host)};
     const struct timeval patience = {.tv_sec = PATIENCE_S};
     const int client = socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0);
 
@@ -297,6 +308,44 @@ void fixture_post(const fixture *fixture, const char *path, const char *body, an
     client_post(client, path, body);
     client_read(client, out, false);
     close(client);
+}
+
+void client_ask(int client, const char *method, const char *path, const char *headers, const char *body) {
+    char head[2048];
+    const int length =
+        snprintf(head, sizeof head, "%s %s HTTP/1.1\r\nHost: test\r\n%sContent-Type: application/json\r\n", method,
+                 path, headers);
+    ck_assert_int_lt(length, (int)sizeof head);
+    client_puts(client, head);
+    if (body) {
+        snprintf(head, sizeof head, "Content-Length: %zu\r\n", strlen(body));
+        client_puts(client, head);
+    }
+    client_puts(client, "\r\n");
+    if (body)
+        client_puts(client, body);
+}
+
+void fixture_ask(const fixture *fixture, const char *method, const char *path, const char *headers, const char *body,
+                 answer *out) {
+    const int client = client_connect(fixture);
+    client_ask(client, method, path, headers, body);
+    client_read(client, out, strcmp(method, "HEAD") == 0);
+    close(client);
+}
+
+double metric(const fixture *fixture, const char *sample) {
+    const size_t length = strlen(sample);
+    double value = -1;
+    answer answer;
+
+    fixture_get(fixture, "/metrics", &answer);
+    ck_assert_msg(answer.status == 200, "%d: %s", answer.status, answer.body);
+    for (const char *line = answer.body; line && value < 0; line = strchr(line, '\n'), line += line != NULL)
+        if (strncmp(line, sample, length) == 0 && line[length] == ' ')
+            value = strtod(line + length, NULL);
+    answer_free(&answer);
+    return value;
 }
 
 void fixture_get(const fixture *fixture, const char *path, answer *out) {

@@ -44,6 +44,10 @@ typedef struct answer {
 } answer;
 
 int client_connect(const fixture *fixture);
+int client_connect_port(const fixture *fixture, int port);
+int fixture_port(const fixture *fixture, size_t index); // of the listener of this number
+// Sends a request; headers: whole lines with their ends; body NULL: none.
+void client_ask(int client, const char *method, const char *path, const char *headers, const char *body);
 void client_send(int client, const char *data, size_t length);
 void client_puts(int client, const char *text);
 // One answer, its body decoded. head_only: to a HEAD.
@@ -59,6 +63,10 @@ bool answer_has(const answer *answer, const char *header); // "Allow: POST", cas
 void fixture_post(const fixture *fixture, const char *path, const char *body, answer *out);
 void fixture_get(const fixture *fixture, const char *path, answer *out);
 void client_post(int client, const char *path, const char *body); // sends only
+void fixture_ask(const fixture *fixture, const char *method, const char *path, const char *headers, const char *body,
+                 answer *out);
+// A sample of /metrics by its name and labels as they are written; -1: not there.
+double metric(const fixture *fixture, const char *sample);
 // The body as JSON; fails the test if it is none. json_decref.
 json_t *answer_json(const answer *answer);
 // "status" or "status param" of an error answer, checked for its form.

@@ -26,7 +26,27 @@ expect 2 'no model is named' "$server"
 expect 2 -- "$server" --model x --unknown 1
 expect 2 'x.ini:2: unknown key' bash -c "printf '[server]\ncolour = 1\n' >$folder/x.ini; $server --config $folder/x.ini"
 expect 0 '^rows = 7$' "$server" --model x=/x --rows 7 --check-config
-expect 3 'cannot listen on 192.0.2.1:8080: bind: ' "$server" --model "$folder" --listen 192.0.2.1:8080
+expect 3 'cannot listen on 192.0.2.1:8080: bind: ' "$server" --model "$folder" --listen 192.0.2.1:8080 --allow-anonymous
+expect 2 'will not listen on 0.0.0.0:0, which other machines reach' "$server" --model "$folder" --listen 0.0.0.0:0
+expect 2 'will not listen on \*:0' "$server" --model "$folder" --listen '*:0' --allow-anonymous no
+
+# Keys: what --hash-key prints is what sha256sum says, and goes into a file that --check-config takes.
+key=0123456789abcdef0123456789abcdef
+expect 0 "^$(printf %s $key | sha256sum | cut -d' ' -f1)\$" bash -c "echo $key | $server --hash-key"
+expect 2 'a key has 16' bash -c "echo short | $server --hash-key"
+expect 2 'no key' bash -c "$server --hash-key </dev/null"
+echo "alice $(echo $key | "$server" --hash-key) rate=60" >"$folder/keys"
+expect 0 "^keys = $folder/keys\$" "$server" --model x=/x --keys "$folder/keys" --check-config
+expect 0 "^keys = $folder/keys\$" env CREDENTIALS_DIRECTORY="$folder" "$server" --model x=/x --keys credential:keys \
+    --check-config
+expect 2 'needs CREDENTIALS_DIRECTORY' "$server" --model x=/x --keys credential:keys --check-config
+echo "bob nothex" >>"$folder/keys"
+expect 2 "$folder/keys:2: " "$server" --model x=/x --keys "$folder/keys" --check-config
+expect 2 "$folder/none: No such file" "$server" --model x=/x --keys "$folder/none" --check-config
+expect 2 "$folder/file: the file is empty" bash -c "touch $folder/file; $server --model x=/x \
+    --tls-cert $folder/file --tls-key $folder/file --check-config"
+expect 2 'one needs the other' "$server" --model x=/x --tls-cert "$folder/file" --check-config
+rm "$folder/file"
 expect 3 'not a socket' bash -c "touch $folder/file; $server --model $folder --listen unix:$folder/file"
 [ -f "$folder/file" ] || { echo "FAIL: the file is gone"; failures=$((failures + 1)); }
 expect 4 'cannot be loaded' "$server" --model "$folder" --listen "unix:$folder/socket"

@@ -1,0 +1,84 @@
+// SPDX-License-Identifier: Apache-2.0
+// Private to the worker's files: a job and a worker, and which thread owns which field.
+//
+// worker.c runs the threads and the queues, worker_job.c makes and frees jobs, worker_stats.c draws the figures.
+#ifndef SERVER_WORKER_PRIVATE_H
+#define SERVER_WORKER_PRIVATE_H
+
+#include <pthread.h>
+#include <stdatomic.h>
+
+#include "server/buf.h"
+#include "server/limits.h"
+#include "server/worker.h"
+
+struct srv_job {
+    atomic_int references;
+    // Constant after creation.
+    int32_t *ids;
+    eng_request request; // its pointers lead into this job
+    eng_text *stops;     // one block: the table, then the bytes
+    int32_t *stop_ids;
+    eng_logit_bias *biases;
+    bool keep_tokens;
+    size_t window;
+    uint64_t created_us;
+    // Loop thread.
+    void *owner;
+    // Under the lock.
+    bool wants_submit, wants_cancel, wants_resume;
+    bool in_inbox;
+    bool counted, waiting; // in the worker's jobs, in its waiting tokens
+    bool paused;
+    size_t unread; // bytes of events not yet freed by the loop
+    srv_job *inbox_next;
+    // Engine thread.
+    uint64_t id;  // 0: not in the engine
+    bool started; // an event came: its prompt waits no more
+    bool ended;
+    // Not streamed: everything so far.
+    srv_buf text;
+    srv_token_list prompt, drawn;
+    // As of its last event, for the figures.
+    uint64_t last_token_us; // 0: no token yet
+    eng_usage seen;
+    srv_job *active_previous, *active_next;
+};
+
+struct srv_worker {
+    srv_worker_options options;
+    pthread_t thread;
+    _Atomic(srv_worker_state) state;
+    _Atomic(const eng_engine *) published;
+    atomic_uint_least64_t busy_since; // 0: idle
+    eng_error error;                  // written before the state that makes it readable
+
+    pthread_mutex_t lock;
+    pthread_cond_t news; // inbox or stop
+    // Under the lock.
+    srv_job *inbox_head, *inbox_tail;
+    srv_event *outbox_head, *outbox_tail;
+    uint64_t jobs, waiting_jobs, waiting_tokens, max_jobs;
+    bool stop, failed;
+
+    // Written by the engine thread, read by any.
+    srv_stats stats;
+    srv_counter step_us;        // a step's time, smoothed
+    srv_counter soonest_tokens; // that the job nearest to its end may still make
+
+    // Engine thread.
+    eng_engine *engine;
+    srv_job *active;
+    srv_event *step_head, *step_tail; // events of the present step
+    bool step_started;                // a job's first event is among what happened in it
+    uint64_t event_us;                // of its events; 0: not yet taken
+};
+
+void srv_job_retain(srv_job *job); // worker_job.c
+
+// worker_stats.c: engine thread.
+uint64_t srv_clock_us(void);
+void srv_worker_note_event(srv_worker *worker, srv_job *job, const eng_event *event);
+void srv_worker_note_step(srv_worker *worker, uint64_t began_us, bool worked);
+
+#endif

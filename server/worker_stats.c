@@ -1,0 +1,120 @@
+// SPDX-License-Identifier: Apache-2.0
+// What the engine thread tells of itself: histograms and counters as events pass, the engine's gauges after each step,
+// and from them the time after which a full queue should have room.
+#include <time.h>
+
+#include "server/worker_private.h"
+
+uint64_t srv_clock_us(void) {
+    struct timespec now;
+    clock_gettime(CLOCK_MONOTONIC, &now);
+    return (uint64_t)now.tv_sec * 1000000 + (uint64_t)now.tv_nsec / 1000;
+}
+
+// ---- engine thread -------------------------------------------------------------------------------------------------
+
+static void note_tokens(srv_worker *worker, srv_job *job, uint64_t count) {
+    srv_stats *stats = &worker->stats;
+
+    if (count == 0)
+        return;
+    if (!worker->event_us)
+        worker->event_us = srv_clock_us();
+    const uint64_t now = worker->event_us;
+    srv_counter_add(&stats->completion_tokens, count);
+    if (!job->last_token_us)
+        srv_histogram_add(&stats->ttft_seconds, &srv_time_bounds, (double)(now - job->created_us) / 1e6, 1);
+    else // tokens whose text was held back come together
+        srv_histogram_add(&stats->itl_seconds, &srv_time_bounds,
+                          (double)(now - job->last_token_us) / 1e6 / (double)count, count);
+    job->last_token_us = now;
+}
+
+static void note_compute(srv_stats *stats, const eng_compute *before, const eng_compute *now) {
+    const uint64_t solves = now->solves - before->solves, steps = now->steps - before->steps;
+
+    srv_counter_add(&stats->unconverged, now->unconverged - before->unconverged);
+    if (solves)
+        srv_histogram_add(&stats->cg_steps, &srv_step_bounds, (double)steps / (double)solves, 1);
+}
+
+void srv_worker_note_event(srv_worker *worker, srv_job *job, const eng_event *event) {
+    srv_stats *stats = &worker->stats;
+    const eng_usage *usage = event->usage, *seen = &job->seen;
+
+    if (event->finish == ENG_FINISH_ERROR && event->status == ENG_NUMERIC)
+        srv_counter_add(&stats->numeric, 1);
+    if (!usage)
+        return;
+    srv_counter_add(&stats->prompt_tokens, (uint64_t)(usage->prompt_tokens - seen->prompt_tokens));
+    srv_counter_add(&stats->cached_tokens, (uint64_t)(usage->cached_tokens - seen->cached_tokens));
+    note_tokens(worker, job, (uint64_t)(usage->completion_tokens - seen->completion_tokens));
+    note_compute(stats, &seen->prompt, &usage->prompt);
+    note_compute(stats, &seen->completion, &usage->completion);
+    job->seen = *usage;
+}
+
+static void read_gauges(srv_worker *worker) {
+    srv_stats *stats = &worker->stats;
+    eng_gauges gauges = {0};
+
+    eng_read_gauges(worker->engine, &gauges);
+    srv_counter_set(&stats->queued_requests, gauges.queued_requests);
+    srv_counter_set(&stats->queued_tokens, gauges.queued_tokens);
+    srv_counter_set(&stats->running, gauges.running);
+    srv_counter_set(&stats->states_used, gauges.states_used);
+    srv_counter_set(&stats->states_total, gauges.states_total);
+    srv_counter_set(&stats->kv_pages_used, gauges.kv_pages_used);
+    srv_counter_set(&stats->kv_pages_total, gauges.kv_pages_total);
+    srv_counter_set(&stats->device_allocations, gauges.device_allocations);
+}
+
+// The fewest tokens that one of the running jobs may still make; 0: none runs.
+static uint64_t find_soonest(const srv_worker *worker) {
+    uint64_t soonest = 0;
+
+    for (const srv_job *job = worker->active; job; job = job->active_next) {
+        if (!job->started || job->ended)
+            continue;
+        const uint64_t left = (uint64_t)(job->request.max_tokens - job->seen.completion_tokens);
+        if (soonest == 0 || left < soonest)
+            soonest = left ? left : 1;
+    }
+    return soonest;
+}
+
+void srv_worker_note_step(srv_worker *worker, uint64_t began_us, bool worked) {
+    enum { SMOOTHING = 8 };
+    const uint64_t taken = srv_clock_us() - began_us, before = srv_counter_read(&worker->step_us);
+
+    read_gauges(worker);
+    worker->event_us = 0;
+    srv_counter_set(&worker->soonest_tokens, find_soonest(worker));
+    if (!worked)
+        return;
+    srv_histogram_add(&worker->stats.step_seconds, &srv_time_bounds, (double)taken / 1e6, 1);
+    srv_counter_set(&worker->step_us, before ? (before * (SMOOTHING - 1) + taken) / SMOOTHING : taken);
+}
+
+// ---- any thread ----------------------------------------------------------------------------------------------------
+
+const srv_stats *srv_worker_stats(const srv_worker *worker) {
+    return &worker->stats;
+}
+
+int srv_worker_retry_after(srv_worker *worker, uint64_t tokens) {
+    uint64_t starts = 1; // of waiting jobs, until there is room
+
+    pthread_mutex_lock(&worker->lock);
+    const uint64_t limit = worker->options.queue_tokens, waiting = worker->waiting_tokens + tokens;
+    if (waiting > limit && worker->waiting_jobs) {
+        const uint64_t each = worker->waiting_tokens / worker->waiting_jobs;
+        starts = each ? (waiting - limit + each - 1) / each : 1;
+    }
+    pthread_mutex_unlock(&worker->lock);
+    const double seconds = (double)srv_counter_read(&worker->soonest_tokens) *
+                           (double)srv_counter_read(&worker->step_us) / 1e6 * (double)starts;
+    if (seconds > SRV_RETRY_MOST_S)
+        return SRV_RETRY_MOST_S;
+    return seconds <= 1 ? 1 : (int)seconds + 1;
+}
