@@ -1,0 +1,147 @@
+#!/bin/bash
+# SPDX-License-Identifier: Apache-2.0
+# The program `mesa` against the real server: what it prints, where, and its exit statuses.
+# shellcheck source=tests/clients/server.sh
+. "$(dirname "$0")/server.sh"
+start_server
+
+# ---- completions -----------------------------------------------------------------------------------------------------
+greedy=(--temperature 0 --max-tokens 24)
+expect 0 '.' '' "$mesa" complete "${greedy[@]}" 'Once upon a time'
+cp "$folder/out" "$folder/streamed"
+expect 0 '.' '' "$mesa" complete "${greedy[@]}" --no-stream 'Once upon a time'
+cmp -s "$folder/out" "$folder/streamed" || fail 'streamed and whole text differ'
+expect 0 '.' '' "$mesa" complete "${greedy[@]}" --json 'Once upon a time'
+jq -j '.choices[0].text, "\n"' "$folder/out" | cmp -s - "$folder/streamed" || fail '--json tells another text'
+expect 0 '.' '' bash -c "printf 'Once upon a time' | '$mesa' complete ${greedy[*]} -"
+cmp -s "$folder/out" "$folder/streamed" || fail 'a prompt from standard input gives another text'
+
+ids=$(curl -fsS --unix-socket "$folder/socket" http://localhost/tokenize -d '{"prompt":"Once upon a time"}' |
+    jq -r '.tokens | map(tostring) | join(",")')
+expect 0 '.' '' "$mesa" complete "${greedy[@]}" --ids "$ids"
+cmp -s "$folder/out" "$folder/streamed" || fail "the ids $ids give another text"
+
+expect 0 '.' '^[0-9]+ tokens read, 24 written in [0-9.]+ s, the first after [0-9.]+ s, ended by length$' \
+    "$mesa" complete "${greedy[@]}" --usage 'Once upon a time'
+grep -qE '^writing: [0-9.]+ solver steps on average' "$folder/err" || fail '--usage says nothing of the solver'
+expect 0 '^==> choice 1 <==$' '' "$mesa" complete --n 2 --max-tokens 4 --seed 1 x
+expect 0 '^1$' '' bash -c "'$mesa' complete --max-tokens 0 x | wc -l"
+expect 0 '.' 'exit_threshold has no meaning' "$mesa" complete --max-tokens 1 --exit-threshold 0.5 --usage x
+# What a knob does is seen in the figures.
+expect 0 '.' '^writing: 3.00 solver steps' "$mesa" complete --max-tokens 4 --cg-mode steps --cg-max-steps 3 --usage x
+
+# A pipe that closes early ends the program quietly.
+"$mesa" complete --max-tokens 2000 --temperature 0 x 2>"$folder/err" | head -c 1 >/dev/null
+[ ! -s "$folder/err" ] || fail "a closed pipe is complained about: $(cat "$folder/err")"
+expect 1 '' 'standard output' bash -c "'$mesa' complete --max-tokens 8 x >/dev/full"
+
+# ---- refusals --------------------------------------------------------------------------------------------------------
+expect 1 '' '^mesa: the server answered 400 out_of_range: temperature must be' "$mesa" complete --temperature 101 x
+expect 1 '' 'answered 404 model_not_found' "$mesa" complete --model none x
+expect 1 '' 'answered 400 .*\(?prompt' "$mesa" complete --ids 99999999
+expect 2 '' 'a prompt is needed' "$mesa" complete
+expect 2 '' 'unknown option' "$mesa" complete --colour red x
+expect 2 '' '"five" is not an integer' "$mesa" complete --max-tokens five x
+expect 2 '' 'not UTF-8' bash -c "printf '\\xff' | '$mesa' complete -"
+expect 2 '' 'not a token id' "$mesa" complete --ids 1,x
+expect 2 '' 'neither http' "$mesa" complete --url ftp://x y
+expect 2 '' 'No such file' "$mesa" complete --key-file "$folder/none" y
+expect 2 '' 'unknown command' "$mesa" sing
+expect 2 '' '^usage: mesa' "$mesa"
+expect 0 '^usage: mesa COMMAND' '' "$mesa" --help
+expect 0 '^mesa [0-9]' '' "$mesa" --version
+expect 0 '--cg-tolerance X' '' "$mesa" complete --help
+expect 3 '' 'no-socket' "$mesa" complete --url "unix:$folder/no-socket" x
+expect 3 '' "127.0.0.1:1: " "$mesa" models --url http://127.0.0.1:1
+expect 3 '' 'timed out|Timeout' "$mesa" complete --max-tokens 60000 --temperature 0 --no-stream --timeout 0.3 x
+printf 'a key\n' >"$folder/key"
+expect 2 '' 'has no spaces' "$mesa" models --key-file "$folder/key"
+expect 2 '' 'a key has 1 to' env MESA_API_KEY= "$mesa" models --key-file /dev/null
+
+# The key goes out as a bearer token, from the file before the environment.
+printf 'from-file\n' >"$folder/key"
+header_of() { # [VARIABLE=VALUE...] COMMAND...: the Authorization line of a request
+    local port=$((20000 + RANDOM % 12000))
+    timeout 20 bash -c "exec 3<>/dev/tcp/127.0.0.1/$port" 2>/dev/null && return 1
+    python3 -c "
+import socket
+s = socket.create_server(('127.0.0.1', $port))
+s.settimeout(20)
+open('$folder/listening', 'w').close()
+c = s.accept()[0]
+print(next((l for l in c.recv(65536).decode().split('\r\n') if l.startswith('Authorization')), 'none'))" \
+        >"$folder/header" &
+    for _ in $(seq 200); do
+        [ -e "$folder/listening" ] && break
+        sleep 0.05
+    done
+    rm -f "$folder/listening"
+    env "MESA_URL=http://127.0.0.1:$port" "$@" >/dev/null 2>&1
+    wait $!
+    cat "$folder/header"
+}
+if command -v python3 >/dev/null; then
+    [ "$(header_of MESA_API_KEY=from-environment "$mesa" models)" = 'Authorization: Bearer from-environment' ] ||
+        fail 'the key of the environment is not sent'
+    [ "$(header_of MESA_API_KEY=from-environment "$mesa" models --key-file "$folder/key")" = \
+        'Authorization: Bearer from-file' ] || fail 'the key of the file is not sent'
+    [ "$(header_of "$mesa" models)" = none ] || fail 'a key is sent that nobody gave'
+fi
+
+# ---- interruption ----------------------------------------------------------------------------------------------------
+interrupt() { # COMMAND...: sends SIGINT once it has begun to write
+    "$@" >"$folder/out" 2>"$folder/err" &
+    local pid=$!
+    for _ in $(seq 100); do
+        [ -s "$folder/out" ] && break
+        sleep 0.05
+    done
+    kill -INT $pid
+    wait $pid
+}
+interrupt "$mesa" complete --max-tokens 60000 --temperature 0 x
+status=$?
+[ $status -eq 130 ] || fail "interrupted: status $status"
+[ ! -s "$folder/err" ] || fail "interrupted: $(cat "$folder/err")"
+[ "$(tail -c 1 "$folder/out" | od -An -tx1 | tr -d ' ')" = 0a ] || fail 'interrupted: the line is not ended'
+# The request is gone from the server: the next one does not wait for sixty thousand tokens.
+expect 0 '.' '' timeout 20 "$mesa" complete --max-tokens 2 x
+
+# ---- models ----------------------------------------------------------------------------------------------------------
+expect 0 '^demo +5\.[0-9]*M +6 +[0-9]+K +unbounded +1\.02K +mesa_net +cpu' '' "$mesa" models
+expect 0 '^demo' '' "$mesa" models --url "unix:$folder/socket"
+expect 0 '.' '' "$mesa" models --json
+[ "$(jq -r '.data[0].id' "$folder/out")" = demo ] || fail 'models --json is not the answer'
+expect 2 '' 'unexpected argument' "$mesa" models demo
+
+# ---- bench -----------------------------------------------------------------------------------------------------------
+load=(--requests 6 --max-tokens 4:8 --prompt-tokens 8:16 --stop-at-eos)
+expect 0 '^streaming, 2 at a time: 6 answered, 0 failed' '' "$mesa" bench --concurrency 2 --warm-up 1 "${load[@]}"
+expect 0 '^plain, 50 arrivals a second: 6 answered, 0 failed' '' "$mesa" bench --rate 50 --plain "${load[@]}"
+expect 0 '^stream,2,0,6,0,' '' "$mesa" bench --concurrency 1,2 --csv "${load[@]}"
+fields=$(awk -F, '{ print NF }' "$folder/out" | sort -u)
+[ "$(wc -l <<<"$fields")" -eq 1 ] || fail "the CSV has lines of different length: $fields"
+[ "$(wc -l <"$folder/out")" -eq 3 ] || fail 'the CSV has not one line a level'
+# The same seed asks the same: prompts and lengths, so the same number of tokens is read.
+column() { awk -F, -v name="$1" 'NR == 1 { for (i = 1; i <= NF; i++) if ($i == name) at = i } NR == 2 { print $at }'; }
+first=$("$mesa" bench --csv --seed 3 "${load[@]}" | column prompt_tokens)
+second=$("$mesa" bench --csv --seed 3 --plain --concurrency 6 "${load[@]}" | column prompt_tokens)
+[ -n "$first" ] && [ "$first" = "$second" ] || fail "one seed, two loads: $first and $second tokens"
+expect 1 'failed 6 times: 400 .*temperature' '' "$mesa" bench --temperature 101 "${load[@]}"
+expect 1 '' 'no such model' "$mesa" bench --model none "${load[@]}"
+expect 2 '' 'exclude each other' "$mesa" bench --rate 1 --concurrency 1
+expect 2 '' '--concurrency: not in' "$mesa" bench --concurrency 0
+expect 3 '' '.' "$mesa" bench --url "unix:$folder/no-socket"
+interrupt_bench() {
+    "$mesa" bench --seconds 100 --concurrency 2 --max-tokens 4 --stop-at-eos >"$folder/out" 2>&1 &
+    local pid=$!
+    sleep 1
+    kill -INT $pid
+    wait $pid
+}
+interrupt_bench
+status=$?
+[ $status -eq 130 ] || fail "an interrupted load: status $status"
+grep -q '(interrupted)' "$folder/out" || fail 'an interrupted load does not print its figures'
+
+exit $((failures > 0))

@@ -1,0 +1,75 @@
+#!/bin/bash
+# SPDX-License-Identifier: Apache-2.0
+# Shared by the tests of the clients: a real server with the demo model on a unix socket, and what they check with.
+#
+# Sourced. Sets build, source_dir, folder (removed at the end, and the server with it) and counts failures.
+set -uo pipefail
+source_dir=${MESA_SOURCE:-$(cd "$(dirname "${BASH_SOURCE[0]}")/../.." && pwd)}
+build=${MESA_BUILD:-$source_dir/build}
+mesa=$build/mesa
+failures=0
+server=
+
+for program in mesa mesa-server; do
+    [ -x "$build/$program" ] || { echo "SKIP: $build/$program is not built"; exit 77; }
+done
+
+folder=$(mktemp -d)
+stop_server() {
+    if [ -n "$server" ]; then
+        kill "$server" 2>/dev/null
+        wait "$server" 2>/dev/null
+    fi
+    server=
+}
+trap 'stop_server; rm -rf "$folder"' EXIT
+
+fail() {
+    echo "FAIL: $1"
+    failures=$((failures + 1))
+}
+
+# [OPTION...]: more options of the server. Exports MESA_URL and waits until it is ready.
+start_server() {
+    "$build/mesa-server" --model "demo=$source_dir/deploy/models/demo" --listen "unix:$folder/socket" "$@" \
+        >"$folder/server.log" 2>&1 &
+    server=$!
+    export MESA_URL=unix:$folder/socket
+    for _ in $(seq 600); do
+        if curl -fsS -o /dev/null --max-time 5 --unix-socket "$folder/socket" http://localhost/health/ready 2>/dev/null
+        then
+            return 0
+        fi
+        kill -0 "$server" 2>/dev/null || break
+        sleep 0.1
+    done
+    cat "$folder/server.log"
+    echo "FAIL: the server does not become ready"
+    exit 1
+}
+
+# STATUS OUT-PATTERN ERR-PATTERN COMMAND...: extended regular expressions; "" matches only nothing at all.
+expect() {
+    local wanted=$1 out=$2 err=$3 status
+    shift 3
+    timeout 120 "$@" >"$folder/out" 2>"$folder/err"
+    status=$?
+    if [ $status -ne "$wanted" ] || ! matches "$folder/out" "$out" || ! matches "$folder/err" "$err"; then
+        fail "status $status (want $wanted), or its output is not as wanted: $*"
+        sed 's/^/    out: /' "$folder/out" | head -n 20
+        sed 's/^/    err: /' "$folder/err" | head -n 20
+    fi
+}
+
+matches() {
+    if [ -z "$2" ]; then
+        [ ! -s "$1" ]
+    else
+        grep -qE -- "$2" "$1"
+    fi
+}
+
+# Whether the request field named $1 is taken with the JSON value $2: what a server refuses by name it does not have.
+server_takes() {
+    "$mesa" complete --no-stream --max-tokens 1 --field "$1=$2" x >/dev/null 2>"$folder/err"
+}
