@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Server-sent events: every way to cut the bytes gives the same events, and what is no event gives none.
+// Server-sent events: every way to cut the bytes gives the same events.
+// What is no event gives none, and a stream without line ends stops at its bound.
 #include "clients/cli/events.h"
 
 #include <stdlib.h>

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Quantiles are what their definition says, found by counting.
+// Quantiles are what their definition says: each is found a second time by counting.
+// With ties, at whole ranks, and where there are too few samples to tell.
 #include "clients/cli/samples.h"
 
 #include "tests/check_main.h"
