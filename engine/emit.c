@@ -87,7 +87,8 @@ void eng_emit_norm(eng_emit *emit, kern_ptr x, int32_t weight, kern_ptr gate, ke
                                      .y = y,
                                      .groups = groups,
                                      .width = (int32_t)emit->model->tensor[weight].shape[0],
-                                     .eps = eps});
+                                     .eps = eps,
+                                     .activation = KERN_SILU});
 }
 
 void eng_emit_norm_backward(eng_emit *emit, kern_ptr x, int32_t weight, kern_ptr gate, kern_ptr dy, kern_ptr dx,
@@ -103,7 +104,8 @@ void eng_emit_norm_backward(eng_emit *emit, kern_ptr x, int32_t weight, kern_ptr
                                               .groups = groups,
                                               .width = (int32_t)emit->model->tensor[weight].shape[0],
                                               .eps = eps,
-                                              .accumulate = accumulate});
+                                              .accumulate = accumulate,
+                                              .activation = KERN_SILU});
 }
 
 eng_status eng_memory_create(kern_device *device, const eng_weights *weights, size_t saved_bytes, size_t scratch_bytes,

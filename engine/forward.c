@@ -26,9 +26,12 @@ static void emit_mlp(eng_emit *emit, int32_t layer, block_kept *block, kern_ptr 
     eng_emit_norm(emit, block->middle, tensor->mlp_norm, eng_null(), block->mlp_normed, 1, config->norm_eps);
     eng_emit_linear(emit, block->mlp_normed, tensor->gate_proj, tensor->gate_bias, eng_null(), block->gate);
     eng_emit_linear(emit, block->mlp_normed, tensor->up_proj, tensor->up_bias, eng_null(), block->up);
-    eng_emit_op(emit, KERN_OP_SWIGLU,
-                &(kern_swiglu_args){
-                    .gate = block->gate, .up = block->up, .y = block->activated, .width = config->intermediate_size});
+    eng_emit_op(emit, KERN_OP_GLU,
+                &(kern_glu_args){.gate = block->gate,
+                                 .up = block->up,
+                                 .y = block->activated,
+                                 .width = config->intermediate_size,
+                                 .activation = KERN_SILU});
     if (output.ref != 0)
         eng_emit_linear(emit, block->activated, tensor->down_proj, tensor->down_bias, block->middle, output);
 }
@@ -69,13 +72,14 @@ static void emit_mlp_backward(eng_emit *emit, int32_t layer, const block_kept *b
     kern_ptr d_normed = eng_emit_scratch(emit, config->hidden_size);
     eng_emit_linear_backward(emit, block->activated, tensor->down_proj, tensor->down_bias, d_residual, d_activated,
                              false);
-    eng_emit_op(emit, KERN_OP_SWIGLU_BACKWARD,
-                &(kern_swiglu_backward_args){.gate = block->gate,
-                                             .up = block->up,
-                                             .dy = d_activated,
-                                             .dgate = d_gate,
-                                             .dup = d_activated,
-                                             .width = config->intermediate_size});
+    eng_emit_op(emit, KERN_OP_GLU_BACKWARD,
+                &(kern_glu_backward_args){.gate = block->gate,
+                                          .up = block->up,
+                                          .dy = d_activated,
+                                          .dgate = d_gate,
+                                          .dup = d_activated,
+                                          .width = config->intermediate_size,
+                                          .activation = KERN_SILU});
     eng_emit_linear_backward(emit, block->mlp_normed, tensor->gate_proj, tensor->gate_bias, d_gate, d_normed, false);
     eng_emit_linear_backward(emit, block->mlp_normed, tensor->up_proj, tensor->up_bias, d_activated, d_normed, true);
     eng_emit_norm_backward(emit, block->middle, tensor->mlp_norm, eng_null(), d_normed, d_residual, eng_null(), 1,

@@ -142,6 +142,16 @@ static kern_mesa core(const eng_mesa_config *mesa) {
                        .lambda_bound = mesa->lambda_bound};
 }
 
+static kern_gates gates(const eng_mesa_config *mesa) {
+    return (kern_gates){.heads = mesa->heads,
+                        .channels = 1,
+                        .decay_law = KERN_DECAY_LAW_SIGMOID,
+                        .write_law = KERN_WRITE_LAW_SIGMOID,
+                        .divisor = 1,
+                        .gamma_cap = mesa->gamma_cap,
+                        .write_factor = 1};
+}
+
 static void emit_core(eng_emit *emit, int32_t layer) {
     const eng_mesa_config *mesa = &emit->model->config.layer[layer].mesa;
     kern_ptr *kept = emit->kept[layer];
@@ -192,13 +202,9 @@ static void forward(eng_emit *emit, int32_t layer, kern_ptr x, kern_ptr residual
     eng_emit_linear(emit, x, tensor[B_PROJ], tensor[B_BIAS], eng_null(), kept[B]);
     emit_conv_and_norm(emit, layer, Q_PRE, Q_CONV, layout.q_window, Q_CONVOLVED, Q);
     emit_conv_and_norm(emit, layer, K_PRE, K_CONV, layout.k_window, K_CONVOLVED, K);
-    eng_emit_op(emit, KERN_OP_GATES,
-                &(kern_gates_args){.a = kept[A],
-                                   .b = kept[B],
-                                   .g = kept[DECAY],
-                                   .beta = kept[BETA],
-                                   .heads = mesa->heads,
-                                   .cap = mesa->gamma_cap});
+    eng_emit_op(
+        emit, KERN_OP_GATES,
+        &(kern_gates_args){.a = kept[A], .b = kept[B], .g = kept[DECAY], .beta = kept[BETA], .gates = gates(mesa)});
     emit_core(emit, layer);
 
     kept[GATE] = eng_null();
@@ -285,15 +291,10 @@ static void backward(eng_emit *emit, int32_t layer, kern_ptr x, kern_ptr dy, ker
     eng_emit_norm_backward(emit, kept[OUT], tensor[O_NORM], kept[GATE], d_normed, d_o, d_gate, mesa->heads,
                            emit->model->config.norm_eps, false);
     core_gradients d = emit_core_backward(emit, layer, d_o);
-    eng_emit_op(emit, KERN_OP_GATES_BACKWARD,
-                &(kern_gates_backward_args){.a = kept[A],
-                                            .b = kept[B],
-                                            .dg = d.g,
-                                            .dbeta = d.beta,
-                                            .da = d.g,
-                                            .db = d.beta,
-                                            .heads = mesa->heads,
-                                            .cap = mesa->gamma_cap});
+    eng_emit_op(
+        emit, KERN_OP_GATES_BACKWARD,
+        &(kern_gates_backward_args){
+            .a = kept[A], .b = kept[B], .dg = d.g, .dbeta = d.beta, .da = d.g, .db = d.beta, .gates = gates(mesa)});
     kern_ptr dq = d_normed, dk = d_o; // both are read to the end by now
     emit_conv_backward(emit, layer, Q_PRE, Q_CONV, Q_CONVOLVED, d.q, dq);
     emit_conv_backward(emit, layer, K_PRE, K_CONV, K_CONVOLVED, d.k, dk);

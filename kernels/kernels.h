@@ -220,7 +220,17 @@ typedef struct kern_solve_report { // one a (token, head)
 
 enum { KERN_REPORT_UNCONVERGED = 1, KERN_REPORT_BREAKDOWN = 2 };
 
-typedef enum kern_activation { KERN_IDENTITY, KERN_SILU } kern_activation;
+// silu(z) = z s(z), s the logistic function; elu1(z) = z + 1 above 0 and e^z below; gelu_tanh(z) = z s(2 u) with
+// u = sqrt(2 / pi) (z + 0.044715 z^3).
+typedef enum kern_activation {
+    KERN_IDENTITY,
+    KERN_SILU,
+    KERN_SIGMOID,
+    KERN_RELU,
+    KERN_ELU1,
+    KERN_GELU_TANH,
+    KERN_ACTIVATIONS
+} kern_activation;
 
 // y = scale * weight[id]. Ids come from rows->id.
 typedef struct kern_embed_args {
@@ -236,23 +246,29 @@ typedef struct kern_embed_backward_args {
     float scale;
 } kern_embed_backward_args;
 
-// Each of the T * groups vectors of `width`: y = x rstd (weight + weight_offset) [silu(gate)],
-// rstd = 1/sqrt(mean x^2 + eps).
+// Each of the T * groups vectors of `width`: y = n (weight + weight_offset) [act(gate)], n = (x - mean) rstd,
+// rstd = 1/sqrt(mean (x - mean)^2 + eps); mean is 0 unless `center` (LayerNorm). With gate_first (Mamba-2) x act(gate)
+// is what is normalised, and nothing is multiplied after.
 typedef struct kern_rmsnorm_args {
-    kern_ptr x, weight; // (T, groups * width), (width)
-    kern_ptr gate;      // optional, like x
-    kern_ptr y;
+    kern_ptr x;      // (T, groups * width)
+    kern_ptr weight; // optional (width), with group_weights (groups, width); absent: weight + weight_offset is 1
+    kern_ptr gate;   // optional, like x
+    kern_ptr y;      // like x; may be x
     int32_t groups, width;
     float eps, weight_offset;
+    int32_t activation; // of the gate, kern_activation
+    int32_t gate_first, center, group_weights;
 } kern_rmsnorm_args;
 typedef struct kern_rmsnorm_backward_args {
     kern_ptr x, weight, gate; // as in forward
-    kern_ptr dy, dx;
-    kern_ptr dgate;       // optional, with gate
-    kern_ptr grad_weight; // (width)
+    kern_ptr dy, dx;          // dx may be dy
+    kern_ptr dgate;           // optional, with gate
+    kern_ptr grad_weight;     // like weight; absent with it
     int32_t groups, width;
     float eps, weight_offset;
     int32_t accumulate; // dx += instead of =
+    int32_t activation;
+    int32_t gate_first, center, group_weights;
 } kern_rmsnorm_backward_args;
 
 // Each of the T * groups vectors of `width`: y = x / sqrt(sum x^2 + eps). y may be x.
@@ -267,61 +283,145 @@ typedef struct kern_l2norm_backward_args {
     float eps;
 } kern_l2norm_backward_args;
 
-// y = x W^T [+ bias] [+ residual]. Generated tokens go through row kernels (bits independent of the batch), prompt
-// tokens chunk by chunk (or all at once with rows->merge) through the matrix library on fixed slices of outputs.
+// y = x W^T [+ bias] [+ residual], W rows [row0, row0 + rows) of the weight. Every one of the T * groups vectors of
+// `cols` meets the same W. Generated tokens go through row kernels (bits independent of the batch), prompt tokens chunk
+// by chunk (or all at once with rows->merge) through the matrix library on fixed slices of outputs.
 typedef struct kern_linear_args {
-    kern_ptr x, weight; // (T, cols), kern_weight (rows, cols)
-    kern_ptr bias;      // optional (rows)
-    kern_ptr residual;  // optional (T, rows); may be y
-    kern_ptr y;         // (T, rows)
+    kern_ptr x, weight; // (T, groups * cols), kern_weight (row0 + rows or more, cols)
+    kern_ptr bias;      // optional, of the whole weight: row0 applies
+    kern_ptr residual;  // optional (T, groups * rows); may be y
+    kern_ptr y;         // (T, groups * rows)
     int32_t cols, rows;
+    int32_t row0;
+    int32_t groups; // 0 counts as 1
 } kern_linear_args;
 // dx = dy W.
 typedef struct kern_linear_backward_input_args {
-    kern_ptr dy, weight, dx; // (T, rows), kern_weight KERN_F32, (T, cols)
+    kern_ptr dy, weight, dx; // (T, groups * rows), kern_weight KERN_F32, (T, groups * cols)
     int32_t cols, rows;
     int32_t accumulate; // dx += instead of =
+    int32_t row0, groups;
 } kern_linear_backward_input_args;
-// grad_weight += dy^T x, grad_bias += column sums of dy.
+// grad_weight += dy^T x, grad_bias += column sums of dy, both from row row0 on.
 typedef struct kern_linear_backward_weight_args {
-    kern_ptr x, dy, grad_weight; // (T, cols), (T, rows), (rows, cols)
-    kern_ptr grad_bias;          // optional (rows)
+    kern_ptr x, dy;       // (T, groups * cols), (T, groups * rows)
+    kern_ptr grad_weight; // of the whole weight
+    kern_ptr grad_bias;   // optional, of the whole weight
     int32_t cols, rows;
+    int32_t row0, groups;
 } kern_linear_backward_weight_args;
 
+// Block-diagonal product with row vectors (not transposed like LINEAR): y_b = x_b W_b [+ bias_b], the RG-LRU's gates.
+// Every token in the one order, whatever its row's kind.
+typedef struct kern_block_linear_args {
+    kern_ptr x;      // (T, blocks * width)
+    kern_ptr weight; // kern_weight (blocks * width, width): row b * width + i holds W_b[i]
+    kern_ptr bias;   // optional (blocks * width)
+    kern_ptr y;      // (T, blocks * width); not x
+    int32_t blocks, width;
+} kern_block_linear_args;
+typedef struct kern_block_linear_backward_args {
+    kern_ptr x, weight;   // as in forward; KERN_F32
+    kern_ptr dy, dx;      // (T, blocks * width); dx not dy
+    kern_ptr grad_weight; // (blocks * width, width)
+    kern_ptr grad_bias;   // optional (blocks * width)
+    int32_t blocks, width;
+    int32_t accumulate; // dx += instead of =
+} kern_block_linear_backward_args;
+
 // Depthwise causal convolution inside a document: y[t,c] = act(bias[c] + sum_j weight[c,j] x[t-W+1+j,c]). The state
-// keeps the last W-1 inputs, oldest first, (W-1, channels) float32.
+// keeps the last W-1 inputs, oldest first, (W-1, channels) float32. Weight and bias may be wider: channel c reads row
+// channel0 + c, so that the parts of one convolution run as calls of their own, each with its own state.
 typedef struct kern_short_conv_args {
-    kern_ptr x, weight; // (T, channels), (channels, taps)
-    kern_ptr bias;      // optional (channels)
+    kern_ptr x, weight; // (T, channels), (channel0 + channels or more, taps)
+    kern_ptr bias;      // optional (channel0 + channels or more)
     kern_ptr state;     // optional, slot memory
     kern_ptr y;         // (T, channels); not x
     int32_t channels, taps;
     int32_t activation; // kern_activation
+    int32_t channel0;
 } kern_short_conv_args;
 typedef struct kern_short_conv_backward_args {
     kern_ptr x, weight, bias;
-    kern_ptr dy, dx, grad_weight;
-    kern_ptr grad_bias; // optional
+    kern_ptr dy, dx, grad_weight; // grad_weight and grad_bias are as wide as weight: channel0 applies
+    kern_ptr grad_bias;           // optional
     int32_t channels, taps;
     int32_t activation;
+    int32_t channel0;
 } kern_short_conv_backward_args;
 
-// Gates of a scalar-decay mixer, models.md 2.3 and 2.7: beta = sigmoid(b),
-// g = logsigmoid(a) + ln(1 - (1 - cap) beta^2), the last term with cap < 1 only (gamma_cap_b).
+// Log decay g <= 0 from a, per head (channels 1) or key channel; s = logistic function, z = a + dt_bias.
+typedef enum kern_decay_law {
+    KERN_DECAY_LAW_NONE,        // no a, no g
+    KERN_DECAY_LAW_SIGMOID,     // g = max(log s(a) / divisor, clamp_min) [+ ln(1 - (1 - gamma_cap) beta^2)]
+    KERN_DECAY_LAW_EXPONENTIAL, // g = -e^A_log softplus(z)
+    KERN_DECAY_LAW_BOUNDED,     // g = lower_bound s(e^A_log z)
+    KERN_DECAY_LAW_STEP,        // g = -e^A_log dt, dt = clamp(softplus(z), step_min, step_max); channels 1
+} kern_decay_law;
+// Write weight beta (T, heads) from b.
+typedef enum kern_write_law {
+    KERN_WRITE_LAW_NONE,     // no b, no beta
+    KERN_WRITE_LAW_SIGMOID,  // beta = write_factor s(b)
+    KERN_WRITE_LAW_CONSTANT, // beta = write_factor; no b
+    KERN_WRITE_LAW_STEP,     // beta = dt of the decay law STEP; no b
+} kern_write_law;
+typedef struct kern_gates {
+    int32_t heads, channels;      // channels of a a head
+    int32_t decay_law, write_law; // kern_decay_law, kern_write_law
+    float divisor;                // SIGMOID
+    float clamp_min;              // SIGMOID, < 0; 0: none
+    float gamma_cap;              // SIGMOID with write law SIGMOID of factor 1 and channels 1 (models.md 2.7); 1: none
+    float lower_bound;            // BOUNDED, < 0
+    float step_min, step_max;     // STEP; step_max may be infinite
+    float write_factor;
+} kern_gates;
 typedef struct kern_gates_args {
-    kern_ptr a, b;    // (T, heads) before the activations
-    kern_ptr g, beta; // (T, heads); g = log gamma <= 0
-    int32_t heads;
-    float cap; // 1: none
+    kern_ptr a, b;           // (T, heads * channels), (T, heads) before the activations
+    kern_ptr A_log, dt_bias; // (heads), (heads * channels): laws EXPONENTIAL, BOUNDED, STEP
+    kern_ptr g, beta;        // (T, heads * channels), (T, heads)
+    kern_gates gates;
 } kern_gates_args;
 typedef struct kern_gates_backward_args {
-    kern_ptr a, b;
-    kern_ptr dg, dbeta; // (T, heads)
-    kern_ptr da, db;    // (T, heads); may be dg and dbeta
-    int32_t heads;
-    float cap;
+    kern_ptr a, b, A_log, dt_bias;
+    kern_ptr dg, dbeta;                // as g and beta
+    kern_ptr da, db;                   // as a and b; may be dg and dbeta
+    kern_ptr grad_A_log, grad_dt_bias; // with A_log and dt_bias
+    kern_gates gates;
 } kern_gates_backward_args;
+
+// mLSTM's stabilised gates (Beck et al. 2024; models.md 12.3): i = cap(input), f = cap(forget), lf = log s(f),
+// m_t = max(lf_t + m_{t-1}, i_t), g_t = lf_t + m_{t-1} - m_t, beta_t = e^(i_t - m_t); m is 0 before a document.
+typedef struct kern_maxplus_gates_args {
+    kern_ptr input, forget; // (T, heads) before the cap
+    kern_ptr state;         // optional slot memory (heads) float32: m
+    kern_ptr g, beta, m;    // (T, heads): log decay, write weight, stabiliser
+    int32_t heads;
+    float soft_cap; // cap(z) = soft_cap tanh(z / soft_cap); 0: none
+} kern_maxplus_gates_args;
+// m counts as a constant, which is exact as long as what follows does not depend on it.
+typedef struct kern_maxplus_gates_backward_args {
+    kern_ptr input, forget, beta; // beta from forward
+    kern_ptr dg, dbeta;
+    kern_ptr dinput, dforget; // (T, heads); may be dbeta and dg
+    int32_t heads;
+    float soft_cap;
+} kern_maxplus_gates_backward_args;
+
+// Divides each head's read-out by its normaliser n, the last of its value_width + 1 columns:
+// h = o / (max(|n|, e^-m) + eps) with m (mLSTM), h = o / (n + eps) without (linear attention).
+typedef struct kern_normalise_args {
+    kern_ptr o; // (T, heads * (value_width + 1))
+    kern_ptr m; // optional (T, heads)
+    kern_ptr h; // (T, heads * value_width); not o
+    int32_t heads, value_width;
+    float eps;
+} kern_normalise_args;
+typedef struct kern_normalise_backward_args {
+    kern_ptr o, m;
+    kern_ptr dh, d_o; // as h and o; d_o not dh
+    int32_t heads, value_width;
+    float eps;
+} kern_normalise_backward_args;
 
 // The recurrence family, models.md 11:  S~ = decay S;  u = w v | beta (v - S~^T k);  S = S~ + k u^T;  o = scale S^T q.
 typedef enum kern_decay { KERN_DECAY_NONE, KERN_DECAY_HEAD, KERN_DECAY_SCALAR, KERN_DECAY_CHANNEL } kern_decay;
@@ -416,15 +516,72 @@ typedef struct kern_attention_backward_args {
     kern_attention attention;
 } kern_attention_backward_args;
 
-// y = silu(gate) * up; y may be gate.
-typedef struct kern_swiglu_args {
+// y = act(x); y may be x.
+typedef struct kern_activation_args {
+    kern_ptr x, y; // (T, width)
+    int32_t width;
+    int32_t activation;
+} kern_activation_args;
+typedef struct kern_activation_backward_args {
+    kern_ptr x, dy, dx; // dx may be dy
+    int32_t width;
+    int32_t activation;
+} kern_activation_backward_args;
+
+// Gated product (GLU and its variants): y = act(gate) * up; y may be gate. IDENTITY: the plain product.
+typedef struct kern_glu_args {
     kern_ptr gate, up, y; // (T, width)
     int32_t width;
-} kern_swiglu_args;
-typedef struct kern_swiglu_backward_args {
+    int32_t activation;
+} kern_glu_args;
+typedef struct kern_glu_backward_args {
     kern_ptr gate, up, dy, dgate, dup; // dgate or dup may be dy
     int32_t width;
-} kern_swiglu_backward_args;
+    int32_t activation;
+} kern_glu_backward_args;
+
+// Each of the T * groups vectors z of `width` becomes one of kern_feature_width(feature, width).
+typedef enum kern_feature {
+    KERN_FEATURE_HEDGEHOG, // softmax of [2 z, -2 z]: 2 width
+    KERN_FEATURE_DPFP,     // p = [relu(z), -relu(z)]; p * roll(p, j) for j = 1 .. 4, roll to the right: 8 width
+    KERN_FEATURE_SUM,      // z / (sum z + eps): width
+    KERN_FEATURES
+} kern_feature;
+static inline int32_t kern_feature_width(int32_t feature, int32_t width) {
+    return feature == KERN_FEATURE_HEDGEHOG ? 2 * width : feature == KERN_FEATURE_DPFP ? 8 * width : width;
+}
+typedef struct kern_feature_map_args {
+    kern_ptr x, y; // (T, groups * width), (T, groups * feature width); y may be x for SUM
+    int32_t groups, width;
+    int32_t feature; // kern_feature
+    float eps;       // SUM
+} kern_feature_map_args;
+typedef struct kern_feature_map_backward_args {
+    kern_ptr x;      // as in forward
+    kern_ptr dy, dx; // dx may be dy for SUM
+    int32_t groups, width;
+    int32_t feature;
+    float eps;
+} kern_feature_map_backward_args;
+
+// RG-LRU (De et al. 2024, models.md 13.3): log a = -8 s(recurrence_gate) softplus(recurrent_param),
+// h_t = a h_{t-1} + sqrt(1 - a^2) s(input_gate) x_t; where rows->token_position is 0: h_t = s(input_gate) x_t.
+typedef struct kern_rglru_args {
+    kern_ptr x;                           // (T, width)
+    kern_ptr input_gate, recurrence_gate; // (T, width) before the activation
+    kern_ptr recurrent_param;             // (width)
+    kern_ptr state;                       // optional slot memory (width) float32: h
+    kern_ptr h;                           // (T, width); not x or a gate
+    int32_t width;
+} kern_rglru_args;
+// Rows without earlier state (slot -1) only. The slope of the root is bounded by 1000, as HF does.
+typedef struct kern_rglru_backward_args {
+    kern_ptr x, input_gate, recurrence_gate, recurrent_param, h; // h from forward
+    kern_ptr dh;
+    kern_ptr dx, dinput_gate, drecurrence_gate; // (T, width); dx may be dh
+    kern_ptr grad_recurrent_param;              // (width)
+    int32_t width;
+} kern_rglru_backward_args;
 
 // y += x.
 typedef struct kern_add_args {
@@ -484,35 +641,47 @@ typedef struct kern_clip_scale_args {
 } kern_clip_scale_args;
 
 // code, launcher name, argument struct, first member after the operands
-#define KERN_OPS(X)                                                                           \
-    X(EMBED, embed, kern_embed_args, width)                                                   \
-    X(EMBED_BACKWARD, embed_backward, kern_embed_backward_args, width)                        \
-    X(RMSNORM, rmsnorm, kern_rmsnorm_args, groups)                                            \
-    X(RMSNORM_BACKWARD, rmsnorm_backward, kern_rmsnorm_backward_args, groups)                 \
-    X(L2NORM, l2norm, kern_l2norm_args, groups)                                               \
-    X(L2NORM_BACKWARD, l2norm_backward, kern_l2norm_backward_args, groups)                    \
-    X(LINEAR, linear, kern_linear_args, cols)                                                 \
-    X(LINEAR_BACKWARD_INPUT, linear_backward_input, kern_linear_backward_input_args, cols)    \
-    X(LINEAR_BACKWARD_WEIGHT, linear_backward_weight, kern_linear_backward_weight_args, cols) \
-    X(SHORT_CONV, short_conv, kern_short_conv_args, channels)                                 \
-    X(SHORT_CONV_BACKWARD, short_conv_backward, kern_short_conv_backward_args, channels)      \
-    X(GATES, gates, kern_gates_args, heads)                                                   \
-    X(GATES_BACKWARD, gates_backward, kern_gates_backward_args, heads)                        \
-    X(RECURRENCE, recurrence, kern_recurrence_args, family)                                   \
-    X(RECURRENCE_BACKWARD, recurrence_backward, kern_recurrence_backward_args, family)        \
-    X(MESA, mesa, kern_mesa_args, mesa)                                                       \
-    X(MESA_BACKWARD, mesa_backward, kern_mesa_backward_args, mesa)                            \
-    X(ROPE, rope, kern_rope_args, heads)                                                      \
-    X(ATTENTION, attention, kern_attention_args, attention)                                   \
-    X(ATTENTION_BACKWARD, attention_backward, kern_attention_backward_args, attention)        \
-    X(SWIGLU, swiglu, kern_swiglu_args, width)                                                \
-    X(SWIGLU_BACKWARD, swiglu_backward, kern_swiglu_backward_args, width)                     \
-    X(ADD, add, kern_add_args, width)                                                         \
-    X(HEAD_LOGITS, head_logits, kern_head_logits_args, width)                                 \
-    X(HEAD_LOSS, head_loss, kern_head_loss_args, width)                                       \
-    X(SAMPLE, sample, kern_sample_args, vocabulary)                                           \
-    X(ADAMW, adamw, kern_adamw_args, count)                                                   \
-    X(SQUARE_SUM, square_sum, kern_square_sum_args, count)                                    \
+#define KERN_OPS(X)                                                                            \
+    X(EMBED, embed, kern_embed_args, width)                                                    \
+    X(EMBED_BACKWARD, embed_backward, kern_embed_backward_args, width)                         \
+    X(RMSNORM, rmsnorm, kern_rmsnorm_args, groups)                                             \
+    X(RMSNORM_BACKWARD, rmsnorm_backward, kern_rmsnorm_backward_args, groups)                  \
+    X(L2NORM, l2norm, kern_l2norm_args, groups)                                                \
+    X(L2NORM_BACKWARD, l2norm_backward, kern_l2norm_backward_args, groups)                     \
+    X(LINEAR, linear, kern_linear_args, cols)                                                  \
+    X(LINEAR_BACKWARD_INPUT, linear_backward_input, kern_linear_backward_input_args, cols)     \
+    X(LINEAR_BACKWARD_WEIGHT, linear_backward_weight, kern_linear_backward_weight_args, cols)  \
+    X(BLOCK_LINEAR, block_linear, kern_block_linear_args, blocks)                              \
+    X(BLOCK_LINEAR_BACKWARD, block_linear_backward, kern_block_linear_backward_args, blocks)   \
+    X(SHORT_CONV, short_conv, kern_short_conv_args, channels)                                  \
+    X(SHORT_CONV_BACKWARD, short_conv_backward, kern_short_conv_backward_args, channels)       \
+    X(GATES, gates, kern_gates_args, gates)                                                    \
+    X(GATES_BACKWARD, gates_backward, kern_gates_backward_args, gates)                         \
+    X(MAXPLUS_GATES, maxplus_gates, kern_maxplus_gates_args, heads)                            \
+    X(MAXPLUS_GATES_BACKWARD, maxplus_gates_backward, kern_maxplus_gates_backward_args, heads) \
+    X(NORMALISE, normalise, kern_normalise_args, heads)                                        \
+    X(NORMALISE_BACKWARD, normalise_backward, kern_normalise_backward_args, heads)             \
+    X(RECURRENCE, recurrence, kern_recurrence_args, family)                                    \
+    X(RECURRENCE_BACKWARD, recurrence_backward, kern_recurrence_backward_args, family)         \
+    X(MESA, mesa, kern_mesa_args, mesa)                                                        \
+    X(MESA_BACKWARD, mesa_backward, kern_mesa_backward_args, mesa)                             \
+    X(ROPE, rope, kern_rope_args, heads)                                                       \
+    X(ATTENTION, attention, kern_attention_args, attention)                                    \
+    X(ATTENTION_BACKWARD, attention_backward, kern_attention_backward_args, attention)         \
+    X(ACTIVATION, activation, kern_activation_args, width)                                     \
+    X(ACTIVATION_BACKWARD, activation_backward, kern_activation_backward_args, width)          \
+    X(GLU, glu, kern_glu_args, width)                                                          \
+    X(GLU_BACKWARD, glu_backward, kern_glu_backward_args, width)                               \
+    X(FEATURE_MAP, feature_map, kern_feature_map_args, groups)                                 \
+    X(FEATURE_MAP_BACKWARD, feature_map_backward, kern_feature_map_backward_args, groups)      \
+    X(RGLRU, rglru, kern_rglru_args, width)                                                    \
+    X(RGLRU_BACKWARD, rglru_backward, kern_rglru_backward_args, width)                         \
+    X(ADD, add, kern_add_args, width)                                                          \
+    X(HEAD_LOGITS, head_logits, kern_head_logits_args, width)                                  \
+    X(HEAD_LOSS, head_loss, kern_head_loss_args, width)                                        \
+    X(SAMPLE, sample, kern_sample_args, vocabulary)                                            \
+    X(ADAMW, adamw, kern_adamw_args, count)                                                    \
+    X(SQUARE_SUM, square_sum, kern_square_sum_args, count)                                     \
     X(CLIP_SCALE, clip_scale, kern_clip_scale_args, clip)
 
 typedef enum kern_op {

@@ -131,7 +131,8 @@ START_TEST(launch_never_allocates) {
     ck_assert(kernel_test_open(&test, 0, "cpu"));
     kernel_test_row(&test, KERN_ROW_PROMPT, -1, 1, 0);
     kernel_test_prepare(&test);
-    kern_rmsnorm_backward_args args = {{x}, {x}, {NULL}, {x}, {y}, {NULL}, {y + 32}, 1, 32, 1e-5f, 0, 0};
+    kern_rmsnorm_backward_args args = {{x}, {x},   {NULL}, {x}, {y},       {NULL}, {y + 32}, 1,
+                                       32,  1e-5f, 0,      0,   KERN_SILU, 0,      0,        0};
     ck_assert_int_eq(kern_launch(test.stream, KERN_OP_RMSNORM_BACKWARD, test.rows, &args), KERN_INVALID);
     uint64_t before = kern_allocations(test.device);
     ck_assert_int_eq(kern_reserve(test.device, KERN_OP_RMSNORM_BACKWARD, &args), KERN_OK);
@@ -397,8 +398,9 @@ START_TEST(an_empty_batch_is_a_batch) {
     ck_assert(kernel_test_open(&test, 0, "cpu"));
     kernel_test_clear_rows(&test);
     kernel_test_prepare(&test);
-    kern_rmsnorm_backward_args norm = {{place}, {place}, {NULL}, {place}, {place}, {NULL}, {place}, 1, 8, 1e-5f, 0, 0};
-    kern_short_conv_args conv = {{place}, {place}, {NULL}, {place}, {place + 4}, 2, 2, KERN_SILU};
+    kern_rmsnorm_backward_args norm = {{place}, {place}, {NULL}, {place}, {place},   {NULL}, {place}, 1,
+                                       8,       1e-5f,   0,      0,       KERN_SILU, 0,      0,       0};
+    kern_short_conv_args conv = {{place}, {place}, {NULL}, {place}, {place + 4}, 2, 2, KERN_SILU, 0};
     kernel_test_launch(&test, KERN_OP_RMSNORM_BACKWARD, &norm);
     kernel_test_launch(&test, KERN_OP_SHORT_CONV, &conv);
     kernel_test_close(&test);

@@ -11,6 +11,16 @@ static void rows_of(kernel_test *test, int32_t tokens) {
     kernel_test_prepare(test);
 }
 
+static kern_gates sigmoid_gates(int32_t heads, float cap) {
+    return (kern_gates){.heads = heads,
+                        .channels = 1,
+                        .decay_law = KERN_DECAY_LAW_SIGMOID,
+                        .write_law = KERN_WRITE_LAW_SIGMOID,
+                        .divisor = 1,
+                        .gamma_cap = cap,
+                        .write_factor = 1};
+}
+
 static void check_gates(kernel_test *test, int32_t tokens, int32_t heads, float cap, double range) {
     size_t count = (size_t)tokens * (size_t)heads;
     float *a = kernel_test_floats(test, count, -range, range), *b = kernel_test_floats(test, count, -range, range);
@@ -24,14 +34,20 @@ static void check_gates(kernel_test *test, int32_t tokens, int32_t heads, float 
                                 &db[i]);
     }
     rows_of(test, tokens);
-    kern_gates_args forward = {{a}, {b}, {g}, {beta}, heads, cap};
+    kern_gates_args forward = {.a.f = a, .b.f = b, .g.f = g, .beta.f = beta, .gates = sigmoid_gates(heads, cap)};
     kernel_test_launch(test, KERN_OP_GATES, &forward);
     for (size_t i = 0; i < count; i++) {
         ck_assert_msg(fabs((double)g[i] - g_want[i]) <= 1e-6 * fabs(g_want[i]) + 1e-37, "g(%g, %g) = %.9g, not %.9g",
                       (double)a[i], (double)b[i], (double)g[i], g_want[i]);
         ck_assert_double_le(fabs((double)beta[i] - beta_want[i]), 5e-7 * beta_want[i] + 1e-37);
     }
-    kern_gates_backward_args backward = {{a}, {b}, {dg}, {dbeta}, {dg}, {dbeta}, heads, cap}; // in place
+    kern_gates_backward_args backward = {.a.f = a,
+                                         .b.f = b,
+                                         .dg.f = dg,
+                                         .dbeta.f = dbeta,
+                                         .da.f = dg,
+                                         .db.f = dbeta,
+                                         .gates = sigmoid_gates(heads, cap)}; // in place
     kernel_test_launch(test, KERN_OP_GATES_BACKWARD, &backward);
     kernel_test_assert_norm(dg, da, count, 1e-6);
     kernel_test_assert_norm(dbeta, db, count, 1e-6);
@@ -57,7 +73,7 @@ START_TEST(far_ends) {
         MESA_TEST_SKIP("instruction set %d is not here", _i);
     float a[6] = {-1e30f, -200, 200, 1e30f, 0, NAN}, b[6] = {-1e30f, -200, 200, 1e30f, NAN, 0}, g[6], beta[6];
     rows_of(&test, 6);
-    kern_gates_args args = {{a}, {b}, {g}, {beta}, 1, 0.9975f};
+    kern_gates_args args = {.a.f = a, .b.f = b, .g.f = g, .beta.f = beta, .gates = sigmoid_gates(1, 0.9975f)};
     kernel_test_launch(&test, KERN_OP_GATES, &args);
     ck_assert(g[0] == -1e30f && g[1] == -200);
     const double cap_term = log(0.9975);
@@ -78,11 +94,15 @@ START_TEST(bits_are_free_of_batch) {
     float *g = kernel_test_zero_floats(&test, COUNT), *beta = kernel_test_zero_floats(&test, COUNT);
     float *g_alone = kernel_test_zero_floats(&test, COUNT), *beta_alone = kernel_test_zero_floats(&test, COUNT);
     rows_of(&test, TOKENS);
-    kern_gates_args args = {{a}, {b}, {g}, {beta}, HEADS, 0.9975f};
+    kern_gates_args args = {.a.f = a, .b.f = b, .g.f = g, .beta.f = beta, .gates = sigmoid_gates(HEADS, 0.9975f)};
     kernel_test_launch(&test, KERN_OP_GATES, &args);
     rows_of(&test, 1);
     for (int i = 0; i < COUNT; i += HEADS) {
-        kern_gates_args one = {{a + i}, {b + i}, {g_alone + i}, {beta_alone + i}, HEADS, 0.9975f};
+        kern_gates_args one = {.a.f = a + i,
+                               .b.f = b + i,
+                               .g.f = g_alone + i,
+                               .beta.f = beta_alone + i,
+                               .gates = sigmoid_gates(HEADS, 0.9975f)};
         kernel_test_launch(&test, KERN_OP_GATES, &one);
     }
     kernel_test_assert_same(g, g_alone, COUNT);
@@ -95,17 +115,18 @@ START_TEST(shapes_are_checked) {
     kernel_test test;
     float place[4] = {0};
     ck_assert(kernel_test_open(&test, 0, "cpu"));
-    kern_gates_args args = {{place}, {place}, {place}, {place}, 0, 1};
+    kern_gates_args args = {.a.f = place, .b.f = place, .g.f = place, .beta.f = place, .gates = sigmoid_gates(0, 1)};
     kernel_test_assert_refused(&test, KERN_OP_GATES, &args, KERN_INVALID);
-    args.heads = 4, args.cap = 0;
+    args.gates.heads = 4, args.gates.gamma_cap = 0;
     kernel_test_assert_refused(&test, KERN_OP_GATES, &args, KERN_INVALID);
-    args.cap = 1.5f;
+    args.gates.gamma_cap = 1.5f;
     kernel_test_assert_refused(&test, KERN_OP_GATES, &args, KERN_INVALID);
-    args.cap = 0.25f;
+    args.gates.gamma_cap = 0.25f;
     kernel_test_assert_refused(&test, KERN_OP_GATES, &args, KERN_UNSUPPORTED);
-    args.cap = 1, args.beta.p = NULL;
+    args.gates.gamma_cap = 1, args.beta.p = NULL;
     kernel_test_assert_refused(&test, KERN_OP_GATES, &args, KERN_INVALID);
-    kern_gates_backward_args backward = {{place}, {place}, {place}, {place}, {place}, {NULL}, 4, 1};
+    kern_gates_backward_args backward = {
+        .a.f = place, .b.f = place, .dg.f = place, .dbeta.f = place, .da.f = place, .gates = sigmoid_gates(4, 1)};
     kernel_test_assert_refused(&test, KERN_OP_GATES_BACKWARD, &backward, KERN_INVALID);
     kernel_test_close(&test);
 }

@@ -62,13 +62,14 @@ static void check_rms(kernel_test *test, int32_t tokens, int32_t groups, int32_t
     for (int32_t i = 0; i < width; i++)
         grad_want[i] += c.dweight[i];
     some_rows(test, tokens);
-    kern_rmsnorm_args forward = {{c.x}, {c.weight}, {c.gate}, {y}, groups, width, (float)c.eps, offset};
+    kern_rmsnorm_args forward = {{c.x},        {c.weight}, {c.gate},  {y}, groups, width,
+                                 (float)c.eps, offset,     KERN_SILU, 0,   0,      0};
     kernel_test_launch(test, KERN_OP_RMSNORM, &forward);
     kernel_test_assert_norm(y, c.y, count, 5e-7);
 
     float *dx0 = kernel_test_copy(test, dx, count);
-    kern_rmsnorm_backward_args backward = {{c.x},  {c.weight}, {c.gate}, {c.dy},       {dx},   {dgate},
-                                           {grad}, groups,     width,    (float)c.eps, offset, 0};
+    kern_rmsnorm_backward_args backward = {{c.x}, {c.weight},   {c.gate}, {c.dy}, {dx},      {dgate}, {grad}, groups,
+                                           width, (float)c.eps, offset,   0,      KERN_SILU, 0,       0,      0};
     kernel_test_launch(test, KERN_OP_RMSNORM_BACKWARD, &backward);
     kernel_test_assert_norm(dx, c.dx, width > 1 ? count : 0, 2e-6); // of width 1 the gradient is all but zero
     kernel_test_assert_norm(grad, grad_want, (size_t)width, 2e-6);
@@ -134,9 +135,9 @@ START_TEST(bits_are_free_of_batch_and_threads) {
         rms_case c = make_rms(&test, TOKENS * GROUPS, WIDTH, true, 0);
         float *y = kernel_test_zero_floats(&test, COUNT), *alone = kernel_test_zero_floats(&test, COUNT);
         float *dx = kernel_test_zero_floats(&test, COUNT), *grad = kernel_test_zero_floats(&test, WIDTH);
-        kern_rmsnorm_args forward = {{c.x}, {c.weight}, {c.gate}, {y}, GROUPS, WIDTH, 1e-5f, 0};
-        kern_rmsnorm_backward_args backward = {{c.x},  {c.weight}, {c.gate}, {c.dy}, {dx}, {NULL},
-                                               {grad}, GROUPS,     WIDTH,    1e-5f,  0,    0};
+        kern_rmsnorm_args forward = {{c.x}, {c.weight}, {c.gate}, {y}, GROUPS, WIDTH, 1e-5f, 0, KERN_SILU, 0, 0, 0};
+        kern_rmsnorm_backward_args backward = {{c.x}, {c.weight}, {c.gate}, {c.dy}, {dx},      {NULL}, {grad}, GROUPS,
+                                               WIDTH, 1e-5f,      0,        0,      KERN_SILU, 0,      0,      0};
         some_rows(&test, TOKENS);
         kernel_test_launch(&test, KERN_OP_RMSNORM, &forward);
         kernel_test_launch(&test, KERN_OP_RMSNORM_BACKWARD, &backward);
@@ -170,7 +171,7 @@ START_TEST(nan_stays) {
     c.x[3] = NAN;
     c.gate[79] = NAN;
     some_rows(&test, 2);
-    kern_rmsnorm_args args = {{c.x}, {c.weight}, {c.gate}, {y}, 1, 40, 1e-5f, 0};
+    kern_rmsnorm_args args = {{c.x}, {c.weight}, {c.gate}, {y}, 1, 40, 1e-5f, 0, KERN_SILU, 0, 0, 0};
     kernel_test_launch(&test, KERN_OP_RMSNORM, &args);
     for (int i = 0; i < 40; i++)
         ck_assert(isnan(y[i]));
@@ -183,14 +184,14 @@ START_TEST(shapes_are_checked) {
     kernel_test test;
     float place[4] = {0};
     ck_assert(kernel_test_open(&test, 0, "cpu"));
-    kern_rmsnorm_args args = {{place}, {place}, {NULL}, {place}, 0, 4, 1e-5f, 0};
+    kern_rmsnorm_args args = {{place}, {place}, {NULL}, {place}, 0, 4, 1e-5f, 0, KERN_SILU, 0, 0, 0};
     kernel_test_assert_refused(&test, KERN_OP_RMSNORM, &args, KERN_INVALID);
     args.groups = 1, args.width = 0;
     kernel_test_assert_refused(&test, KERN_OP_RMSNORM, &args, KERN_INVALID);
     args.width = 4, args.eps = NAN;
     kernel_test_assert_refused(&test, KERN_OP_RMSNORM, &args, KERN_INVALID);
-    kern_rmsnorm_backward_args backward = {{place}, {place}, {NULL}, {place}, {place}, {place},
-                                           {place}, 1,       4,      1e-5f,   0,       0};
+    kern_rmsnorm_backward_args backward = {{place}, {place}, {NULL}, {place}, {place},   {place}, {place}, 1,
+                                           4,       1e-5f,   0,      0,       KERN_SILU, 0,       0,       0};
     kernel_test_assert_refused(&test, KERN_OP_RMSNORM_BACKWARD, &backward, KERN_INVALID); // dgate without gate
     kern_l2norm_args l2 = {{place}, {NULL}, 1, 4, 1e-6f};
     kernel_test_assert_refused(&test, KERN_OP_L2NORM, &l2, KERN_INVALID);

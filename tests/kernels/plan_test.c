@@ -75,12 +75,12 @@ static kern_plan *build(fixture *f) {
     const kern_ptr none = {.ref = 0};
     ck_assert_int_eq(kern_plan_create(f->test.device, &plan), KERN_OK);
     kern_embed_args embed = {param(EMBEDDING), saved(0), WIDTH, 2};
-    kern_rmsnorm_args norm = {saved(0), param(NORM), none, scratch(1), 1, WIDTH, 1e-5f, 0};
-    kern_short_conv_args conv = {scratch(1), param(CONV), param(BIAS), kern_ref(KERN_CLASS_STATE, 64),
-                                 saved(1),   WIDTH,       TAPS,        KERN_SILU};
+    kern_rmsnorm_args norm = {saved(0), param(NORM), none, scratch(1), 1, WIDTH, 1e-5f, 0, KERN_SILU, 0, 0, 0};
+    kern_short_conv_args conv = {
+        scratch(1), param(CONV), param(BIAS), kern_ref(KERN_CLASS_STATE, 64), saved(1), WIDTH, TAPS, KERN_SILU, 0};
     kern_rmsnorm_backward_args back = {
-        saved(0), param(NORM), none,  saved(1), scratch(2), none, kern_ref(KERN_CLASS_GRAD, NORM),
-        1,        WIDTH,       1e-5f, 0,        0};
+        saved(0), param(NORM), none,      saved(1), scratch(2), none, kern_ref(KERN_CLASS_GRAD, NORM), 1, WIDTH, 1e-5f,
+        0,        0,           KERN_SILU, 0,        0,          0};
     ck_assert_int_eq(kern_plan_add(plan, KERN_OP_EMBED, &embed), KERN_OK);
     ck_assert_int_eq(kern_plan_add(plan, KERN_OP_RMSNORM, &norm), KERN_OK);
     ck_assert_int_eq(kern_plan_add(plan, KERN_OP_SHORT_CONV, &conv), KERN_OK);
@@ -105,9 +105,10 @@ START_TEST(plan_equals_launches) {
     float *y = kernel_test_zero_floats(&f.test, COUNT), *dx = kernel_test_zero_floats(&f.test, COUNT);
     float *grad = kernel_test_zero_floats(&f.test, WIDTH);
     kern_embed_args embed = {{f.embedding}, {x}, WIDTH, 2};
-    kern_rmsnorm_args norm = {{x}, {f.norm}, {NULL}, {n}, 1, WIDTH, 1e-5f, 0};
-    kern_short_conv_args conv = {{n}, {f.conv}, {f.bias}, {state + 16}, {y}, WIDTH, TAPS, KERN_SILU};
-    kern_rmsnorm_backward_args back = {{x}, {f.norm}, {NULL}, {y}, {dx}, {NULL}, {grad}, 1, WIDTH, 1e-5f, 0, 0};
+    kern_rmsnorm_args norm = {{x}, {f.norm}, {NULL}, {n}, 1, WIDTH, 1e-5f, 0, KERN_SILU, 0, 0, 0};
+    kern_short_conv_args conv = {{n}, {f.conv}, {f.bias}, {state + 16}, {y}, WIDTH, TAPS, KERN_SILU, 0};
+    kern_rmsnorm_backward_args back = {{x},   {f.norm}, {NULL}, {y}, {dx},      {NULL}, {grad}, 1,
+                                       WIDTH, 1e-5f,    0,      0,   KERN_SILU, 0,      0,      0};
     kernel_test_launch(&f.test, KERN_OP_EMBED, &embed);
     kernel_test_launch(&f.test, KERN_OP_RMSNORM, &norm);
     kernel_test_launch(&f.test, KERN_OP_SHORT_CONV, &conv);

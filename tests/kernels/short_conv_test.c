@@ -63,7 +63,8 @@ static conv_data make_data(kernel_test *test, conv_case shape) {
 
 static kern_short_conv_args forward_args(const conv_data *d) {
     return (kern_short_conv_args){{d->x}, {d->weight},       {d->bias},     {d->state + d->state0},
-                                  {d->y}, d->shape.channels, d->shape.taps, d->shape.silu ? KERN_SILU : KERN_IDENTITY};
+                                  {d->y}, d->shape.channels, d->shape.taps, d->shape.silu ? KERN_SILU : KERN_IDENTITY,
+                                  0};
 }
 
 // Runs body(first token, tokens, state or NULL) for each document of each row.
@@ -172,7 +173,8 @@ static void check_backward(kernel_test *test, conv_case shape) {
     each_document(test->rows, &d, reference_backward, dx_want);
     kern_short_conv_backward_args args = {
         {d.x},     {d.weight}, {d.bias},       {dy},       {dx},
-        {dweight}, {dbias},    shape.channels, shape.taps, shape.silu ? KERN_SILU : KERN_IDENTITY};
+        {dweight}, {dbias},    shape.channels, shape.taps, shape.silu ? KERN_SILU : KERN_IDENTITY,
+        0};
     kernel_test_launch(test, KERN_OP_SHORT_CONV_BACKWARD, &args);
     kernel_test_assert_norm(dx, dx_want, count, 1e-6);
     kernel_test_assert_norm(dweight, wanted.dweight, weights, 2e-6);
@@ -215,8 +217,8 @@ START_TEST(bits_are_free_of_threads) {
         float *dx = kernel_test_zero_floats(&test, TOKENS * CHANNELS);
         float *grad = kernel_test_zero_floats(&test, CHANNELS * TAPS);
         kern_short_conv_args forward = forward_args(&d);
-        kern_short_conv_backward_args backward = {{d.x},  {d.weight}, {NULL},   {dy}, {dx},
-                                                  {grad}, {NULL},     CHANNELS, TAPS, KERN_SILU};
+        kern_short_conv_backward_args backward = {{d.x},  {d.weight}, {NULL}, {dy},      {dx}, {grad},
+                                                  {NULL}, CHANNELS,   TAPS,   KERN_SILU, 0};
         kernel_test_launch(&test, KERN_OP_SHORT_CONV, &forward);
         kernel_test_launch(&test, KERN_OP_SHORT_CONV_BACKWARD, &backward);
         if (threads == 1) {
@@ -236,16 +238,16 @@ START_TEST(shapes_are_checked) {
     kernel_test test;
     float place[4] = {0}, other[4];
     ck_assert(kernel_test_open(&test, 0, "cpu"));
-    kern_short_conv_args args = {{place}, {place}, {NULL}, {NULL}, {place}, 4, 4, KERN_SILU};
+    kern_short_conv_args args = {{place}, {place}, {NULL}, {NULL}, {place}, 4, 4, KERN_SILU, 0};
     kernel_test_assert_refused(&test, KERN_OP_SHORT_CONV, &args, KERN_INVALID); // y is x
     args.y.f = other, args.taps = 0;
     kernel_test_assert_refused(&test, KERN_OP_SHORT_CONV, &args, KERN_INVALID);
     args.taps = 33;
     kernel_test_assert_refused(&test, KERN_OP_SHORT_CONV, &args, KERN_UNSUPPORTED);
-    args.taps = 4, args.activation = 2;
+    args.taps = 4, args.activation = KERN_ACTIVATIONS;
     kernel_test_assert_refused(&test, KERN_OP_SHORT_CONV, &args, KERN_INVALID);
-    kern_short_conv_backward_args backward = {{place}, {place}, {NULL}, {place}, {other},
-                                              {NULL},  {NULL},  4,      4,       KERN_SILU};
+    kern_short_conv_backward_args backward = {{place}, {place}, {NULL}, {place},   {other}, {NULL},
+                                              {NULL},  4,       4,      KERN_SILU, 0};
     kernel_test_assert_refused(&test, KERN_OP_SHORT_CONV_BACKWARD, &backward, KERN_INVALID);
     kernel_test_close(&test);
 }

@@ -112,8 +112,12 @@ KERN_RUN(head_logits, kern_head_logits_args) {
         return KERN_INVALID;
     if (w->dtype != KERN_F32 && w->dtype != KERN_BF16)
         return KERN_UNSUPPORTED;
-    const kern_linear_rows job = {
-        .weight = w, .x = a->x.f, .token = rows->logits_token, .y = a->logits.f, .tokens = rows->n_logits};
+    const kern_linear_rows job = {.weight = w,
+                                  .x = a->x.f,
+                                  .token = rows->logits_token,
+                                  .y = a->logits.f,
+                                  .rows = w->rows,
+                                  .tokens = rows->n_logits};
     KERN_NAME(linear_rows)(&job);
     if (!a->finite.i && a->soft_cap == 0)
         return KERN_OK;

@@ -1,9 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
 // linear and its backward:  y = x W^T + bias + residual,  dx = dy W,  dW += dy^T x,  dbias += sum_t dy.
 //
+// A token has `groups` vectors of cols floats; W is a slice of rows of a wider weight.
+//
 // Forward. Generated tokens go through the row kernel (linear_rows.h). A prompt chunk is a product of its own: its
-// tokens are padded with zeros to 8, 16, 32 or 64 rows and multiplied with slices of 192 outputs, so that its bits are
-// a function of the chunk alone. With rows->merge the prompt tokens are cut into blocks of 512 instead. bf16 weights
+// vectors, as many at a time as it has tokens, are padded with zeros to 8, 16, 32 or 64 and multiplied with slices of
+// 192 outputs, so that its bits are a function of the chunk alone. With rows->merge the prompt's vectors are cut into
+// blocks of 512 instead. bf16 weights
 // are widened a slice at a time. A task is one slice and some chunks; the products land in the thread's workspace and
 // are added to bias, then residual.
 //
@@ -13,49 +16,56 @@
 #include "kernels/cpu/isa/products.h"
 
 enum {
-    MERGED_TOKENS = 512,
-    CHUNKS_A_TASK = 8,     // at most: chunks that share one widened slice
-    BACKWARD_TOKENS = 512, // tokens of one task of dx
-    GRAD_ROWS = 192,       // block of dW of one task
+    MERGED_VECTORS = 512,
+    CHUNKS_A_TASK = 8,      // at most: chunks that share one widened slice
+    BACKWARD_VECTORS = 512, // vectors of one task of dx
+    GRAD_ROWS = 192,        // block of dW of one task
     GRAD_COLS = 512,
 };
 
-static int padded_tokens(int length) {
+static int padded_length(int length) {
     int padded = 8;
     while (padded < length)
         padded *= 2;
     return padded;
 }
 
-// ---------------------------------------------------------------------------------------------- forward, prompt tokens
-
-typedef struct token_block {
-    int32_t token0, length;
-} token_block;
-
-static int32_t block_count(const kern_rows *rows) {
-    if (!rows->merge)
-        return rows->n_chunks;
-    return (rows->n_tokens - rows->n_generated + MERGED_TOKENS - 1) / MERGED_TOKENS;
+static int64_t groups_of(int32_t groups) {
+    return groups > 0 ? groups : 1;
 }
 
-static token_block block_at(const kern_rows *rows, int32_t index) {
+// ---------------------------------------------------------------------------------------------- forward, prompt tokens
+
+typedef struct vector_block {
+    int64_t vector0;
+    int32_t length;
+} vector_block;
+
+static int64_t block_count(const kern_rows *rows, int64_t groups) {
     if (!rows->merge)
-        return (token_block){rows->chunk[index].token0, rows->chunk[index].length};
-    int32_t token0 = rows->n_generated + index * MERGED_TOKENS, left = rows->n_tokens - token0;
-    return (token_block){token0, left < MERGED_TOKENS ? left : MERGED_TOKENS};
+        return rows->n_chunks * groups;
+    return ((rows->n_tokens - rows->n_generated) * groups + MERGED_VECTORS - 1) / MERGED_VECTORS;
+}
+
+static vector_block block_at(const kern_rows *rows, int64_t groups, int64_t index) {
+    if (!rows->merge) {
+        const kern_chunk *chunk = &rows->chunk[index / groups];
+        return (vector_block){chunk->token0 * groups + index % groups * chunk->length, chunk->length};
+    }
+    int64_t vector0 = rows->n_generated * groups + index * MERGED_VECTORS, left = rows->n_tokens * groups - vector0;
+    return (vector_block){vector0, left < MERGED_VECTORS ? (int32_t)left : MERGED_VECTORS};
 }
 
 // Pieces of one thread's workspace.
 typedef struct scratch {
     float *x;       // (chunk, cols) a chunk with zero rows behind it
-    float *product; // (MERGED_TOKENS, KERN_SLICE)
+    float *product; // (MERGED_VECTORS, KERN_SLICE)
     float *weight;  // (KERN_SLICE, cols) widened
 } scratch;
 
 static size_t scratch_bytes(int chunk, int64_t cols) {
     return kern_align64((size_t)chunk * cols * sizeof(float)) +
-           kern_align64((size_t)MERGED_TOKENS * KERN_SLICE * sizeof(float)) +
+           kern_align64((size_t)MERGED_VECTORS * KERN_SLICE * sizeof(float)) +
            kern_align64((size_t)KERN_SLICE * cols * sizeof(float));
 }
 
@@ -64,18 +74,19 @@ static scratch scratch_of(const kern_cpu *cpu, int64_t cols) {
     scratch s = {.x = (float *)memory};
     memory += kern_align64((size_t)cpu->chunk * cols * sizeof(float));
     s.product = (float *)memory;
-    memory += kern_align64((size_t)MERGED_TOKENS * KERN_SLICE * sizeof(float));
+    memory += kern_align64((size_t)MERGED_VECTORS * KERN_SLICE * sizeof(float));
     s.weight = (float *)memory;
     return s;
 }
 
 // y (length, width) = product + bias + residual for outputs [row0, row0 + width).
-static void write_outputs(const kern_linear_args *a, token_block block, int64_t row0, int width, const float *product) {
+static void write_outputs(const kern_linear_args *a, vector_block block, int64_t row0, int width,
+                          const float *product) {
     for (int t = 0; t < block.length; t++) {
         const float *from = product + (int64_t)t * KERN_SLICE;
-        int64_t at = (int64_t)(block.token0 + t) * a->rows + row0;
+        int64_t at = (block.vector0 + t) * a->rows + row0;
         float *y = a->y.f + at;
-        const float *bias = a->bias.f ? a->bias.f + row0 : NULL;
+        const float *bias = a->bias.f ? a->bias.f + a->row0 + row0 : NULL;
         const float *residual = a->residual.f ? a->residual.f + at : NULL;
         if (bias && residual)
             for (int o = 0; o < width; o++)
@@ -92,20 +103,20 @@ static void write_outputs(const kern_linear_args *a, token_block block, int64_t 
 }
 
 // One slice of outputs for the blocks [first, last).
-static void prompt_task(const kern_rows *rows, const kern_linear_args *a, int64_t row0, int32_t first, int32_t last,
+static void prompt_task(const kern_rows *rows, const kern_linear_args *a, int64_t row0, int64_t first, int64_t last,
                         scratch s, int *failed) {
-    const int64_t cols = a->cols;
+    const int64_t cols = a->cols, at = (a->row0 + row0) * cols;
     const int width = (int)(a->rows - row0 < KERN_SLICE ? a->rows - row0 : KERN_SLICE);
     const kern_weight *w = a->weight.w;
-    const float *weight = (const float *)w->data + (w->dtype == KERN_F32 ? row0 * cols : 0);
+    const float *weight = (const float *)w->data + (w->dtype == KERN_F32 ? at : 0);
     if (w->dtype == KERN_BF16) {
-        vf_widen((const uint16_t *)w->data + row0 * cols, s.weight, width * cols);
+        vf_widen((const uint16_t *)w->data + at, s.weight, width * cols);
         weight = s.weight;
     }
-    for (int32_t index = first; index < last; index++) {
-        token_block block = block_at(rows, index);
-        const float *x = a->x.f + block.token0 * cols;
-        int padded = rows->merge ? block.length : padded_tokens(block.length);
+    for (int64_t index = first; index < last; index++) {
+        vector_block block = block_at(rows, groups_of(a->groups), index);
+        const float *x = a->x.f + block.vector0 * cols;
+        int padded = rows->merge ? block.length : padded_length(block.length);
         if (padded != block.length) {
             memcpy(s.x, x, (size_t)block.length * cols * sizeof(float));
             memset(s.x + block.length * cols, 0, (size_t)(padded - block.length) * cols * sizeof(float));
@@ -125,20 +136,21 @@ static int32_t task_blocks(const kern_cpu *cpu, const kern_rows *rows, const ker
 }
 
 static kern_status prompt_tokens(const kern_cpu *cpu, const kern_rows *rows, const kern_linear_args *a) {
-    const int32_t blocks = block_count(rows), tokens = rows->n_tokens - rows->n_generated;
+    const int64_t blocks = block_count(rows, groups_of(a->groups));
+    const int64_t vectors = (rows->n_tokens - rows->n_generated) * groups_of(a->groups);
     const int64_t slices = (a->rows + KERN_SLICE - 1) / KERN_SLICE;
     const int32_t blocks_a_task = task_blocks(cpu, rows, a, slices * blocks);
-    const int32_t groups = (blocks + blocks_a_task - 1) / blocks_a_task;
+    const int64_t pieces = (blocks + blocks_a_task - 1) / blocks_a_task;
     int failed = 0;
-#pragma omp parallel if (kern_worth_team(2.0 * tokens * a->rows * a->cols))
+#pragma omp parallel if (kern_worth_team(2.0 * (double)vectors * a->rows * a->cols))
     {
         kern_products_begin();
         scratch s = scratch_of(cpu, a->cols);
 #pragma omp for schedule(static)
-        for (int64_t task = 0; task < slices * groups; task++) {
-            int32_t first = (int32_t)(task % groups) * blocks_a_task;
-            int32_t last = first + blocks_a_task < blocks ? first + blocks_a_task : blocks;
-            prompt_task(rows, a, task / groups * KERN_SLICE, first, last, s, &failed);
+        for (int64_t task = 0; task < slices * pieces; task++) {
+            int64_t first = task % pieces * blocks_a_task;
+            int64_t last = first + blocks_a_task < blocks ? first + blocks_a_task : blocks;
+            prompt_task(rows, a, task / pieces * KERN_SLICE, first, last, s, &failed);
         }
     }
     return failed ? KERN_NO_MEMORY : KERN_OK;
@@ -146,8 +158,17 @@ static kern_status prompt_tokens(const kern_cpu *cpu, const kern_rows *rows, con
 
 // ----------------------------------------------------------------------------------------------------------- launchers
 
+static bool shape_is_valid(int32_t cols, int32_t rows, int32_t row0, int32_t groups) {
+    return cols >= 1 && rows >= 1 && row0 >= 0 && groups >= 0;
+}
+
+// Whether the weight holds the slice.
+static bool weight_fits(const kern_weight *w, int32_t cols, int32_t rows, int32_t row0) {
+    return w->cols == cols && (int64_t)row0 + rows <= w->rows;
+}
+
 KERN_PREPARE(linear, kern_linear_args) {
-    if (a->cols < 1 || a->rows < 1 || !a->x.ref || !a->weight.ref || !a->y.ref)
+    if (!shape_is_valid(a->cols, a->rows, a->row0, a->groups) || !a->x.ref || !a->weight.ref || !a->y.ref)
         return KERN_INVALID;
     *thread_bytes = scratch_bytes(cpu->chunk, a->cols);
     return KERN_OK;
@@ -155,7 +176,7 @@ KERN_PREPARE(linear, kern_linear_args) {
 
 KERN_RUN(linear, kern_linear_args) {
     const kern_weight *w = a->weight.w;
-    if (w->rows != a->rows || w->cols != a->cols)
+    if (!weight_fits(w, a->cols, a->rows, a->row0))
         return KERN_INVALID;
     if (w->dtype != KERN_F32 && w->dtype != KERN_BF16)
         return KERN_UNSUPPORTED;
@@ -165,7 +186,9 @@ KERN_RUN(linear, kern_linear_args) {
                                       .bias = a->bias.f,
                                       .residual = a->residual.f,
                                       .y = a->y.f,
-                                      .tokens = rows->n_generated};
+                                      .row0 = a->row0,
+                                      .rows = a->rows,
+                                      .tokens = (int32_t)(rows->n_generated * groups_of(a->groups))};
         KERN_NAME(linear_rows)(&job);
     }
     return rows->n_generated < rows->n_tokens ? prompt_tokens(cpu, rows, a) : KERN_OK;
@@ -173,7 +196,7 @@ KERN_RUN(linear, kern_linear_args) {
 
 KERN_PREPARE(linear_backward_input, kern_linear_backward_input_args) {
     (void)cpu;
-    if (a->cols < 1 || a->rows < 1 || !a->dy.ref || !a->weight.ref || !a->dx.ref)
+    if (!shape_is_valid(a->cols, a->rows, a->row0, a->groups) || !a->dy.ref || !a->weight.ref || !a->dx.ref)
         return KERN_INVALID;
     *thread_bytes = 0;
     return KERN_OK;
@@ -182,25 +205,26 @@ KERN_PREPARE(linear_backward_input, kern_linear_backward_input_args) {
 KERN_RUN(linear_backward_input, kern_linear_backward_input_args) {
     (void)cpu;
     const kern_weight *w = a->weight.w;
-    if (w->rows != a->rows || w->cols != a->cols)
+    if (!weight_fits(w, a->cols, a->rows, a->row0))
         return KERN_INVALID;
     if (w->dtype != KERN_F32)
         return KERN_UNSUPPORTED;
-    const int64_t blocks = (rows->n_tokens + BACKWARD_TOKENS - 1) / BACKWARD_TOKENS;
+    const int64_t vectors = rows->n_tokens * groups_of(a->groups);
+    const int64_t blocks = (vectors + BACKWARD_VECTORS - 1) / BACKWARD_VECTORS;
+    const float *weight = (const float *)w->data + (int64_t)a->row0 * a->cols;
     const int64_t slices = (a->cols + KERN_SLICE - 1) / KERN_SLICE;
     const float beta = a->accumulate ? 1.0f : 0.0f;
     int failed = 0;
-#pragma omp parallel if (kern_worth_team(2.0 * rows->n_tokens * a->rows * a->cols))
+#pragma omp parallel if (kern_worth_team(2.0 * (double)vectors * a->rows * a->cols))
     {
         kern_products_begin();
 #pragma omp for schedule(static)
         for (int64_t task = 0; task < slices * blocks; task++) {
-            int64_t token0 = task % blocks * BACKWARD_TOKENS, col0 = task / blocks * KERN_SLICE;
-            int64_t tokens = rows->n_tokens - token0 < BACKWARD_TOKENS ? rows->n_tokens - token0 : BACKWARD_TOKENS;
+            int64_t vector0 = task % blocks * BACKWARD_VECTORS, col0 = task / blocks * KERN_SLICE;
+            int64_t length = vectors - vector0 < BACKWARD_VECTORS ? vectors - vector0 : BACKWARD_VECTORS;
             int64_t width = a->cols - col0 < KERN_SLICE ? a->cols - col0 : KERN_SLICE;
-            kern_product('n', 'n', tokens, width, a->rows, a->dy.f + token0 * a->rows, a->rows,
-                         (const float *)w->data + col0, a->cols, beta, a->dx.f + token0 * a->cols + col0, a->cols,
-                         &failed);
+            kern_product('n', 'n', length, width, a->rows, a->dy.f + vector0 * a->rows, a->rows, weight + col0, a->cols,
+                         beta, a->dx.f + vector0 * a->cols + col0, a->cols, &failed);
         }
     }
     return failed ? KERN_NO_MEMORY : KERN_OK;
@@ -208,28 +232,29 @@ KERN_RUN(linear_backward_input, kern_linear_backward_input_args) {
 
 KERN_PREPARE(linear_backward_weight, kern_linear_backward_weight_args) {
     (void)cpu;
-    if (a->cols < 1 || a->rows < 1 || !a->x.ref || !a->dy.ref || !a->grad_weight.ref)
+    if (!shape_is_valid(a->cols, a->rows, a->row0, a->groups) || !a->x.ref || !a->dy.ref || !a->grad_weight.ref)
         return KERN_INVALID;
     *thread_bytes = 0;
     return KERN_OK;
 }
 
-// grad_bias [row0, row0 + width) += column sums of dy, tokens in order.
-static void bias_gradient(const kern_linear_backward_weight_args *a, int32_t tokens, int64_t row0, int64_t width) {
+// Bias gradient of the outputs [row0, row0 + width) of dy: column sums, vectors in order.
+static void bias_gradient(const kern_linear_backward_weight_args *a, int64_t vectors, int64_t row0, int64_t width) {
     double sum[GRAD_ROWS] = {0};
-    for (int32_t t = 0; t < tokens; t++)
+    for (int64_t v = 0; v < vectors; v++)
         for (int64_t o = 0; o < width; o++)
-            sum[o] += a->dy.f[t * (int64_t)a->rows + row0 + o];
+            sum[o] += a->dy.f[v * a->rows + row0 + o];
     for (int64_t o = 0; o < width; o++)
-        a->grad_bias.f[row0 + o] += (float)sum[o];
+        a->grad_bias.f[a->row0 + row0 + o] += (float)sum[o];
 }
 
 KERN_RUN(linear_backward_weight, kern_linear_backward_weight_args) {
     (void)cpu;
+    const int64_t vectors = rows->n_tokens * groups_of(a->groups);
     const int64_t row_blocks = (a->rows + GRAD_ROWS - 1) / GRAD_ROWS;
     const int64_t col_blocks = (a->cols + GRAD_COLS - 1) / GRAD_COLS;
     int failed = 0;
-#pragma omp parallel if (kern_worth_team(2.0 * rows->n_tokens * a->rows * a->cols))
+#pragma omp parallel if (kern_worth_team(2.0 * (double)vectors * a->rows * a->cols))
     {
         kern_products_begin();
 #pragma omp for schedule(static)
@@ -237,10 +262,10 @@ KERN_RUN(linear_backward_weight, kern_linear_backward_weight_args) {
             int64_t row0 = task / col_blocks * GRAD_ROWS, col0 = task % col_blocks * GRAD_COLS;
             int64_t height = a->rows - row0 < GRAD_ROWS ? a->rows - row0 : GRAD_ROWS;
             int64_t width = a->cols - col0 < GRAD_COLS ? a->cols - col0 : GRAD_COLS;
-            kern_product('t', 'n', height, width, rows->n_tokens, a->dy.f + row0, a->rows, a->x.f + col0, a->cols, 1.0f,
-                         a->grad_weight.f + row0 * a->cols + col0, a->cols, &failed);
+            kern_product('t', 'n', height, width, vectors, a->dy.f + row0, a->rows, a->x.f + col0, a->cols, 1.0f,
+                         a->grad_weight.f + (a->row0 + row0) * a->cols + col0, a->cols, &failed);
             if (col0 == 0 && a->grad_bias.f)
-                bias_gradient(a, rows->n_tokens, row0, height);
+                bias_gradient(a, vectors, row0, height);
         }
     }
     return failed ? KERN_NO_MEMORY : KERN_OK;

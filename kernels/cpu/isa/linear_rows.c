@@ -87,12 +87,13 @@ static const struct {
 #undef VARIANT
 };
 
-// Outputs [row0, row1) of the tokens [token0, token0 + tokens), tokens <= MAX_TOKENS.
+// Outputs [row0, row1) of the job's, of the tokens [token0, token0 + tokens), tokens <= MAX_TOKENS.
 static void panel_tokens(const kern_linear_rows *job, int64_t row0, int64_t row1, int32_t token0, int tokens) {
-    const int64_t cols = job->weight->cols, rows = job->weight->rows;
+    const int64_t cols = job->weight->cols, rows = job->rows;
     const bool bf16 = job->weight->dtype == KERN_BF16;
     const int64_t stride = cols * (bf16 ? 2 : 4);
-    const float *x[MAX_TOKENS];
+    const char *weight = (const char *)job->weight->data + job->row0 * stride;
+    const float *x[MAX_TOKENS], *bias = job->bias ? job->bias + job->row0 : NULL;
     for (int t = 0; t < tokens; t++)
         x[t] = job->x + cols * (job->token ? job->token[token0 + t] : token0 + t);
     float dot[8][MAX_TOKENS];
@@ -100,11 +101,11 @@ static void panel_tokens(const kern_linear_rows *job, int64_t row0, int64_t row1
         bool whole = row1 - row >= variant[tokens].outputs;
         int outputs = whole ? variant[tokens].outputs : 1;
         tile_function *run = whole ? variant[tokens].tile[bf16] : variant[tokens].single[bf16];
-        run(x, (const char *)job->weight->data + row * stride, cols, dot);
+        run(x, weight + row * stride, cols, dot);
         for (int o = 0; o < outputs; o++, row++) {
             for (int t = 0; t < tokens; t++) {
                 int64_t at = (token0 + t) * rows + row;
-                float y = job->bias ? dot[o][t] + job->bias[row] : dot[o][t];
+                float y = bias ? dot[o][t] + bias[row] : dot[o][t];
                 job->y[at] = job->residual ? y + job->residual[at] : y;
             }
         }
@@ -112,7 +113,7 @@ static void panel_tokens(const kern_linear_rows *job, int64_t row0, int64_t row1
 }
 
 void KERN_NAME(linear_rows)(const kern_linear_rows *job) {
-    const int64_t rows = job->weight->rows;
+    const int64_t rows = job->rows;
     const int64_t panels = (rows + PANEL - 1) / PANEL;
 #pragma omp parallel for schedule(static) if (kern_worth_team(2.0 * (double)rows * job->weight->cols * job->tokens))
     for (int64_t panel = 0; panel < panels; panel++) {

@@ -13,8 +13,9 @@ typedef struct kern_linear_rows {
     const float *x;            // (.., weight->cols)
     const int32_t *token;      // optional: product i reads row token[i] of x instead of row i
     const float *bias;         // optional (weight->rows)
-    const float *residual;     // optional (tokens, weight->rows); may be y
-    float *y;                  // (tokens, weight->rows)
+    const float *residual;     // optional (tokens, rows); may be y
+    float *y;                  // (tokens, rows)
+    int64_t row0, rows;        // outputs: these rows of weight and bias
     int32_t tokens;
 } kern_linear_rows;
 

@@ -1,14 +1,67 @@
 // SPDX-License-Identifier: Apache-2.0
 // RMSNorm (Zhang and Sennrich 2019) and L2 normalisation of each of the T * groups vectors of `width` floats.
 //
-//     rms:  y = x r (w + offset) [silu(gate)],  r = 1 / sqrt(sum x^2 / width + eps)
-//     l2:   y = x r,                            r = 1 / sqrt(sum x^2 + eps)
-// Backward of rms, with h = dy [silu(gate)] (w + offset) and n = x r:
-//     dx = r (h - n sum(h n) / width)    dw += dy [silu(gate)] n    dgate = dy n (w + offset) silu'(gate)
+//     rms:  y = (u - m) r w [act(z)],  r = 1 / sqrt(sum (u - m)^2 / n + eps),  w = weight + offset
+//           u = x, or x act(z) and no factor after (gate_first);  m = 0, or sum u / n (center: LayerNorm)
+//     l2:   y = x r,                   r = 1 / sqrt(sum x^2 + eps)
+// Backward of rms, with v = (u - m) r and h = dy w [act(z)]:
+//     du = r (h - [sum h / n] - v sum(h v) / n)    dw += dy v [act(z)]
+//     dx = du, dz = dy v w act'(z);  gate_first: dx = du act(z), dz = du x act'(z)
 // Backward of l2: dx = r dy - x r^3 sum(x dy). r is computed again, nothing is saved. Sums over a vector run in vector
 // lanes of float32 in fixed order; dw is summed over blocks of tokens (elementwise.h). Each element is read before it
 // is written, so y may be x and dx may be dy.
-#include "kernels/cpu/isa/elementwise.h"
+#include "kernels/cpu/isa/activation.h"
+
+// What one vector's element loops read. weight is NULL where there is none, gate likewise.
+typedef struct norm_vector {
+    const float *x, *weight, *gate;
+    int32_t width, activation;
+    bool gate_first, center;
+    float offset, eps;
+    float mean, rstd;
+} norm_vector;
+
+static inline vf gate_value(const norm_vector *n, int32_t i, int32_t left) {
+    return vf_activation(n->activation, vf_load_upto(n->gate + i, left));
+}
+
+// u of the elements from i on.
+static inline vf input(const norm_vector *n, int32_t i, int32_t left) {
+    vf x = vf_load_upto(n->x + i, left);
+    return n->gate_first ? x * gate_value(n, i, left) : x;
+}
+
+static inline vf factor(const norm_vector *n, int32_t i, int32_t left) {
+    return n->weight ? vf_load_upto(n->weight + i, left) + n->offset : vf_set(1);
+}
+
+// x in the first `left` lanes, 0 in the others.
+static inline vf keep(vf x, int32_t left) {
+    static const int32_t lane[16] = {0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15};
+    vi lanes;
+    memcpy(&lanes, lane, sizeof lanes);
+    return left >= KERN_VL ? x : (vf)((vi)x & (lanes < left));
+}
+
+static void find_statistics(norm_vector *n) {
+    const int32_t width = n->width;
+    float squares;
+    n->mean = 0;
+    if (!n->center && !n->gate_first) {
+        squares = kern_dot(n->x, n->x, width);
+    } else {
+        vf sum = {0}, square_sum = {0};
+        for (int32_t i = 0; n->center && i < width; i += KERN_VL)
+            sum += input(n, i, width - i);
+        n->mean = vf_sum(sum) / (float)width;
+        for (int32_t i = 0; i < width; i += KERN_VL) {
+            vf u = keep(input(n, i, width - i) - n->mean, width - i);
+            square_sum += u * u;
+        }
+        squares = vf_sum(square_sum);
+    }
+    n->rstd = 1.0f / sqrtf(squares / (float)width + n->eps);
+}
 
 // ----------------------------------------------------------------------------------------------------------- forward
 
@@ -17,17 +70,23 @@ static void rmsnorm_range(const kern_cpu *cpu, const kern_rows *rows, const void
     (void)rows;
     const kern_rmsnorm_args *a = args;
     const int32_t width = a->width;
+    norm_vector n = {.width = width,
+                     .activation = a->activation,
+                     .gate_first = a->gate_first && a->gate.f,
+                     .center = a->center,
+                     .offset = a->weight_offset,
+                     .eps = a->eps};
     for (int64_t vector = first; vector < end; vector++) {
-        const float *x = a->x.f + vector * width, *gate = a->gate.f ? a->gate.f + vector * width : NULL;
+        n.x = a->x.f + vector * width;
+        n.gate = a->gate.f ? a->gate.f + vector * width : NULL;
+        n.weight = a->weight.f && a->group_weights ? a->weight.f + vector % a->groups * width : a->weight.f;
+        find_statistics(&n);
         float *y = a->y.f + vector * width;
-        const float rstd = 1.0f / sqrtf(kern_dot(x, x, width) / (float)width + a->eps);
         for (int32_t i = 0; i < width; i += KERN_VL) {
             int32_t left = width - i;
-            vf scaled = vf_load_upto(x + i, left) * rstd * (vf_load_upto(a->weight.f + i, left) + a->weight_offset);
-            if (gate) {
-                vf z = vf_load_upto(gate + i, left);
-                scaled *= z * vf_sigmoid(z);
-            }
+            vf scaled = (input(&n, i, left) - n.mean) * n.rstd * factor(&n, i, left);
+            if (n.gate && !n.gate_first)
+                scaled *= gate_value(&n, i, left);
             vf_store_upto(y + i, scaled, left);
         }
     }
@@ -48,56 +107,77 @@ static void l2norm_range(const kern_cpu *cpu, const kern_rows *rows, const void 
 
 // ---------------------------------------------------------------------------------------------------------- backward
 
-// sum of dy [silu(gate)] (w + offset) x.
-static float weighted_sum(const kern_rmsnorm_backward_args *a, const float *x, const float *gate, const float *dy) {
-    vf sum = {0};
-    for (int32_t i = 0; i < a->width; i += KERN_VL) {
-        int32_t left = a->width - i;
-        vf h = vf_load_upto(dy + i, left) * (vf_load_upto(a->weight.f + i, left) + a->weight_offset);
-        if (gate) {
-            vf z = vf_load_upto(gate + i, left);
-            h *= z * vf_sigmoid(z);
-        }
-        sum += h * vf_load_upto(x + i, left);
-    }
-    return vf_sum(sum);
+// The gradient h of v, before the norm's own backward.
+static inline vf normed_gradient(const norm_vector *n, const float *dy, int32_t i, int32_t left) {
+    vf h = vf_load_upto(dy + i, left) * factor(n, i, left);
+    return n->gate && !n->gate_first ? h * gate_value(n, i, left) : h;
 }
 
-static void rmsnorm_backward_vector(const kern_rmsnorm_backward_args *a, int64_t vector, float *grad_weight) {
-    const int32_t width = a->width;
+static void rmsnorm_backward_vector(const kern_rmsnorm_backward_args *a, norm_vector *n, int64_t vector,
+                                    float *grad_weight) {
+    const int32_t width = n->width;
     const int64_t offset = vector * width;
-    const float *x = a->x.f + offset, *dy = a->dy.f + offset, *gate = a->gate.f ? a->gate.f + offset : NULL;
+    const float *dy = a->dy.f + offset;
     float *dx = a->dx.f + offset, *dgate = a->dgate.f ? a->dgate.f + offset : NULL;
-    const float rstd = 1.0f / sqrtf(kern_dot(x, x, width) / (float)width + a->eps);
-    const float mean = weighted_sum(a, x, gate, dy) * rstd / (float)width;
+    find_statistics(n);
+    vf sum = {0}, along = {0};
     for (int32_t i = 0; i < width; i += KERN_VL) {
         int32_t left = width - i;
-        vf n = vf_load_upto(x + i, left) * rstd, w = vf_load_upto(a->weight.f + i, left) + a->weight_offset;
-        vf gated = vf_load_upto(dy + i, left);
-        if (gate) {
-            vf z = vf_load_upto(gate + i, left), s = vf_sigmoid(z);
-            if (dgate)
-                vf_store_upto(dgate + i, gated * n * w * (s * (1.0f + z * (1.0f - s))), left);
-            gated *= z * s;
-        }
-        vf gradient = rstd * (gated * w - n * mean);
+        vf h = normed_gradient(n, dy, i, left);
+        sum += h;
+        along += h * (input(n, i, left) - n->mean);
+    }
+    const float mean = n->center ? vf_sum(sum) / (float)width : 0, slope = vf_sum(along) * n->rstd / (float)width;
+    for (int32_t i = 0; i < width; i += KERN_VL) {
+        int32_t left = width - i;
+        vf gated = vf_load_upto(dy + i, left), w = factor(n, i, left), value = vf_set(1), rise = {0};
+        if (n->gate)
+            rise = vf_activation_slope(n->activation, vf_load_upto(n->gate + i, left), &value);
+        vf x = vf_load_upto(n->x + i, left), v = ((n->gate_first ? x * value : x) - n->mean) * n->rstd;
+        if (dgate && !n->gate_first)
+            vf_store_upto(dgate + i, gated * v * w * rise, left);
+        if (!n->gate_first)
+            gated *= value;
+        vf gradient = n->rstd * (gated * w - mean - v * slope);
+        if (dgate && n->gate_first)
+            vf_store_upto(dgate + i, gradient * x * rise, left);
+        if (n->gate_first)
+            gradient *= value;
         if (a->accumulate)
             gradient += vf_load_upto(dx + i, left);
-        vf_store_upto(grad_weight + i, vf_load_upto(grad_weight + i, left) + gated * n, left);
+        if (grad_weight)
+            vf_store_upto(grad_weight + i, vf_load_upto(grad_weight + i, left) + gated * v, left);
         vf_store_upto(dx + i, gradient, left);
     }
+}
+
+static int32_t weight_count(const kern_rmsnorm_backward_args *a) {
+    return a->group_weights ? a->groups * a->width : a->width;
 }
 
 static void rmsnorm_backward_blocks(const kern_cpu *cpu, const kern_rows *rows, const void *args, int64_t first,
                                     int64_t end) {
     const kern_rmsnorm_backward_args *a = args;
+    const int32_t count = a->weight.f ? weight_count(a) : 0;
     const int64_t tokens = kern_sum_block_tokens(rows->n_tokens);
+    norm_vector n = {.width = a->width,
+                     .activation = a->activation,
+                     .gate_first = a->gate_first && a->gate.f,
+                     .center = a->center,
+                     .offset = a->weight_offset,
+                     .eps = a->eps};
     for (int64_t block = first; block < end; block++) {
-        float *partial = kern_sum_partial(cpu, a->width, block);
-        memset(partial, 0, (size_t)a->width * sizeof(float));
+        float *partial = count ? kern_sum_partial(cpu, count, block) : NULL;
+        if (partial)
+            memset(partial, 0, (size_t)count * sizeof(float));
         int64_t token1 = (block + 1) * tokens < rows->n_tokens ? (block + 1) * tokens : rows->n_tokens;
-        for (int64_t vector = block * tokens * a->groups; vector < token1 * a->groups; vector++)
-            rmsnorm_backward_vector(a, vector, partial);
+        for (int64_t vector = block * tokens * a->groups; vector < token1 * a->groups; vector++) {
+            const int64_t group = a->group_weights ? vector % a->groups * a->width : 0;
+            n.x = a->x.f + vector * a->width;
+            n.gate = a->gate.f ? a->gate.f + vector * a->width : NULL;
+            n.weight = a->weight.f ? a->weight.f + group : NULL;
+            rmsnorm_backward_vector(a, &n, vector, partial ? partial + group : NULL);
+        }
     }
 }
 
@@ -127,7 +207,7 @@ static bool shape_is_valid(int32_t groups, int32_t width, float eps) {
 KERN_PREPARE(rmsnorm, kern_rmsnorm_args) {
     (void)cpu;
     *thread_bytes = 0;
-    bool complete = a->x.ref && a->weight.ref && a->y.ref;
+    bool complete = a->x.ref && a->y.ref && kern_activation_is_valid(a->activation) && (a->gate.ref || !a->gate_first);
     return complete && shape_is_valid(a->groups, a->width, a->eps) ? KERN_OK : KERN_INVALID;
 }
 
@@ -151,10 +231,13 @@ KERN_RUN(l2norm, kern_l2norm_args) {
 
 KERN_PREPARE(rmsnorm_backward, kern_rmsnorm_backward_args) {
     *thread_bytes = 0;
-    bool complete = a->x.ref && a->weight.ref && a->dy.ref && a->dx.ref && a->grad_weight.ref;
-    if (!complete || (a->dgate.ref && !a->gate.ref) || !shape_is_valid(a->groups, a->width, a->eps))
+    bool complete = a->x.ref && a->dy.ref && a->dx.ref && (a->weight.ref != 0) == (a->grad_weight.ref != 0);
+    bool gated = a->gate.ref || (!a->gate_first && !a->dgate.ref);
+    if (!complete || !gated || !kern_activation_is_valid(a->activation) ||
+        !shape_is_valid(a->groups, a->width, a->eps) || (int64_t)a->groups * a->width > INT32_MAX)
         return KERN_INVALID;
-    *thread_bytes = kern_sum_workspace(cpu, a->width);
+    if (a->weight.ref)
+        *thread_bytes = kern_sum_workspace(cpu, weight_count(a));
     return KERN_OK;
 }
 
@@ -163,7 +246,8 @@ KERN_RUN(rmsnorm_backward, kern_rmsnorm_backward_args) {
     int64_t blocks = (rows->n_tokens + tokens - 1) / tokens;
     double operations = (double)rows->n_tokens * a->groups * a->width * (a->gate.f ? 50 : 12);
     kern_over(rmsnorm_backward_blocks, cpu, rows, a, blocks, operations);
-    kern_sum_partials(cpu, a->width, blocks, a->grad_weight.f);
+    if (a->weight.f)
+        kern_sum_partials(cpu, weight_count(a), blocks, a->grad_weight.f);
     return KERN_OK;
 }
 

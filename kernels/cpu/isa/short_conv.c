@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // Depthwise causal convolution inside a document (W taps, weight (channels, W), the last tap for the current token):
 //
-//     z[t,c] = bias[c] + sum_j weight[c,j] x[t-W+1+j,c]      y = z or silu(z)
+//     z[t,c] = bias[c] + sum_j weight[c,j] x[t-W+1+j,c]      y = act(z)
 // Inputs before the document are zero, or come from the slot's state: the last W-1 inputs, oldest first, (W-1,
 // channels). Backward, without earlier state: dz = dy act'(z);  dx[t,c] = sum_j weight[c,j] dz[t+W-1-j,c]; dweight[c,j]
 // += sum_t dz[t,c] x[t-W+1+j,c];  dbias[c] += sum_t dz[t,c].
@@ -9,7 +9,7 @@
 // A token's result reads inputs alone, so tokens are free of one another and rows of both kinds go one way; states are
 // written when all tokens are done. Channels run in blocks, so that a block's weights (turned to tap-major) and inputs
 // stay in the first cache. The backward is shared by channels; its sums over tokens go tile by tile, in order.
-#include "kernels/cpu/isa/elementwise.h"
+#include "kernels/cpu/isa/activation.h"
 
 enum { MAX_TAPS = 32, CHANNELS = 256, BACKWARD_CHANNELS = 128, TILE = 64, AHEAD = 8 };
 
@@ -72,22 +72,24 @@ static void find_inputs(const kern_rows *rows, const float *x, const float *stat
 // common.
 static inline __attribute__((always_inline)) void convolve(const float *const *input, const float *turned,
                                                            int32_t stride, const float *bias, float *y, int32_t count,
-                                                           int32_t taps, bool silu) {
+                                                           int32_t taps, int activation) {
     for (int32_t c = 0; c < count; c += KERN_VL) {
         int32_t left = count - c;
         vf z = bias ? vf_load_upto(bias + c, left) : vf_set(0);
         for (int32_t j = 0; j < taps; j++)
             z += vf_load_upto(turned + j * stride + c, left) * vf_load_upto(input[j] + c, left);
-        vf_store_upto(y + c, silu ? z * vf_sigmoid(z) : z, left);
+        vf_store_upto(y + c, vf_activation(activation, z), left);
     }
 }
 
 static void convolve_token(const float *const *input, const float *turned, int32_t stride, const float *bias, float *y,
-                           int32_t count, int32_t taps, bool silu) {
-    if (taps == 4)
-        convolve(input, turned, stride, bias, y, count, 4, silu);
+                           int32_t count, int32_t taps, int activation) {
+    if (taps == 4 && activation == KERN_SILU)
+        convolve(input, turned, stride, bias, y, count, 4, KERN_SILU);
+    else if (taps == 4 && activation == KERN_IDENTITY)
+        convolve(input, turned, stride, bias, y, count, 4, KERN_IDENTITY);
     else
-        convolve(input, turned, stride, bias, y, count, taps, silu);
+        convolve(input, turned, stride, bias, y, count, taps, activation);
 }
 
 // ---------------------------------------------------------------------------------------------------------- forward
@@ -102,12 +104,14 @@ static void short_conv_range(const kern_cpu *cpu, const kern_rows *rows, const v
     const float *input[MAX_TAPS];
     for (int32_t channel = 0; channel < a->channels; channel += CHANNELS) {
         int32_t count = a->channels - channel < CHANNELS ? a->channels - channel : CHANNELS;
-        turn_weights(a->weight.f + (int64_t)channel * a->taps, a->taps, count, turned, CHANNELS);
+        const float *weight = a->weight.f + ((int64_t)a->channel0 + channel) * a->taps;
+        const float *bias = a->bias.f ? a->bias.f + a->channel0 + channel : NULL;
+        turn_weights(weight, a->taps, count, turned, CHANNELS);
         for (int32_t t = (int32_t)first; t < end; t++) {
             const float *state = slot_state(rows, a->state, rows->row[rows->token_row[t]].slot);
             find_inputs(rows, a->x.f, state, t, a->taps, a->channels, channel, input);
-            convolve_token(input, turned, CHANNELS, a->bias.f ? a->bias.f + channel : NULL,
-                           a->y.f + (int64_t)t * a->channels + channel, count, a->taps, a->activation == KERN_SILU);
+            convolve_token(input, turned, CHANNELS, bias, a->y.f + (int64_t)t * a->channels + channel, count, a->taps,
+                           a->activation);
         }
     }
 }
@@ -167,11 +171,11 @@ static void output_gradient(const kern_short_conv_backward_args *a, const kern_r
         return;
     }
     find_inputs(rows, a->x.f, NULL, t, a->taps, a->channels, channel, input);
-    convolve_token(input, tile->turned, BACKWARD_CHANNELS, a->bias.f ? a->bias.f + channel : NULL, dz, count, a->taps,
-                   false);
+    convolve_token(input, tile->turned, BACKWARD_CHANNELS, a->bias.f ? a->bias.f + a->channel0 + channel : NULL, dz,
+                   count, a->taps, KERN_IDENTITY);
     for (int32_t c = 0; c < count; c += KERN_VL) {
-        vf z = vf_load_upto(dz + c, count - c), s = vf_sigmoid(z);
-        vf_store_upto(dz + c, vf_load_upto(dy + c, count - c) * (s * (1.0f + z * (1.0f - s))), count - c);
+        vf value, slope = vf_activation_slope(a->activation, vf_load_upto(dz + c, count - c), &value);
+        vf_store_upto(dz + c, vf_load_upto(dy + c, count - c) * slope, count - c);
     }
 }
 
@@ -225,11 +229,12 @@ static void clear_sums(conv_tile *tile, int32_t taps) {
 static void add_gradients(const kern_short_conv_backward_args *a, const conv_tile *tile, int32_t channel,
                           int32_t count) {
     for (int32_t c = 0; c < count; c++) {
-        float *grad = a->grad_weight.f + (int64_t)(channel + c) * a->taps;
+        const int64_t row = (int64_t)a->channel0 + channel + c;
+        float *grad = a->grad_weight.f + row * a->taps;
         for (int32_t j = 0; j < a->taps; j++)
             grad[j] += tile->dweight_sum[j * BACKWARD_CHANNELS + c];
         if (a->grad_bias.f)
-            a->grad_bias.f[channel + c] += tile->dbias_sum[c];
+            a->grad_bias.f[row] += tile->dbias_sum[c];
     }
 }
 
@@ -237,7 +242,8 @@ static void backward_block(const kern_short_conv_backward_args *a, const kern_ro
                            int32_t channel) {
     const int32_t count = a->channels - channel < BACKWARD_CHANNELS ? a->channels - channel : BACKWARD_CHANNELS;
     const int32_t ahead = a->taps - 1;
-    turn_weights(a->weight.f + (int64_t)channel * a->taps, a->taps, count, tile->turned, BACKWARD_CHANNELS);
+    turn_weights(a->weight.f + ((int64_t)a->channel0 + channel) * a->taps, a->taps, count, tile->turned,
+                 BACKWARD_CHANNELS);
     clear_sums(tile, a->taps);
     int32_t known = 0; // tokens whose dz has been computed
     for (int32_t first = 0; first < rows->n_tokens; first += TILE) {
@@ -267,8 +273,8 @@ static void backward_blocks(const kern_cpu *cpu, const kern_rows *rows, const vo
 
 // --------------------------------------------------------------------------------------------------------- launchers
 
-static kern_status check_shape(int32_t channels, int32_t taps, int32_t activation) {
-    if (channels < 1 || taps < 1 || (activation != KERN_IDENTITY && activation != KERN_SILU))
+static kern_status check_shape(int32_t channels, int32_t channel0, int32_t taps, int32_t activation) {
+    if (channels < 1 || channel0 < 0 || taps < 1 || !kern_activation_is_valid(activation))
         return KERN_INVALID;
     return taps > MAX_TAPS ? KERN_UNSUPPORTED : KERN_OK;
 }
@@ -278,14 +284,15 @@ KERN_PREPARE(short_conv, kern_short_conv_args) {
     *thread_bytes = 0;
     if (!a->x.ref || !a->weight.ref || !a->y.ref || a->x.ref == a->y.ref)
         return KERN_INVALID;
-    kern_status status = check_shape(a->channels, a->taps, a->activation);
+    kern_status status = check_shape(a->channels, a->channel0, a->taps, a->activation);
     if (!status)
         *thread_bytes = kern_align64((size_t)a->taps * CHANNELS * sizeof(float));
     return status;
 }
 
 KERN_RUN(short_conv, kern_short_conv_args) {
-    double operations = (double)rows->n_tokens * a->channels * (2.0 * a->taps + (a->activation == KERN_SILU ? 20 : 0));
+    double operations =
+        (double)rows->n_tokens * a->channels * (2.0 * a->taps + (a->activation == KERN_IDENTITY ? 0 : 20));
     kern_over(short_conv_range, cpu, rows, a, rows->n_tokens, operations);
     if (a->state.p && a->taps > 1)
         kern_over(store_states, cpu, rows, a, rows->n_rows, (double)rows->n_rows * a->channels * (a->taps - 1));
@@ -297,7 +304,7 @@ KERN_PREPARE(short_conv_backward, kern_short_conv_backward_args) {
     *thread_bytes = 0;
     if (!a->x.ref || !a->weight.ref || !a->dy.ref || !a->dx.ref || !a->grad_weight.ref || a->dx.ref == a->x.ref)
         return KERN_INVALID;
-    kern_status status = check_shape(a->channels, a->taps, a->activation);
+    kern_status status = check_shape(a->channels, a->channel0, a->taps, a->activation);
     if (!status)
         *thread_bytes = kern_align64(sizeof(conv_tile));
     return status;

@@ -25,12 +25,12 @@ static void check_swiglu(kernel_test *test, int32_t tokens, int32_t width) {
         kern_ref_swiglu_backward((double)gate[i], (double)up[i], (double)dy[i], &dgate_want[i], &dup_want[i]);
     }
     rows_of(test, tokens);
-    kern_swiglu_backward_args backward = {{gate}, {up}, {dy}, {dy}, {dup}, width}; // dgate is dy
-    kernel_test_launch(test, KERN_OP_SWIGLU_BACKWARD, &backward);
+    kern_glu_backward_args backward = {{gate}, {up}, {dy}, {dy}, {dup}, width, KERN_SILU}; // dgate is dy
+    kernel_test_launch(test, KERN_OP_GLU_BACKWARD, &backward);
     kernel_test_assert_norm(dy, dgate_want, count, 1e-6);
     kernel_test_assert_norm(dup, dup_want, count, 5e-7);
-    kern_swiglu_args forward = {{gate}, {up}, {gate}, width}; // y is gate
-    kernel_test_launch(test, KERN_OP_SWIGLU, &forward);
+    kern_glu_args forward = {{gate}, {up}, {gate}, width, KERN_SILU}; // y is gate
+    kernel_test_launch(test, KERN_OP_GLU, &forward);
     kernel_test_assert_norm(gate, y, count, 5e-7);
 }
 
@@ -76,16 +76,17 @@ START_TEST(bits_are_free_of_batch) {
         alone[i] = kernel_test_zero_floats(&test, COUNT);
     }
     rows_of(&test, TOKENS);
-    kern_swiglu_args forward = {{gate}, {up}, {got[0]}, WIDTH};
-    kern_swiglu_backward_args backward = {{gate}, {up}, {dy}, {got[1]}, {got[2]}, WIDTH};
-    kernel_test_launch(&test, KERN_OP_SWIGLU, &forward);
-    kernel_test_launch(&test, KERN_OP_SWIGLU_BACKWARD, &backward);
+    kern_glu_args forward = {{gate}, {up}, {got[0]}, WIDTH, KERN_SILU};
+    kern_glu_backward_args backward = {{gate}, {up}, {dy}, {got[1]}, {got[2]}, WIDTH, KERN_SILU};
+    kernel_test_launch(&test, KERN_OP_GLU, &forward);
+    kernel_test_launch(&test, KERN_OP_GLU_BACKWARD, &backward);
     rows_of(&test, 1);
     for (int i = 0; i < COUNT; i += WIDTH) {
-        kern_swiglu_args one = {{gate + i}, {up + i}, {alone[0] + i}, WIDTH};
-        kern_swiglu_backward_args back = {{gate + i}, {up + i}, {dy + i}, {alone[1] + i}, {alone[2] + i}, WIDTH};
-        kernel_test_launch(&test, KERN_OP_SWIGLU, &one);
-        kernel_test_launch(&test, KERN_OP_SWIGLU_BACKWARD, &back);
+        kern_glu_args one = {{gate + i}, {up + i}, {alone[0] + i}, WIDTH, KERN_SILU};
+        kern_glu_backward_args back = {{gate + i},     {up + i}, {dy + i}, {alone[1] + i},
+                                       {alone[2] + i}, WIDTH,    KERN_SILU};
+        kernel_test_launch(&test, KERN_OP_GLU, &one);
+        kernel_test_launch(&test, KERN_OP_GLU_BACKWARD, &back);
     }
     for (int i = 0; i < 3; i++)
         kernel_test_assert_same(got[i], alone[i], COUNT);
@@ -99,16 +100,16 @@ START_TEST(far_ends_and_refusals) {
         MESA_TEST_SKIP("instruction set %d is not here", _i);
     float gate[5] = {-1e30f, -100, 100, 1e30f, NAN}, up[5] = {1, 1, 1, 1, 1}, y[5];
     rows_of(&test, 1);
-    kern_swiglu_args args = {{gate}, {up}, {y}, 5};
-    kernel_test_launch(&test, KERN_OP_SWIGLU, &args);
+    kern_glu_args args = {{gate}, {up}, {y}, 5, KERN_SILU};
+    kernel_test_launch(&test, KERN_OP_GLU, &args);
     // The logistic function ends at e^-88.7, so a far negative gate leaves a trace no larger than this.
     ck_assert(fabsf(y[0]) < 1e-7f && fabsf(y[1]) < 1e-35f && y[2] == 100 && y[3] == 1e30f && isnan(y[4]));
     args.width = 0;
-    kernel_test_assert_refused(&test, KERN_OP_SWIGLU, &args, KERN_INVALID);
+    kernel_test_assert_refused(&test, KERN_OP_GLU, &args, KERN_INVALID);
     kern_add_args add = {{up}, {NULL}, 5};
     kernel_test_assert_refused(&test, KERN_OP_ADD, &add, KERN_INVALID);
-    kern_swiglu_backward_args backward = {{gate}, {up}, {up}, {NULL}, {y}, 5};
-    kernel_test_assert_refused(&test, KERN_OP_SWIGLU_BACKWARD, &backward, KERN_INVALID);
+    kern_glu_backward_args backward = {{gate}, {up}, {up}, {NULL}, {y}, 5, KERN_SILU};
+    kernel_test_assert_refused(&test, KERN_OP_GLU_BACKWARD, &backward, KERN_INVALID);
     kernel_test_close(&test);
 }
 END_TEST
@@ -127,9 +128,9 @@ START_TEST(reference_gradients) {
 }
 END_TEST
 
-static Suite *swiglu_suite(void) {
-    Suite *suite = suite_create("swiglu");
-    TCase *tests = tcase_create("swiglu");
+static Suite *glu_suite(void) {
+    Suite *suite = suite_create("glu");
+    TCase *tests = tcase_create("glu");
     tcase_add_loop_test(tests, swiglu_equals_reference, 0, KERNEL_TEST_ISAS);
     tcase_add_loop_test(tests, add_is_exact, 0, KERNEL_TEST_ISAS);
     tcase_add_loop_test(tests, bits_are_free_of_batch, 0, KERNEL_TEST_ISAS);
@@ -139,4 +140,4 @@ static Suite *swiglu_suite(void) {
     return suite;
 }
 
-MESA_TEST_MAIN(swiglu_suite)
+MESA_TEST_MAIN(glu_suite)
