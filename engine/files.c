@@ -87,8 +87,8 @@ eng_status eng_read_at(int fd, const char *path, uint64_t offset, void *destinat
 eng_status eng_read_file(const char *path, size_t limit, char **data, size_t *length, eng_error *error) {
     *data = NULL;
     *length = 0;
-    int fd;
-    uint64_t size;
+    int fd = -1;
+    uint64_t size = 0;
     eng_status status = eng_open_regular(path, &fd, &size, error);
     if (status != ENG_OK)
         return status;
