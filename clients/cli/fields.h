@@ -8,6 +8,8 @@
 #include <stdbool.h>
 #include <stddef.h>
 
+#include "clients/cli/options.h"
+
 typedef struct cli_field cli_field;
 
 // NULL: no such field.
@@ -15,6 +17,7 @@ const cli_field *cli_field_find(const char *name, size_t length);
 bool cli_field_takes_value(const cli_field *field);
 // Puts the value into body; false: it does not parse, the reason is on standard error.
 bool cli_field_set(const cli_field *field, const char *value, json_t *body);
-void cli_fields_print(void);
+// Rows of --help, without fields that a command's own options replace.
+void cli_fields_print(const cli_option *own, size_t own_count);
 
 #endif
