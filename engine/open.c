@@ -112,7 +112,7 @@ static eng_status size_pool(const eng_options *options, const eng_engine *engine
 static eng_status start_serving(const eng_options *options, eng_engine *engine, eng_error *error) {
     const eng_model *model = engine->weights->model;
     int32_t chunk = kern_device_describe(engine->device)->chunk;
-    pool_size size;
+    pool_size size = {0};
     eng_status status = size_pool(options, engine, &size, error);
     if (status == ENG_OK)
         status = eng_pool_create(model, engine->device, size.slots, size.pages, &engine->pool, error);
