@@ -2,8 +2,8 @@
 # SPDX-License-Identifier: Apache-2.0
 # deploy/mesa-server.conf.example: it is a configuration, names every key once, and its defaults are the server's.
 #
-# "#key = VALUE" is a default and ";key = VALUE" an example of a key that has none. The defaults are put in force and the
-# printed configuration must be the one that no file gives.
+# "#key = VALUE" is a default and ";key = VALUE" an example of a key that has none. The defaults are put in force and
+# the printed configuration must be the one that no file gives.
 set -uo pipefail
 source_dir=${MESA_SOURCE:-$(cd "$(dirname "$0")/../.." && pwd)}
 server=${MESA_BUILD:-$source_dir/build}/mesa-server
@@ -43,7 +43,7 @@ help=$("$server" --help | tr '\n' ' ' | tr -s ' ')
 for key in $(keys '#'); do
     rest=${help#*"--${key//_/-} "}
     rest=${rest%% --*}
-    [[ $rest == *"(default $(value_of "$key"))"* ]] || fail "$key: the default in --help is not $(value_of "$key"): $rest"
+    [[ $rest == *"(default $(value_of "$key"))"* ]] || fail "$key: --help tells another default: $rest"
 done
 
 # Every option is a key of the example, and every key an option.

@@ -2,8 +2,8 @@
 # SPDX-License-Identifier: Apache-2.0
 # The manual pages: every option of --help with its value's name, no other, and no warning when they are set.
 #
-# A page's options are the .B, .BI and .BR lines after .TP in its section or subsection; both sides are compared as lists
-# of "--name VALUE". A section with no option on either side is a failure: then one of the readers here is blind.
+# A page's options are the .B, .BI and .BR lines after .TP in its section or subsection; both sides are compared as
+# lists of "--name VALUE". A section with no option on either side is a failure: then one of the readers here is blind.
 set -uo pipefail
 source_dir=${MESA_SOURCE:-$(cd "$(dirname "$0")/../.." && pwd)}
 build=${MESA_BUILD:-$source_dir/build}

@@ -57,7 +57,8 @@ if ! command -v systemd-analyze >/dev/null; then
 fi
 complaints=$(systemd-analyze verify --man=no "$unit" 2>&1 | grep -F mesa-server)
 [ -z "$complaints" ] || fail "systemd-analyze verify: $complaints"
-exposure=$(systemd-analyze security --offline=true "$unit" 2>/dev/null | sed -nE 's/.*exposure level.*: ([0-9.]+) .*/\1/p')
+exposure=$(systemd-analyze security --offline=true "$unit" 2>/dev/null |
+    sed -nE 's/.*exposure level.*: ([0-9.]+) .*/\1/p')
 awk -v exposure="$exposure" 'BEGIN { exit !(exposure != "" && exposure < 2.0) }' ||
     fail "systemd-analyze security: exposure ${exposure:-unknown}, at most 2.0"
 mkdir -p "$folder/root/etc"
