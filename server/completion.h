@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Private to completions.c and stream.c: one completion behind an exchange.
+// Private to the completion's files: one completion behind an exchange.
 //
 // Life: parsed and tokenised on the pool (then only the pool's thread touches it), after that the loop thread's alone.
 // Each choice is one job of the worker. Until the first event arrives nothing was sent, so a fault is still a status;
@@ -11,18 +11,23 @@
 
 typedef struct srv_completion srv_completion;
 
+// One job. Of each prompt there are best_of, of which the best n are answered.
 typedef struct srv_choice {
     srv_completion *completion;
     size_t index;
     srv_job *job;
-    srv_event *last; // not streamed: the one event, with the whole text
+    srv_event *last; // not streamed: the one event, with everything
     eng_usage usage; // as of the last event that was handled
+    srv_place place; // of what was written
     bool finished;
 } srv_choice;
 
 typedef struct srv_prompt_ids {
     int32_t *ids; // malloc
     size_t count;
+    bool added_bos; // the first is the tokenizer's BOS, of which the text knows nothing
+    char *echo;     // malloc; NULL: none
+    size_t echo_length;
 } srv_prompt_ids;
 
 struct srv_completion {
@@ -34,12 +39,15 @@ struct srv_completion {
     unsigned ignored; // SRV_GIVEN_*
     bool fail_unconverged;
     srv_prompt_ids *prompts; // request.prompt_count
-    int64_t prompt_tokens;   // of all of them, each once
+    int32_t logprobs;        // that the engine is asked for; -1: none
+    srv_choice_form form;
+    int64_t prompt_tokens; // of all of them, each once
 
     srv_head head;
     srv_choice *choices;
     size_t choice_count, finished;
     bool ended;
+    srv_buf answer; // not streamed; the pool's while it is being written
 
     // Streams.
     srv_event *first, *tail; // arrived, not yet written
@@ -50,8 +58,17 @@ struct srv_completion {
     srv_timer *ping;
 };
 
-// completions.c
+// completion_prepare.c: pool thread.
+void srv_completion_prepare(void *completion);
+
+// completion_answer.c
 void srv_completion_usage(const srv_completion *completion, srv_usage *usage);
+void srv_completion_answer(srv_completion *completion); // every choice has finished, and nothing was sent
+// What a piece has in common with the others of its choice.
+srv_choice_piece srv_completion_piece(srv_choice *choice, const srv_event *event);
+
+// completions.c
+void srv_completion_note(srv_completion *completion); // figures for the log
 void srv_completion_cancel_jobs(srv_completion *completion);
 
 // stream.c

@@ -47,11 +47,10 @@ static void escape(srv_buf *out, unsigned char byte) {
     srv_buf_printf(out, "\\u%04x", byte);
 }
 
-void srv_json_string(srv_buf *out, const char *bytes, size_t length) {
+void srv_json_characters(srv_buf *out, const char *bytes, size_t length) {
     const unsigned char *data = (const unsigned char *)bytes;
     size_t run = 0, at = 0;
 
-    srv_buf_puts(out, "\"");
     while (at < length) {
         if (data[at] >= 0x20 && data[at] < 0x7f && data[at] != '"' && data[at] != '\\') {
             at++;
@@ -71,6 +70,11 @@ void srv_json_string(srv_buf *out, const char *bytes, size_t length) {
     }
     if (length > run)
         srv_buf_append(out, bytes + run, length - run);
+}
+
+void srv_json_string(srv_buf *out, const char *bytes, size_t length) {
+    srv_buf_puts(out, "\"");
+    srv_json_characters(out, bytes, length);
     srv_buf_puts(out, "\"");
 }
 

@@ -40,6 +40,7 @@ enum {
     SRV_MAX_STOP_BYTES = 1024,
     SRV_MAX_CHOICES = 1024, // prompts times n
     SRV_MAX_N = 128,
+    SRV_MAX_BIAS = 100,
     SRV_MAX_CG_STEPS = 256,
     SRV_MAX_LOOPS = 256,
     // A body may hold this many JSON values beside one for each permitted prompt id: without the bound 16 MiB of "[],"

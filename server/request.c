@@ -1,514 +1,139 @@
 // SPDX-License-Identifier: Apache-2.0
-// The table of request fields and the setters behind it.
+// The tables of request fields, and bodies checked against them.
 //
 // A body is bounded three times before the JSON library sees it or allocates for it: bytes (by the HTTP files), values
 // (counted here), and depth (the library's own 2048). The library's error texts quote the body, so only its code and
-// position are used. Range checks are written !(x >= low && x <= high) after the cast to the type that is kept, so that
-// neither a NaN nor a double that overflows a float passes. Runs on the pool's threads; shares nothing.
-#include "server/request.h"
-
-#include <jansson.h>
+// position are used. Runs on the pool's threads; shares nothing.
 #include <math.h>
 #include <stdlib.h>
 #include <string.h>
 
-typedef struct field field;
-// Sets the member at target from a value that is not null. Refuses through *problem.
-typedef void setter(const field *field, json_t *value, const srv_bounds *bounds, void *target, srv_problem *problem);
-
-struct field {
-    const char *name;
-    const char *type; // as JSON Schema says it
-    setter *set;
-    size_t offset; // of the member in srv_request or srv_token_request
-    double low, high;
-    unsigned given;       // SRV_GIVEN_* mark of a completion's knob
-    const char *fallback; // JSON text of the default
-    const char *about;
-};
-
-// ---- values --------------------------------------------------------------------------------------------------------
-
-static void refuse_type(const field *field, srv_problem *problem, const char *wanted) {
-    srv_refuse(problem, 400, "invalid_type", field->name, "%s must be %s", field->name, wanted);
-}
-
-static void refuse_range(const field *field, srv_problem *problem, double low, double high) {
-    srv_refuse(problem, 400, "out_of_range", field->name, "%s must be between %.15g and %.15g", field->name, low, high);
-}
-
-// An integer, or a real without a fraction below 2^53.
-static bool read_integer(const json_t *value, int64_t *out) {
-    if (json_is_integer(value)) {
-        *out = json_integer_value(value);
-        return true;
-    }
-    if (!json_is_real(value))
-        return false;
-    const double real = json_real_value(value);
-    if (!(fabs(real) <= 9007199254740992.0) || real != trunc(real))
-        return false;
-    *out = (int64_t)real;
-    return true;
-}
-
-static bool read_ranged(const field *field, const json_t *value, double low, double high, int64_t *out,
-                        srv_problem *problem) {
-    if (!json_is_number(value)) {
-        refuse_type(field, problem, "an integer");
-        return false;
-    }
-    // A real outside of int64 is out of range rather than no integer.
-    if (json_is_real(value) && !(json_real_value(value) >= low && json_real_value(value) <= high)) {
-        refuse_range(field, problem, low, high);
-        return false;
-    }
-    if (!read_integer(value, out)) {
-        refuse_type(field, problem, "an integer");
-        return false;
-    }
-    if (!((double)*out >= low && (double)*out <= high)) {
-        refuse_range(field, problem, low, high);
-        return false;
-    }
-    return true;
-}
-
-static void set_int32(const field *field, json_t *value, const srv_bounds *bounds, void *target, srv_problem *problem) {
-    int64_t integer;
-    (void)bounds;
-    if (read_ranged(field, value, field->low, field->high, &integer, problem))
-        *(int32_t *)target = (int32_t)integer;
-}
-
-static void set_float(const field *field, json_t *value, const srv_bounds *bounds, void *target, srv_problem *problem) {
-    (void)bounds;
-    if (!json_is_number(value)) {
-        refuse_type(field, problem, "a number");
-        return;
-    }
-    const float number = (float)json_number_value(value);
-    if (!((double)number >= field->low && (double)number <= field->high)) {
-        refuse_range(field, problem, field->low, field->high);
-        return;
-    }
-    *(float *)target = number;
-}
-
-static void set_bool(const field *field, json_t *value, const srv_bounds *bounds, void *target, srv_problem *problem) {
-    (void)bounds;
-    if (json_is_boolean(value))
-        *(bool *)target = json_is_true(value);
-    else
-        refuse_type(field, problem, "true or false");
-}
-
-static char *copy_bytes(const char *bytes, size_t length) {
-    char *copy = malloc(length + 1);
-    if (copy) {
-        memcpy(copy, bytes, length);
-        copy[length] = '\0';
-    }
-    return copy;
-}
-
-static void refuse_memory(srv_problem *problem) {
-    srv_refuse_engine(problem, ENG_NO_MEMORY, NULL);
-}
-
-static void set_model(const field *field, json_t *value, const srv_bounds *bounds, void *target, srv_problem *problem) {
-    (void)bounds;
-    if (!json_is_string(value)) {
-        refuse_type(field, problem, "a string");
-        return;
-    }
-    const size_t length = json_string_length(value);
-    // A NUL ends no name: such a name is nobody's.
-    if (memchr(json_string_value(value), '\0', length)) {
-        srv_refuse(problem, 404, "model_not_found", "model", "there is no such model");
-        return;
-    }
-    char *copy = copy_bytes(json_string_value(value), length);
-    if (!copy) {
-        refuse_memory(problem);
-        return;
-    }
-    *(char **)target = copy;
-}
-
-static void set_seed(const field *field, json_t *value, const srv_bounds *bounds, void *target, srv_problem *problem) {
-    srv_request *request = (srv_request *)((char *)target - field->offset);
-    (void)bounds;
-    if (!read_integer(value, &request->seed))
-        refuse_type(field, problem, "an integer of 64 bits");
-    else
-        request->seed_given = true;
-}
-
-static void set_max_tokens(const field *field, json_t *value, const srv_bounds *bounds, void *target,
-                           srv_problem *problem) {
-    read_ranged(field, value, 0, (double)bounds->max_tokens, target, problem);
-}
-
-// ---- prompts -------------------------------------------------------------------------------------------------------
-
-static void set_text_prompt(const field *field, const json_t *value, srv_prompt *prompt, srv_problem *problem) {
-    (void)field;
-    prompt->length = json_string_length(value);
-    prompt->text = copy_bytes(json_string_value(value), prompt->length);
-    if (!prompt->text)
-        refuse_memory(problem);
-}
-
-static void set_id_prompt(const field *field, const json_t *array, const srv_bounds *bounds, srv_prompt *prompt,
-                          srv_problem *problem) {
-    const size_t count = json_array_size(array);
-
-    if (count == 0) {
-        srv_refuse(problem, 400, "invalid_value", field->name, "%s holds an empty list of token ids", field->name);
-        return;
-    }
-    if (count > (size_t)bounds->max_prompt_tokens) {
-        srv_refuse(problem, 400, "prompt_too_long", field->name, "%s has %zu token ids; this server takes %lld",
-                   field->name, count, (long long)bounds->max_prompt_tokens);
-        return;
-    }
-    prompt->ids = malloc(count * sizeof *prompt->ids);
-    if (!prompt->ids) {
-        refuse_memory(problem);
-        return;
-    }
-    prompt->count = count;
-    for (size_t i = 0; i < count; i++) {
-        int64_t id;
-        if (!read_integer(json_array_get(array, i), &id)) {
-            refuse_type(field, problem, "a string, a list of strings, a list of token ids or a list of such lists");
-            return;
-        }
-        if (!(id >= 0 && id <= INT32_MAX)) {
-            srv_refuse(problem, 400, "out_of_range", field->name, "token id %zu is outside the vocabulary", i);
-            return;
-        }
-        prompt->ids[i] = (int32_t)id;
-    }
-}
-
-static void set_prompt_list(const field *field, json_t *array, const srv_bounds *bounds, srv_request *request,
-                            srv_problem *problem) {
-    const size_t count = json_array_size(array);
-    const bool texts = json_is_string(json_array_get(array, 0));
-
-    if (count > (size_t)bounds->max_prompts) {
-        srv_refuse(problem, 400, "out_of_range", field->name, "%zu prompts; a request may have %lld", count,
-                   (long long)bounds->max_prompts);
-        return;
-    }
-    request->prompts = calloc(count, sizeof *request->prompts);
-    if (!request->prompts) {
-        refuse_memory(problem);
-        return;
-    }
-    request->prompt_count = count;
-    for (size_t i = 0; i < count && !problem->status; i++) {
-        const json_t *item = json_array_get(array, i);
-        if (texts ? !json_is_string(item) : !json_is_array(item))
-            refuse_type(field, problem, "a string, a list of strings, a list of token ids or a list of such lists");
-        else if (texts)
-            set_text_prompt(field, item, &request->prompts[i], problem);
-        else
-            set_id_prompt(field, item, bounds, &request->prompts[i], problem);
-    }
-}
-
-static void set_prompt(const field *field, json_t *value, const srv_bounds *bounds, void *target,
-                       srv_problem *problem) {
-    srv_request *request = (srv_request *)((char *)target - field->offset);
-
-    if (json_is_array(value) && json_array_size(value) == 0) {
-        srv_refuse(problem, 400, "invalid_value", field->name, "%s is an empty list", field->name);
-        return;
-    }
-    if (json_is_array(value) && !json_is_number(json_array_get(value, 0))) {
-        set_prompt_list(field, value, bounds, request, problem);
-        return;
-    }
-    if (!json_is_string(value) && !json_is_array(value)) {
-        refuse_type(field, problem, "a string, a list of strings, a list of token ids or a list of such lists");
-        return;
-    }
-    request->prompts = calloc(1, sizeof *request->prompts);
-    if (!request->prompts) {
-        refuse_memory(problem);
-        return;
-    }
-    request->prompt_count = 1;
-    if (json_is_string(value))
-        set_text_prompt(field, value, request->prompts, problem);
-    else
-        set_id_prompt(field, value, bounds, request->prompts, problem);
-}
-
-static void set_text(const field *field, json_t *value, const srv_bounds *bounds, void *target, srv_problem *problem) {
-    (void)bounds;
-    if (json_is_string(value))
-        set_text_prompt(field, value, target, problem);
-    else
-        refuse_type(field, problem, "a string");
-}
-
-static void set_ids(const field *field, json_t *value, const srv_bounds *bounds, void *target, srv_problem *problem) {
-    srv_prompt *prompt = target;
-    if (!json_is_array(value))
-        refuse_type(field, problem, "a list of token ids");
-    else if (json_array_size(value) > 0)
-        set_id_prompt(field, value, bounds, prompt, problem);
-}
-
-// ---- stop strings, stream options, knobs ---------------------------------------------------------------------------
-
-static void add_stop(const field *field, const json_t *value, srv_request *request, srv_problem *problem) {
-    if (!json_is_string(value)) {
-        refuse_type(field, problem, "a string or a list of strings");
-        return;
-    }
-    const size_t length = json_string_length(value);
-    if (!(length >= 1 && length <= SRV_MAX_STOP_BYTES)) {
-        srv_refuse(problem, 400, "out_of_range", field->name, "a stop string must have 1 to %d bytes",
-                   SRV_MAX_STOP_BYTES);
-        return;
-    }
-    char *copy = copy_bytes(json_string_value(value), length);
-    if (!copy) {
-        refuse_memory(problem);
-        return;
-    }
-    request->stops[request->stop_count++] = (eng_text){.bytes = copy, .length = length};
-}
-
-static void set_stop(const field *field, json_t *value, const srv_bounds *bounds, void *target, srv_problem *problem) {
-    srv_request *request = (srv_request *)((char *)target - field->offset);
-    const size_t count = json_is_array(value) ? json_array_size(value) : 1;
-
-    (void)bounds;
-    if (count > SRV_MAX_STOPS) {
-        srv_refuse(problem, 400, "out_of_range", field->name, "at most %d stop strings", SRV_MAX_STOPS);
-        return;
-    }
-    if (count == 0)
-        return;
-    request->stops = calloc(count, sizeof *request->stops);
-    if (!request->stops) {
-        refuse_memory(problem);
-        return;
-    }
-    for (size_t i = 0; i < count && !problem->status; i++)
-        add_stop(field, json_is_array(value) ? json_array_get(value, i) : value, request, problem);
-}
-
-static void set_stream_options(const field *field, json_t *value, const srv_bounds *bounds, void *target,
-                               srv_problem *problem) {
-    srv_request *request = (srv_request *)((char *)target - field->offset);
-    static const struct {
-        const char *key, *name;
-        size_t offset;
-    } options[] = {
-        {"include_usage", "stream_options.include_usage", offsetof(srv_request, include_usage)},
-        {"continuous_usage_stats", "stream_options.continuous_usage_stats", offsetof(srv_request, continuous_usage)},
-    };
-
-    (void)bounds;
-    if (!json_is_object(value)) {
-        refuse_type(field, problem, "an object");
-        return;
-    }
-    for (size_t i = 0; i < sizeof options / sizeof *options; i++) {
-        json_t *option = json_object_get(value, options[i].key);
-        if (json_is_boolean(option))
-            *(bool *)((char *)request + options[i].offset) = json_is_true(option);
-        else if (option && !json_is_null(option))
-            srv_refuse(problem, 400, "invalid_type", options[i].name, "%s must be true or false", options[i].name);
-    }
-}
-
-// The position of a string among the choices (NULL-terminated), -1 with a refusal if it is none.
-static int read_choice(const field *field, const json_t *value, const char *const *choices, const char *wanted,
-                       srv_problem *problem) {
-    if (json_is_string(value))
-        for (int i = 0; choices[i]; i++)
-            if (json_string_length(value) == strlen(choices[i]) && strcmp(json_string_value(value), choices[i]) == 0)
-                return i;
-    srv_refuse(problem, 400, "invalid_value", field->name, "%s must be %s", field->name, wanted);
-    return -1;
-}
-
-static void set_cg_mode(const field *field, json_t *value, const srv_bounds *bounds, void *target,
-                        srv_problem *problem) {
-    static const char *const names[] = {"tolerance", "steps", "exact", NULL};
-    static const eng_cg_mode modes[] = {ENG_CG_TOLERANCE, ENG_CG_STEPS, ENG_CG_EXACT};
-    const int choice = read_choice(field, value, names, "tolerance, steps or exact", problem);
-
-    (void)bounds;
-    if (choice >= 0)
-        *(eng_cg_mode *)target = modes[choice];
-}
-
-static void set_on_unconverged(const field *field, json_t *value, const srv_bounds *bounds, void *target,
-                               srv_problem *problem) {
-    static const char *const names[] = {"accept", "error", NULL};
-    const int choice = read_choice(field, value, names, "accept or error", problem);
-
-    (void)bounds;
-    if (choice >= 0)
-        *(bool *)target = choice == 1;
-}
-
-// ---- what is known but not built: only its neutral value passes ----------------------------------------------------
-
-static void refuse_unbuilt(const field *field, srv_problem *problem) {
-    srv_refuse(problem, 400, "not_supported", field->name,
-               "%s is not supported by this server; only its neutral value %s", field->name, field->fallback);
-}
-
-static void neutral_number(const field *field, json_t *value, const srv_bounds *bounds, void *target,
-                           srv_problem *problem) {
-    (void)bounds;
-    (void)target;
-    if (!json_is_number(value))
-        refuse_type(field, problem, "a number");
-    else if (json_number_value(value) != field->low)
-        refuse_unbuilt(field, problem);
-}
-
-static void neutral_false(const field *field, json_t *value, const srv_bounds *bounds, void *target,
-                          srv_problem *problem) {
-    (void)bounds;
-    (void)target;
-    if (!json_is_boolean(value))
-        refuse_type(field, problem, "true or false");
-    else if (json_is_true(value))
-        refuse_unbuilt(field, problem);
-}
-
-// An empty list, object or string.
-static void neutral_empty(const field *field, json_t *value, const srv_bounds *bounds, void *target,
-                          srv_problem *problem) {
-    const bool empty = (json_is_array(value) && json_array_size(value) == 0) ||
-                       (json_is_object(value) && json_object_size(value) == 0) ||
-                       (json_is_string(value) && json_string_length(value) == 0);
-    (void)bounds;
-    (void)target;
-    if (!empty)
-        refuse_unbuilt(field, problem);
-}
-
-static void neutral_null(const field *field, json_t *value, const srv_bounds *bounds, void *target,
-                         srv_problem *problem) {
-    (void)value;
-    (void)bounds;
-    (void)target;
-    refuse_unbuilt(field, problem);
-}
-
-static void neutral_format(const field *field, json_t *value, const srv_bounds *bounds, void *target,
-                           srv_problem *problem) {
-    const char *type = json_string_value(json_object_get(value, "type"));
-    (void)bounds;
-    (void)target;
-    if (!type || strcmp(type, "text") != 0)
-        refuse_unbuilt(field, problem);
-}
-
-static void neutral_choice(const field *field, json_t *value, const srv_bounds *bounds, void *target,
-                           srv_problem *problem) {
-    const char *text = json_string_value(value);
-    (void)bounds;
-    (void)target;
-    if (!text || (strcmp(text, "none") != 0 && strcmp(text, "auto") != 0))
-        refuse_unbuilt(field, problem);
-}
-
-// best_of is checked against n after the table.
-static void set_best_of(const field *field, json_t *value, const srv_bounds *bounds, void *target,
-                        srv_problem *problem) {
-    int64_t best_of;
-    (void)bounds;
-    (void)target;
-    read_ranged(field, value, 1, SRV_MAX_N, &best_of, problem);
-}
+#include "server/request_fields.h"
 
 // ---- the tables ----------------------------------------------------------------------------------------------------
 
 #define IN(member) offsetof(srv_request, member)
-static const field completion_fields[] = {
-    {"model", "string", set_model, IN(model), 0, 0, 0, "null", "which model; absent: the server's first"},
-    {"prompt", "string or array", set_prompt, IN(prompts), 0, 0, 0, "\"\"",
-     "text, list of texts, token ids, or list of lists of token ids; empty text: the BOS token alone"},
-    {"add_special_tokens", "boolean", set_bool, IN(add_special_tokens), 0, 0, 0, "true",
-     "put the tokenizer's BOS before texts"},
-    {"max_tokens", "integer", set_max_tokens, IN(max_tokens), 0, 0, 0, "16",
-     "tokens to generate; 0: read the prompt only"},
-    {"n", "integer", set_int32, IN(n), 1, SRV_MAX_N, 0, "1", "choices a prompt"},
-    {"temperature", "number", set_float, IN(temperature), 0, 100, 0, "1", "0: greedy"},
-    {"top_p", "number", set_float, IN(top_p), 0, 1, 0, "1", "0: greedy, 1: off"},
-    {"top_k", "integer", set_int32, IN(top_k), -1, INT32_MAX, 0, "0", "-1 or 0: off"},
-    {"min_p", "number", set_float, IN(min_p), 0, 1, 0, "0", "0: off"},
-    {"seed", "integer", set_seed, IN(seed), 0, 0, 0, "null", "64 bits; absent: the server draws one and returns it"},
-    {"stop", "string or array", set_stop, IN(stops), 0, 0, 0, "[]", "up to 16 strings of 1 to 1024 bytes"},
-    {"stream", "boolean", set_bool, IN(stream), 0, 0, 0, "false", "answer in server-sent events"},
-    {"stream_options", "object", set_stream_options, IN(include_usage), 0, 0, 0, "null",
-     "include_usage, continuous_usage_stats"},
-    {"cg_tolerance", "number", set_float, IN(cg_tolerance), 0, 1, SRV_GIVEN_CG_TOLERANCE, "null",
-     "relative residual at which each Mesa head stops; 0: exact"},
-    {"cg_max_steps", "integer", set_int32, IN(cg_max_steps), 0, SRV_MAX_CG_STEPS, SRV_GIVEN_CG_MAX_STEPS, "null",
-     "upper bound of solver steps"},
-    {"cg_mode", "string", set_cg_mode, IN(cg_mode), 0, 0, SRV_GIVEN_CG_MODE, "\"tolerance\"",
-     "tolerance, steps or exact"},
-    {"exit_threshold", "number", set_float, IN(exit_threshold), 0, 1, SRV_GIVEN_EXIT_THRESHOLD, "null",
-     "looped models: cumulative exit probability at which a token's output is read"},
-    {"max_loops", "integer", set_int32, IN(max_loops), 1, SRV_MAX_LOOPS, SRV_GIVEN_MAX_LOOPS, "null",
-     "looped models: upper bound of loops"},
-    {"on_unconverged", "string", set_on_unconverged, IN(fail_unconverged), 0, 0, SRV_GIVEN_ON_UNCONVERGED, "\"accept\"",
-     "accept or error, when a solve hits its bound"},
-    {"best_of", "integer", set_best_of, 0, 1, SRV_MAX_N, 0, "n", "only n itself"},
-    {"echo", "boolean", neutral_false, 0, 0, 0, 0, "false", "not built"},
-    {"logprobs", "integer", neutral_null, 0, 0, 0, 0, "null", "not built"},
-    {"logit_bias", "object", neutral_empty, 0, 0, 0, 0, "{}", "not built"},
-    {"presence_penalty", "number", neutral_number, 0, 0, 0, 0, "0", "not built"},
-    {"frequency_penalty", "number", neutral_number, 0, 0, 0, 0, "0", "not built"},
-    {"repetition_penalty", "number", neutral_number, 0, 1, 1, 0, "1", "not built"},
-    {"min_tokens", "integer", neutral_number, 0, 0, 0, 0, "0", "not built"},
-    {"ignore_eos", "boolean", neutral_false, 0, 0, 0, 0, "false", "not built"},
-    {"stop_token_ids", "array", neutral_empty, 0, 0, 0, 0, "[]", "not built"},
-    {"include_stop_str_in_output", "boolean", neutral_false, 0, 0, 0, 0, "false", "not built"},
-    {"suffix", "string", neutral_empty, 0, 0, 0, 0, "\"\"", "not built"},
-    {"return_token_ids", "boolean", neutral_false, 0, 0, 0, 0, "false", "not built"},
-    {"compute_details", "boolean", neutral_false, 0, 0, 0, 0, "false", "not built"},
-    {"session", "string", neutral_null, 0, 0, 0, 0, "null", "not built"},
-    {"session_position", "integer", neutral_null, 0, 0, 0, 0, "null", "not built"},
-    {"session_rollback", "boolean", neutral_false, 0, 0, 0, 0, "false", "not built"},
-    {"response_format", "object", neutral_format, 0, 0, 0, 0, "{\"type\":\"text\"}", "not built"},
-    {"tools", "array", neutral_empty, 0, 0, 0, 0, "[]", "not built"},
-    {"tool_choice", "string", neutral_choice, 0, 0, 0, 0, "\"none\"", "not built"},
-    {"grammar", "string", neutral_empty, 0, 0, 0, 0, "\"\"", "not built"},
-    {"guided_json", "object", neutral_null, 0, 0, 0, 0, "null", "not built"},
-    {"guided_regex", "string", neutral_null, 0, 0, 0, 0, "null", "not built"},
-    {"guided_choice", "array", neutral_null, 0, 0, 0, 0, "null", "not built"},
-    {"guided_grammar", "string", neutral_null, 0, 0, 0, 0, "null", "not built"},
-    {"prompt_embeds", "string", neutral_null, 0, 0, 0, 0, "null", "not built"},
+// A list of token ids, with more members of its schema. token_id is a component of the document (openapi.c).
+#define IDS(more) "\"type\":\"array\",\"items\":{\"$ref\":\"#/components/schemas/token_id\"}" more
+#define FIELD(name_, type_, set_, offset_, low_, high_, fallback_, about_, ...)                   \
+    {                                                                                             \
+        .name = name_, .type = type_, .set = set_, .offset = offset_, .low = low_, .high = high_, \
+        .fallback = fallback_, .about = about_, __VA_ARGS__                                       \
+    }
+#define MODEL(offset) \
+    FIELD("model", "string", srv_set_model, offset, 0, 0, "null", "which model; absent: the server's first", )
+#define UNBUILT(name, set, fallback, schema_) \
+    FIELD(name, NULL, set, 0, 0, 0, fallback, "not built: only its neutral value", .schema = schema_)
+
+static const srv_field completion_fields[] = {
+    MODEL(IN(model)),
+    FIELD("prompt", NULL, srv_set_prompt, IN(prompts), 0, 0, "\"\"",
+          "text, list of texts, token ids, or list of lists of token ids; empty text: the BOS token alone",
+          .schema =
+              "\"anyOf\":[{\"$ref\":\"#/components/schemas/prompt_text\"},"
+              "{\"type\":\"array\",\"minItems\":1,\"items\":{\"$ref\":\"#/components/schemas/prompt_text\"}},"
+              "{" IDS(",\"minItems\":1") "},"
+                                         "{\"type\":\"array\",\"minItems\":1,\"items\":{" IDS(",\"minItems\":1") "}}]"),
+    FIELD("add_special_tokens", "boolean", srv_set_bool, IN(add_special_tokens), 0, 0, "true",
+          "put the tokenizer's BOS before texts"),
+    FIELD("max_tokens", "integer", srv_set_int64, IN(max_tokens), 0, 0, "16",
+          "tokens to generate; 0: read the prompt only", .bound = SRV_BOUND_MAX_TOKENS),
+    FIELD("min_tokens", "integer", srv_set_int64, IN(min_tokens), 0, 0, "0",
+          "no end before this many tokens; at most max_tokens", .bound = SRV_BOUND_MAX_TOKENS),
+    FIELD("n", "integer", srv_set_int32, IN(n), 1, SRV_MAX_N, "1", "choices a prompt"),
+    FIELD("best_of", "integer", srv_set_int32, IN(best_of), 1, SRV_MAX_N, "null",
+          "choices to make, of which the n with the best mean logprob are returned; at least n, n itself in streams"),
+    FIELD("echo", "boolean", srv_set_bool, IN(echo), 0, 0, "false", "the prompt is part of the text, and of logprobs"),
+    FIELD("temperature", "number", srv_set_float, IN(temperature), 0, 100, "1", "0: greedy"),
+    FIELD("top_p", "number", srv_set_float, IN(top_p), 0, 1, "1", "0: greedy, 1: off"),
+    FIELD("top_k", "integer", srv_set_int32, IN(top_k), -1, INT32_MAX, "0", "-1 or 0: off"),
+    FIELD("min_p", "number", srv_set_float, IN(min_p), 0, 1, "0", "0: off"),
+    FIELD("seed", "integer", srv_set_seed, IN(seed), -0x1p63, 0x1p63, "null",
+          "64 bits; absent: the server draws one and returns it"),
+    FIELD("logit_bias", NULL, srv_set_logit_bias, IN(biases), 0, 0, "{}",
+          "token ids, with what is added to their logits",
+          .schema = "\"type\":\"object\",\"propertyNames\":{\"pattern\":\"^(0|[1-9][0-9]{0,8})$\"},"
+                    "\"additionalProperties\":{\"type\":\"number\",\"minimum\":-100,\"maximum\":100}"),
+    FIELD("presence_penalty", "number", srv_set_float, IN(presence_penalty), -2, 2, "0", "over the completion"),
+    FIELD("frequency_penalty", "number", srv_set_float, IN(frequency_penalty), -2, 2, "0", "over the completion"),
+    FIELD("repetition_penalty", "number", srv_set_float, IN(repetition_penalty), 0.01, 10, "1",
+          "over prompt and completion; 1: off"),
+    FIELD("logprobs", "integer", srv_set_int32, IN(logprobs), 0, ENG_MAX_TOP, "null",
+          "logprobs of the model itself, with this many of the likeliest tokens"),
+    FIELD("stop", NULL, srv_set_stop, IN(stops), 0, 0, "[]", "up to 16 strings of 1 to 1024 bytes",
+          .schema =
+              "\"anyOf\":[{\"type\":\"string\",\"minLength\":1,\"maxLength\":256},{\"type\":\"array\",\"maxItems\":16,"
+              "\"items\":{\"type\":\"string\",\"minLength\":1,\"maxLength\":256}}]"),
+    FIELD("stop_token_ids", NULL, srv_set_stop_ids, IN(stop_ids), 0, 0, "[]", "ids that end the text, up to 64",
+          .schema = IDS(",\"maxItems\":64")),
+    FIELD("include_stop_str_in_output", "boolean", srv_set_bool, IN(include_stop), 0, 0, "false",
+          "what ended the text is part of it"),
+    FIELD("ignore_eos", "boolean", srv_set_bool, IN(ignore_eos), 0, 0, "false", "end-of-text ids are never drawn"),
+    FIELD("stream", "boolean", srv_set_bool, IN(stream), 0, 0, "false", "answer in server-sent events"),
+    FIELD("stream_options", NULL, srv_set_stream_options, IN(include_usage), 0, 0, "null", "only with stream",
+          .schema = "\"type\":\"object\",\"properties\":{\"include_usage\":{\"type\":[\"boolean\",\"null\"]},"
+                    "\"continuous_usage_stats\":{\"type\":[\"boolean\",\"null\"]}}"),
+    FIELD("return_token_ids", "boolean", srv_set_bool, IN(return_token_ids), 0, 0, "false",
+          "choices carry token_ids and prompt_token_ids"),
+    FIELD("priority", "integer", srv_set_int32, IN(priority), INT32_MIN, INT32_MAX, "0",
+          "lower first among those that wait"),
+    FIELD("user", "string", srv_check_string, 0, 0, 0, "null", "accepted and not used"),
+    FIELD("cg_tolerance", "number", srv_set_float, IN(cg_tolerance), 0, 1, "null",
+          "relative residual at which each Mesa head stops; 0: exact", .bound = SRV_BOUND_CG_TOLERANCE,
+          .given = SRV_GIVEN_CG_TOLERANCE),
+    FIELD("cg_max_steps", "integer", srv_set_int32, IN(cg_max_steps), 0, SRV_MAX_CG_STEPS, "null",
+          "upper bound of solver steps", .bound = SRV_BOUND_CG_STEPS, .given = SRV_GIVEN_CG_MAX_STEPS),
+    FIELD("cg_mode", NULL, srv_set_cg_mode, IN(cg_mode), 0, 0, "\"tolerance\"",
+          "what ends a solve; steps needs cg_max_steps", .schema = "\"enum\":[\"tolerance\",\"steps\",\"exact\"]",
+          .given = SRV_GIVEN_CG_MODE),
+    FIELD("exit_threshold", "number", srv_set_float, IN(exit_threshold), 0, 1, "null",
+          "looped models: cumulative exit probability at which a token's output is read",
+          .given = SRV_GIVEN_EXIT_THRESHOLD),
+    FIELD("max_loops", "integer", srv_set_int32, IN(max_loops), 1, SRV_MAX_LOOPS, "null",
+          "looped models: upper bound of loops", .bound = SRV_BOUND_LOOPS, .given = SRV_GIVEN_MAX_LOOPS),
+    FIELD("on_unconverged", NULL, srv_set_on_unconverged, IN(fail_unconverged), 0, 0, "\"accept\"",
+          "what follows when a solve hits its bound", .schema = "\"enum\":[\"accept\",\"error\"]",
+          .given = SRV_GIVEN_ON_UNCONVERGED),
+    FIELD("compute_details", "boolean", srv_set_bool, IN(compute_details), 0, 0, "false",
+          "choices carry solver figures of each token"),
+    UNBUILT("degrade", srv_neutral_empty, "{}", "\"enum\":[\"\",[],{}]"),
+    UNBUILT("suffix", srv_neutral_empty, "\"\"", "\"enum\":[\"\",[],{}]"),
+    UNBUILT("session", srv_neutral_null, "null", "\"type\":\"null\""),
+    UNBUILT("session_position", srv_neutral_null, "null", "\"type\":\"null\""),
+    UNBUILT("session_rollback", srv_neutral_false, "false", "\"enum\":[false]"),
+    UNBUILT("response_format", srv_neutral_format, "{\"type\":\"text\"}",
+            "\"type\":\"object\",\"required\":[\"type\"],\"properties\":{\"type\":{\"enum\":[\"text\"]}}"),
+    UNBUILT("tools", srv_neutral_empty, "[]", "\"enum\":[\"\",[],{}]"),
+    UNBUILT("tool_choice", srv_neutral_choice, "\"none\"", "\"enum\":[\"none\",\"auto\"]"),
+    UNBUILT("grammar", srv_neutral_empty, "\"\"", "\"enum\":[\"\",[],{}]"),
+    UNBUILT("guided_json", srv_neutral_null, "null", "\"type\":\"null\""),
+    UNBUILT("guided_regex", srv_neutral_null, "null", "\"type\":\"null\""),
+    UNBUILT("guided_choice", srv_neutral_null, "null", "\"type\":\"null\""),
+    UNBUILT("guided_grammar", srv_neutral_null, "null", "\"type\":\"null\""),
+    UNBUILT("prompt_embeds", srv_neutral_null, "null", "\"type\":\"null\""),
 };
 
 #define OF(member) offsetof(srv_token_request, member)
-static const field tokenize_fields[] = {
-    {"model", "string", set_model, OF(model), 0, 0, 0, "null", "which model; absent: the server's first"},
-    {"prompt", "string", set_text, OF(prompt), 0, 0, 0, "\"\"", "the text"},
-    {"add_special_tokens", "boolean", set_bool, OF(add_special_tokens), 0, 0, 0, "true",
-     "put the tokenizer's BOS in front"},
-    {"return_token_strs", "boolean", neutral_false, 0, 0, 0, 0, "false", "not built"},
+static const srv_field tokenize_fields[] = {
+    MODEL(OF(model)),
+    FIELD("prompt", "string", srv_set_text, OF(prompt), 0, 0, NULL, "the text"),
+    FIELD("add_special_tokens", "boolean", srv_set_bool, OF(add_special_tokens), 0, 0, "true",
+          "put the tokenizer's BOS in front"),
+    UNBUILT("return_token_strs", srv_neutral_false, "false", "\"enum\":[false]"),
 };
-static const field detokenize_fields[] = {
-    {"model", "string", set_model, OF(model), 0, 0, 0, "null", "which model; absent: the server's first"},
-    {"tokens", "array", set_ids, OF(prompt), 0, 0, 0, "[]", "token ids"},
+static const srv_field detokenize_fields[] = {
+    MODEL(OF(model)),
+    FIELD("tokens", NULL, srv_set_ids, OF(prompt), 0, 0, NULL, "token ids", .schema = IDS("")),
 };
+
+const srv_field_table *srv_fields(srv_request_kind kind) {
+    static const srv_field_table tables[] = {
+        [SRV_REQUEST_COMPLETION] = {completion_fields, sizeof completion_fields / sizeof *completion_fields},
+        [SRV_REQUEST_TOKENIZE] = {tokenize_fields, sizeof tokenize_fields / sizeof *tokenize_fields},
+        [SRV_REQUEST_DETOKENIZE] = {detokenize_fields, sizeof detokenize_fields / sizeof *detokenize_fields},
+    };
+    return &tables[kind];
+}
 
 // ---- bodies --------------------------------------------------------------------------------------------------------
 
@@ -570,7 +195,7 @@ static json_t *load_object(const char *body, size_t length, const srv_bounds *bo
     }
     json_t *root = json_loadb(body, length, JSON_REJECT_DUPLICATES | JSON_ALLOW_NUL, &error);
     if (!root && json_error_code(&error) == json_error_out_of_memory) {
-        refuse_memory(problem);
+        srv_refuse_engine(problem, ENG_NO_MEMORY, NULL);
         return NULL;
     }
     if (!root) {
@@ -586,17 +211,24 @@ static json_t *load_object(const char *body, size_t length, const srv_bounds *bo
     return root;
 }
 
-// Applies every row whose field is there and not null; the returned bits are the rows' given marks.
-static unsigned apply_fields(const json_t *root, const field *fields, size_t count, const srv_bounds *bounds,
-                             void *target, srv_problem *problem) {
+// Applies every row whose field is there and not null, and misses those that must be there; the returned bits are the
+// rows' given marks.
+static unsigned apply_fields(const json_t *root, srv_request_kind kind, const srv_bounds *bounds, void *target,
+                             srv_problem *problem) {
+    const srv_field_table *table = srv_fields(kind);
     unsigned given = 0;
 
-    for (size_t i = 0; i < count && !problem->status; i++) {
-        json_t *value = json_object_get(root, fields[i].name);
-        if (!value || json_is_null(value))
+    for (size_t i = 0; i < table->count && !problem->status; i++) {
+        const srv_field *field = &table->rows[i];
+        json_t *value = json_object_get(root, field->name);
+        if (!value || json_is_null(value)) {
+            if (!field->fallback)
+                srv_refuse(problem, 400, "missing_field", field->name, "%s is missing", field->name);
             continue;
-        given |= fields[i].given;
-        fields[i].set(&fields[i], value, bounds, (char *)target + fields[i].offset, problem);
+        }
+        given |= field->given;
+        field->set(&(srv_reading){.field = field, .bounds = bounds, .problem = problem}, value,
+                   (char *)target + field->offset);
     }
     return given;
 }
@@ -605,18 +237,6 @@ static eng_status status_of(const srv_problem *problem) {
     if (!problem->status)
         return ENG_OK;
     return problem->status == 429 ? ENG_NO_MEMORY : ENG_INVALID;
-}
-
-static void check_best_of(const json_t *root, const srv_request *request, srv_problem *problem) {
-    const json_t *value = json_object_get(root, "best_of");
-    int64_t best_of;
-
-    if (!value || !read_integer(value, &best_of) || best_of == request->n)
-        return;
-    if (best_of < request->n)
-        srv_refuse(problem, 400, "out_of_range", "best_of", "best_of must not be less than n");
-    else
-        srv_refuse(problem, 400, "not_supported", "best_of", "best_of above n is not supported by this server");
 }
 
 // cg_tolerance 0 is short for exact, unless a mode that does not look at it is named.
@@ -628,29 +248,37 @@ static void settle_solver(srv_request *request, const srv_bounds *bounds, srv_pr
         request->given |= SRV_GIVEN_CG_MODE;
         if (!bounds->allow_exact)
             srv_refuse(problem, 400, "out_of_range", "cg_tolerance", "this server does not allow exact solves");
-    } else if (tolerance_given && !((double)request->cg_tolerance >= bounds->min_cg_tolerance))
+    } else if (tolerance_given && !(request->cg_tolerance >= (float)bounds->min_cg_tolerance))
         srv_refuse(problem, 400, "out_of_range", "cg_tolerance", "cg_tolerance must be at least %.9g on this server",
                    bounds->min_cg_tolerance);
     if (request->cg_mode == ENG_CG_EXACT && !bounds->allow_exact)
         srv_refuse(problem, 400, "out_of_range", "cg_mode", "this server does not allow cg_mode exact");
     if (request->cg_mode == ENG_CG_STEPS && !(request->given & SRV_GIVEN_CG_MAX_STEPS))
         srv_refuse(problem, 400, "missing_field", "cg_max_steps", "cg_mode steps needs cg_max_steps");
-    if ((request->given & SRV_GIVEN_CG_MAX_STEPS) && request->cg_max_steps > bounds->max_cg_steps)
-        srv_refuse(problem, 400, "out_of_range", "cg_max_steps", "cg_max_steps must be at most %lld on this server",
-                   (long long)bounds->max_cg_steps);
-    if ((request->given & SRV_GIVEN_MAX_LOOPS) && request->max_loops > bounds->max_loops)
-        srv_refuse(problem, 400, "out_of_range", "max_loops", "max_loops must be at most %lld on this server",
-                   (long long)bounds->max_loops);
 }
 
+static void settle_best_of(srv_request *request, srv_problem *problem) {
+    if (request->best_of == 0)
+        request->best_of = request->n;
+    if (request->best_of < request->n)
+        srv_refuse(problem, 400, "out_of_range", "best_of", "best_of must not be less than n");
+    else if (request->stream && request->best_of > request->n)
+        srv_refuse(problem, 400, "invalid_value", "best_of", "best_of above n cannot be streamed");
+    if (request->prompt_count * (size_t)request->best_of > SRV_MAX_CHOICES)
+        srv_refuse(problem, 400, "out_of_range", request->best_of > request->n ? "best_of" : "n",
+                   "prompts times choices must be at most %d", SRV_MAX_CHOICES);
+}
+
+// What concerns more than one field.
 static void check_whole(const json_t *root, srv_request *request, const srv_bounds *bounds, srv_problem *problem) {
     const json_t *options = json_object_get(root, "stream_options");
 
-    check_best_of(root, request, problem);
     if (options && !json_is_null(options) && !request->stream)
         srv_refuse(problem, 400, "invalid_value", "stream_options", "stream_options needs stream");
-    if (request->prompt_count * (size_t)request->n > SRV_MAX_CHOICES)
-        srv_refuse(problem, 400, "out_of_range", "n", "prompts times n must be at most %d", SRV_MAX_CHOICES);
+    if (request->min_tokens > request->max_tokens)
+        srv_refuse(problem, 400, "out_of_range", "min_tokens", "min_tokens must not be above max_tokens, which is %lld",
+                   (long long)request->max_tokens);
+    settle_best_of(request, problem);
     settle_solver(request, bounds, problem);
 }
 
@@ -659,10 +287,10 @@ static void add_empty_prompt(srv_request *request, srv_problem *problem) {
     if (request->prompts)
         return;
     request->prompts = calloc(1, sizeof *request->prompts);
-    char *text = copy_bytes("", 0);
+    char *text = calloc(1, 1);
     if (!request->prompts || !text) {
         free(text);
-        refuse_memory(problem);
+        srv_refuse_engine(problem, ENG_NO_MEMORY, NULL);
         return;
     }
     request->prompts->text = text;
@@ -677,17 +305,18 @@ eng_status srv_request_parse(const char *body, size_t length, const srv_bounds *
         .n = 1,
         .temperature = 1,
         .top_p = 1,
+        .repetition_penalty = 1,
+        .logprobs = -1,
         .cg_mode = ENG_CG_TOLERANCE,
     };
     json_t *root = load_object(body, length, bounds, problem);
     if (!root)
         return status_of(problem);
-    request->given = apply_fields(root, completion_fields, sizeof completion_fields / sizeof *completion_fields, bounds,
-                                  request, problem);
-    if (!problem->status)
-        check_whole(root, request, bounds, problem);
+    request->given = apply_fields(root, SRV_REQUEST_COMPLETION, bounds, request, problem);
     if (!problem->status)
         add_empty_prompt(request, problem);
+    if (!problem->status)
+        check_whole(root, request, bounds, problem);
     json_decref(root);
     return status_of(problem);
 }
@@ -701,36 +330,20 @@ void srv_request_free(srv_request *request) {
         free((char *)request->stops[i].bytes);
     free(request->prompts);
     free(request->stops);
+    free(request->biases);
     free(request->model);
     *request = (srv_request){0};
 }
 
-// required: the field that the call is about.
-static eng_status parse_token_request(const char *body, size_t length, const srv_bounds *bounds, const field *fields,
-                                      size_t count, const char *required, srv_token_request *request,
-                                      srv_problem *problem) {
+eng_status srv_token_request_parse(srv_request_kind kind, const char *body, size_t length, const srv_bounds *bounds,
+                                   srv_token_request *request, srv_problem *problem) {
     *request = (srv_token_request){.add_special_tokens = true};
     json_t *root = load_object(body, length, bounds, problem);
     if (!root)
         return status_of(problem);
-    const json_t *value = json_object_get(root, required);
-    if (!value || json_is_null(value))
-        srv_refuse(problem, 400, "missing_field", required, "%s is missing", required);
-    apply_fields(root, fields, count, bounds, request, problem);
+    apply_fields(root, kind, bounds, request, problem);
     json_decref(root);
     return status_of(problem);
-}
-
-eng_status srv_tokenize_parse(const char *body, size_t length, const srv_bounds *bounds, srv_token_request *request,
-                              srv_problem *problem) {
-    return parse_token_request(body, length, bounds, tokenize_fields, sizeof tokenize_fields / sizeof *tokenize_fields,
-                               "prompt", request, problem);
-}
-
-eng_status srv_detokenize_parse(const char *body, size_t length, const srv_bounds *bounds, srv_token_request *request,
-                                srv_problem *problem) {
-    return parse_token_request(body, length, bounds, detokenize_fields,
-                               sizeof detokenize_fields / sizeof *detokenize_fields, "tokens", request, problem);
 }
 
 void srv_token_request_free(srv_token_request *request) {

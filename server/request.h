@@ -1,9 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 // Request bodies: JSON in, a validated struct or a named refusal out.
 //
-// What a body may hold is a table in request.c, one row a field: name, type, range, default, description, setter. What
-// is not in the table is accepted and ignored; null counts as absent; what the table knows but this version does not
-// build is refused by name unless it is neutral. Nothing of the JSON library crosses this header.
+// What a body may hold is a table in request.c, one row a field: name, type, range, default, description, setter; the
+// same rows are the document that clients get (request_schema.c). What is not in the table is accepted and ignored;
+// null counts as absent; what the table knows but this version does not build is refused by name unless it is neutral.
+// Nothing of the JSON library crosses this header.
 #ifndef SERVER_REQUEST_H
 #define SERVER_REQUEST_H
 
@@ -12,8 +13,15 @@
 #include <stdint.h>
 
 #include "engine/engine.h"
+#include "server/buf.h"
 #include "server/limits.h"
 #include "server/problem.h"
+
+typedef enum srv_request_kind {
+    SRV_REQUEST_COMPLETION,
+    SRV_REQUEST_TOKENIZE,
+    SRV_REQUEST_DETOKENIZE,
+} srv_request_kind;
 
 typedef struct srv_bounds { // the configuration's part in the ranges
     int64_t max_tokens, max_prompt_tokens, max_prompts;
@@ -46,14 +54,25 @@ typedef struct srv_request {
     size_t prompt_count; // at least 1; an absent prompt is one empty text
     bool add_special_tokens;
     int64_t max_tokens;
-    int32_t n;
+    int64_t min_tokens;
+    int32_t n, best_of; // best_of >= n
+    bool echo;
     float temperature, top_p, min_p;
     int32_t top_k;
     int64_t seed;
     bool seed_given;
+    eng_logit_bias *biases;
+    size_t bias_count;
+    float presence_penalty, frequency_penalty, repetition_penalty;
+    int32_t logprobs; // -1: none
+    int32_t stop_ids[ENG_MAX_STOP_IDS];
+    size_t stop_id_count;
+    bool include_stop, ignore_eos;
     eng_text *stops; // with the NUL-terminated bytes of each in new memory
     size_t stop_count;
     bool stream, include_usage, continuous_usage;
+    bool return_token_ids, compute_details;
+    int32_t priority;
     unsigned given; // SRV_GIVEN_*: the knobs below that count
     float cg_tolerance, exit_threshold;
     int32_t cg_max_steps, max_loops;
@@ -73,10 +92,12 @@ typedef struct srv_token_request {
     srv_prompt prompt; // text for tokenize, ids for detokenize
     bool add_special_tokens;
 } srv_token_request;
-ENG_CHECKED eng_status srv_tokenize_parse(const char *body, size_t length, const srv_bounds *bounds,
-                                          srv_token_request *request, srv_problem *problem);
-ENG_CHECKED eng_status srv_detokenize_parse(const char *body, size_t length, const srv_bounds *bounds,
-                                            srv_token_request *request, srv_problem *problem);
+ENG_CHECKED eng_status srv_token_request_parse(srv_request_kind kind, const char *body, size_t length,
+                                               const srv_bounds *bounds, srv_token_request *request,
+                                               srv_problem *problem);
 void srv_token_request_free(srv_token_request *request);
+
+// The kind's fields as one JSON Schema object, within the bounds. request_schema.c.
+void srv_request_write_schema(srv_buf *out, srv_request_kind kind, const srv_bounds *bounds);
 
 #endif

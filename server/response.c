@@ -97,40 +97,13 @@ static void write_seed(srv_buf *out, const srv_head *head) {
     srv_json_integer(out, head->seed);
 }
 
-static const char *finish_reason(eng_finish finish) {
-    switch (finish) {
-    case ENG_FINISH_NONE:
-        return NULL;
-    case ENG_FINISH_STOP:
-        return "stop";
-    case ENG_FINISH_LENGTH:
-        return "length";
-    case ENG_FINISH_ERROR:
-        return "error";
-    }
-    return NULL;
-}
-
-static void write_choice(srv_buf *out, size_t index, const srv_choice_text *choice) {
-    srv_buf_puts(out, "{\"index\":");
-    srv_json_integer(out, (int64_t)index);
-    srv_buf_puts(out, ",\"text\":");
-    srv_json_string(out, choice->text ? choice->text : "", choice->length);
-    srv_buf_puts(out, ",\"logprobs\":null,\"finish_reason\":");
-    srv_json_text(out, finish_reason(choice->finish));
-    srv_buf_puts(out, "}");
-}
-
-void srv_write_completion(srv_buf *out, const srv_head *head, const srv_choice_text *choices, size_t count,
-                          const srv_usage *usage) {
+void srv_write_opening(srv_buf *out, const srv_head *head) {
     write_head(out, head);
     write_seed(out, head);
     srv_buf_puts(out, ",\"choices\":[");
-    for (size_t i = 0; i < count; i++) {
-        if (i)
-            srv_buf_puts(out, ",");
-        write_choice(out, i, &choices[i]);
-    }
+}
+
+void srv_write_closing(srv_buf *out, const srv_usage *usage) {
     srv_buf_puts(out, "],\"usage\":");
     write_usage(out, usage);
     srv_buf_puts(out, "}");
@@ -142,7 +115,7 @@ void srv_write_chunk(srv_buf *out, const srv_head *head, const srv_chunk *chunk)
     if (chunk->with_seed)
         write_seed(out, head);
     srv_buf_puts(out, ",\"choices\":[");
-    write_choice(out, chunk->index, &chunk->choice);
+    srv_write_choice(out, chunk->form, &chunk->piece);
     srv_buf_puts(out, "]");
     if (chunk->usage) {
         srv_buf_puts(out, ",\"usage\":");

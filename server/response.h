@@ -13,6 +13,7 @@
 #include "engine/engine.h"
 #include "server/buf.h"
 #include "server/problem.h"
+#include "server/token_list.h"
 
 // What is the same in every part of one answer.
 typedef struct srv_head {
@@ -22,11 +23,41 @@ typedef struct srv_head {
     int64_t seed;
 } srv_head;
 
-typedef struct srv_choice_text {
+// How the choices of one answer are written.
+typedef struct srv_choice_form {
+    const eng_engine *engine;
+    int32_t logprobs; // -1: null
+    bool token_ids, compute, has_mesa;
+} srv_choice_form;
+
+// How much of a choice was written, so that its next piece goes on from there. All zero at first.
+typedef struct srv_place {
+    uint64_t delivered;  // characters of the text
+    uint64_t echoed;     // of these, the prompt's
+    uint64_t characters; // that the bytes of its tokens have begun
+    unsigned missing;    // bytes of the last one still to come
+    unsigned char low, high;
+    size_t prompt_told; // tokens
+    bool begun, drawing;
+} srv_place;
+
+// A choice, or a stream's next piece of one.
+typedef struct srv_choice_piece {
+    size_t index;
+    srv_place *place;
+    // Written with the first piece only.
+    const char *echo;
+    size_t echo_length;
+    const int32_t *prompt_ids;
+    size_t prompt_id_count;
+    bool added_bos; // the prompt's first token stands for no text
+    // Of this piece.
     const char *text;
     size_t length;
     eng_finish finish; // NONE: null
-} srv_choice_text;
+    const srv_token_list *prompt, *drawn;
+} srv_choice_piece;
+void srv_write_choice(srv_buf *out, const srv_choice_form *form, const srv_choice_piece *piece); // response_choice.c
 
 typedef struct srv_usage {
     int64_t prompt_tokens, completion_tokens, cached_tokens;
@@ -36,13 +67,14 @@ typedef struct srv_usage {
 } srv_usage;
 
 void srv_write_error(srv_buf *out, const srv_problem *problem);
-void srv_write_completion(srv_buf *out, const srv_head *head, const srv_choice_text *choices, size_t count,
-                          const srv_usage *usage);
+// A whole answer: the opening, the choices with commas between them, the closing.
+void srv_write_opening(srv_buf *out, const srv_head *head);
+void srv_write_closing(srv_buf *out, const srv_usage *usage);
 
 // One event with one choice. with_seed: the stream's first. usage_null: the client asked for usage, which comes later.
 typedef struct srv_chunk {
-    size_t index;
-    srv_choice_text choice;
+    const srv_choice_form *form;
+    srv_choice_piece piece;
     bool with_seed, usage_null;
     const srv_usage *usage; // NULL: none; wins over usage_null
 } srv_chunk;

@@ -56,12 +56,10 @@ static void write_event(srv_completion *completion, const srv_event *event) {
     srv_usage usage;
 
     choice->usage = event->usage;
-    if (event->text_length == 0 && event->finish == ENG_FINISH_NONE)
-        return;
     srv_completion_usage(completion, &usage);
     const srv_chunk chunk = {
-        .index = choice->index,
-        .choice = {.text = event->text, .length = event->text_length, .finish = event->finish},
+        .form = &completion->form,
+        .piece = srv_completion_piece(choice, event),
         .with_seed = !completion->seed_told,
         .usage_null = request->include_usage,
         .usage = request->continuous_usage ? &usage : NULL,

@@ -59,8 +59,8 @@ static void work(void *context) {
     srv_token_request request;
 
     const eng_status status =
-        task->detokenize ? srv_detokenize_parse(body->data, body->length, &server->bounds, &request, &task->problem)
-                         : srv_tokenize_parse(body->data, body->length, &server->bounds, &request, &task->problem);
+        srv_token_request_parse(task->detokenize ? SRV_REQUEST_DETOKENIZE : SRV_REQUEST_TOKENIZE, body->data,
+                                body->length, &server->bounds, &request, &task->problem);
     const srv_model *model =
         status ? NULL : srv_server_model(server, task->exchange->key, request.model, &task->problem);
     task->model = model;

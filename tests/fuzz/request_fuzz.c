@@ -49,6 +49,17 @@ static void check_accepted(const srv_request *request) {
     }
     require(request->max_tokens >= 0 && request->max_tokens <= 1000);
     require(request->n >= 1 && request->n <= 128);
+    require(request->best_of >= request->n && request->best_of <= 128);
+    require(request->logprobs >= -1 && request->logprobs <= ENG_MAX_TOP);
+    require(request->min_tokens >= 0 && request->min_tokens <= request->max_tokens);
+    require(request->stop_id_count <= ENG_MAX_STOP_IDS);
+    for (size_t i = 0; i < request->stop_id_count; i++)
+        require(request->stop_ids[i] >= 0);
+    for (size_t i = 0; i < request->bias_count; i++)
+        require(request->biases[i].id >= 0 && request->biases[i].bias >= -100 && request->biases[i].bias <= 100);
+    require(request->presence_penalty >= -2 && request->presence_penalty <= 2);
+    require(request->frequency_penalty >= -2 && request->frequency_penalty <= 2);
+    require(request->repetition_penalty > 0 && request->repetition_penalty <= 10);
     require(request->temperature >= 0 && request->temperature <= 100);
     require(request->top_p >= 0 && request->top_p <= 1);
     require(request->min_p >= 0 && request->min_p <= 1);
@@ -68,8 +79,8 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size) {
         return 0;
     if (data[0] % 4 >= 2) {
         srv_token_request request;
-        const eng_status status = data[0] % 2 ? srv_tokenize_parse(body, size - 1, &bounds, &request, &problem)
-                                              : srv_detokenize_parse(body, size - 1, &bounds, &request, &problem);
+        const eng_status status = srv_token_request_parse(data[0] % 2 ? SRV_REQUEST_TOKENIZE : SRV_REQUEST_DETOKENIZE,
+                                                          body, size - 1, &bounds, &request, &problem);
         if (status)
             check_refused(&problem);
         srv_token_request_free(&request);

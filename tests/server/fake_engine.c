@@ -10,50 +10,19 @@
 #include <string.h>
 #include <time.h>
 
-#include "engine/engine.h"
-
-enum { BOS = 256, EOS = 257, VOCABULARY = 258, ROWS = 4, CHUNK = 64, MAX_TEXT = 4096 };
-
-typedef struct fake_request {
-    struct fake_request *next;
-    uint64_t id;
-    int64_t prompt_count, prompt_read, made, max_tokens;
-    eng_sampling sampling;
-    eng_knobs knobs;
-    bool fail_unconverged, paused;
-    char stops[16][1025];
-    size_t stop_lengths[16], stop_count;
-    char *text; // held back
-    size_t held;
-    void *user;
-    eng_usage usage;
-} fake_request;
+enum { ROWS = 4, CHUNK = 64 };
 
 struct eng_engine {
     eng_model_info info;
     uint64_t queue_requests, next_id, count;
-    char bytes[BOS];     // of eng_token_bytes
-    fake_request *first; // oldest first
+    char bytes[FAKE_BOS]; // of eng_token_bytes
+    fake_request *first;  // oldest first
 };
 
 static fake_engine_controls controls;
 
 fake_engine_controls *fake_engine(void) {
     return &controls;
-}
-
-static char letter(unsigned long long seed, unsigned choice, long position) {
-    unsigned long long x = seed * 0x9e3779b97f4a7c15ull + choice * 0xbf58476d1ce4e5b9ull + (unsigned long long)position;
-    x ^= x >> 31;
-    x *= 0x94d049bb133111ebull;
-    x ^= x >> 29;
-    return (char)('a' + x % 26);
-}
-
-void fake_engine_text(unsigned long long seed, unsigned choice, long first, long count, char *out) {
-    for (long i = 0; i < count; i++)
-        out[i] = letter(seed, choice, first + i);
-    out[count] = '\0';
 }
 
 static void sleep_us(long microseconds) {
@@ -79,13 +48,13 @@ eng_status eng_open(const eng_options *options, eng_engine **out, eng_error *err
         .parameters = 5123456,
         .layers = 2,
         .loops = strstr(dir, "loops") ? 4 : 1,
-        .vocab_size = VOCABULARY,
+        .vocab_size = FAKE_VOCABULARY,
         .hidden_size = 8,
         .state_bytes = 1024,
         .context_length = strstr(dir, "short") ? 64 : -1,
         .trained_length = 128,
-        .bos_id = strstr(dir, "nobos") ? -1 : BOS,
-        .eos_id = EOS,
+        .bos_id = strstr(dir, "nobos") ? -1 : FAKE_BOS,
+        .eos_id = FAKE_EOS,
         .has_tokenizer = true,
         .has_mesa = !strstr(dir, "plain"),
         .has_loops = strstr(dir, "loops") != NULL,
@@ -93,15 +62,10 @@ eng_status eng_open(const eng_options *options, eng_engine **out, eng_error *err
         .chunk = CHUNK,
         .default_knobs = {.cg_tolerance = 1e-4f, .cg_max_steps = 30, .exit_threshold = 1, .max_loops = 4},
     };
-    for (int i = 0; i < BOS; i++)
+    for (int i = 0; i < FAKE_BOS; i++)
         engine->bytes[i] = (char)i;
     *out = engine;
     return ENG_OK;
-}
-
-static void free_request(fake_request *request) {
-    free(request->text);
-    free(request);
 }
 
 void eng_close(eng_engine *engine) {
@@ -110,7 +74,7 @@ void eng_close(eng_engine *engine) {
     for (fake_request *at = engine->first, *next; at; at = next) {
         next = at->next;
         atomic_fetch_sub(&controls.active, 1);
-        free_request(at);
+        fake_request_free(at);
     }
     free(engine);
 }
@@ -126,7 +90,7 @@ eng_status eng_encode(const eng_engine *engine, const char *text, size_t length,
     if (!out)
         return eng_fail(error, ENG_NO_MEMORY, "no memory");
     if (add_special && engine->info.bos_id >= 0)
-        out[written++] = BOS;
+        out[written++] = FAKE_BOS;
     for (size_t i = 0; i < length; i++)
         out[written++] = (unsigned char)text[i];
     *ids = out;
@@ -144,8 +108,8 @@ eng_status eng_decode(const eng_engine *engine, const int32_t *ids, size_t count
     for (size_t i = 0; i < count; i++) {
         if (ids[i] < 128)
             out[written++] = (char)ids[i];
-        else if (ids[i] != BOS || keep_special) {
-            memcpy(out + written, ids[i] == BOS ? "<s>" : "\xef\xbf\xbd", 3);
+        else if (ids[i] != FAKE_BOS || keep_special) {
+            memcpy(out + written, ids[i] == FAKE_BOS ? "<s>" : "\xef\xbf\xbd", 3);
             written += 3;
         }
     }
@@ -156,52 +120,53 @@ eng_status eng_decode(const eng_engine *engine, const int32_t *ids, size_t count
 }
 
 const char *eng_token_bytes(const eng_engine *engine, int32_t id, size_t *length) {
-    if (id == BOS || id == EOS) {
-        *length = id == BOS ? 3 : 4;
-        return id == BOS ? "<s>" : "</s>";
+    static const char *const others[] = {"<s>", "</s>", "a"};
+
+    if (id >= FAKE_BOS && id < FAKE_VOCABULARY) {
+        *length = strlen(others[id - FAKE_BOS]);
+        return others[id - FAKE_BOS];
     }
-    *length = id >= 0 && id < BOS;
+    *length = id >= 0 && id < FAKE_BOS;
     return *length ? engine->bytes + id : "";
 }
 
 bool eng_token_is_special(const eng_engine *engine, int32_t id) {
     (void)engine;
-    return id == BOS || id == EOS;
+    return id == FAKE_BOS || id == FAKE_EOS;
 }
 
 void eng_free(void *memory) {
     free(memory);
 }
 
+static void record(const eng_request *request) {
+    atomic_store(&controls.last_cg_mode, (int)request->knobs.cg_mode);
+    atomic_store(&controls.last_cg_max_steps, request->knobs.cg_max_steps);
+    atomic_store(&controls.last_fail_unconverged, request->fail_unconverged);
+    atomic_store(&controls.last_priority, request->priority);
+    atomic_store(&controls.last_owner, (int)request->owner);
+    atomic_store(&controls.last_min_tokens, (int)request->min_tokens);
+    atomic_store(&controls.last_bias_count, (int)request->bias_count);
+    atomic_store(&controls.last_presence, (int)(request->presence_penalty * 100));
+    atomic_store(&controls.last_frequency, (int)(request->frequency_penalty * 100));
+    atomic_store(&controls.last_repetition, (int)(request->repetition_penalty * 100));
+    atomic_store(&controls.last_logprobs, request->logprobs);
+    atomic_store(&controls.last_prompt_logprobs, request->prompt_logprobs);
+}
+
 eng_status eng_submit(eng_engine *engine, const eng_request *request, uint64_t *id, eng_error *error) {
     if (engine->count >= engine->queue_requests)
         return eng_fail(error, ENG_FULL, "full");
-    fake_request *made = calloc(1, sizeof *made);
+    fake_request *made = fake_request_create(request, ++engine->next_id);
     if (!made)
         return eng_fail(error, ENG_NO_MEMORY, "no memory");
-    made->id = ++engine->next_id;
-    made->prompt_count = (int64_t)request->count;
-    made->max_tokens = request->max_tokens;
-    made->sampling = request->sampling;
-    made->knobs = request->knobs;
-    made->fail_unconverged = request->fail_unconverged;
-    made->user = request->user;
-    made->stop_count = request->stop_count;
-    for (size_t i = 0; i < request->stop_count; i++) {
-        memcpy(made->stops[i], request->stops[i].bytes, request->stops[i].length);
-        made->stop_lengths[i] = request->stops[i].length;
-    }
-    made->text = calloc(1, MAX_TEXT * 4);
-    made->usage.prompt_tokens = made->prompt_count;
     fake_request **end = &engine->first;
     while (*end)
         end = &(*end)->next;
     *end = made;
     engine->count++;
     *id = made->id;
-    atomic_store(&controls.last_cg_mode, (int)request->knobs.cg_mode);
-    atomic_store(&controls.last_cg_max_steps, request->knobs.cg_max_steps);
-    atomic_store(&controls.last_fail_unconverged, request->fail_unconverged);
+    record(request);
     atomic_fetch_add(&controls.submitted, 1);
     atomic_fetch_add(&controls.active, 1);
     return ENG_OK;
@@ -216,7 +181,7 @@ static void drop(eng_engine *engine, uint64_t id) {
             if (found->paused)
                 atomic_fetch_sub(&controls.paused, 1);
             atomic_fetch_sub(&controls.active, 1);
-            free_request(found);
+            fake_request_free(found);
             return;
         }
 }
@@ -236,95 +201,6 @@ void eng_pause(eng_engine *engine, uint64_t id, bool paused) {
         }
 }
 
-// Bytes of the held text that may go out: before a stop string (*stopped), else without what may become one.
-static size_t settled(const fake_request *request, bool *stopped) {
-    size_t safe = request->held;
-
-    *stopped = false;
-    for (size_t from = 0; from < request->held; from++)
-        for (size_t k = 0; k < request->stop_count; k++) {
-            const size_t left = request->held - from, length = request->stop_lengths[k];
-            const size_t compared = left < length ? left : length;
-            if (memcmp(request->text + from, request->stops[k], compared) != 0)
-                continue;
-            if (left >= length) {
-                *stopped = true;
-                return from;
-            }
-            if (from < safe)
-                safe = from;
-        }
-    return safe;
-}
-
-static void report(fake_request *request, eng_event_fn on_event, void *context, size_t length, eng_finish finish,
-                   eng_status status, const char *message) {
-    const eng_token token = {.id = 'a'};
-    const eng_event event = {
-        .id = request->id,
-        .user = request->user,
-        .tokens = &token,
-        .token_count = request->made > 0,
-        .text = request->text,
-        .text_length = length,
-        .finish = finish,
-        .status = status,
-        .message = message,
-        .usage = &request->usage,
-    };
-    on_event(context, &event);
-    memmove(request->text, request->text + length, request->held - length);
-    request->held -= length;
-}
-
-static eng_finish make_token(fake_request *request, eng_event_fn on_event, void *context) {
-    const long position = (long)(request->prompt_count + request->made);
-    const int bytes = atomic_load(&controls.text_bytes);
-    const char c = letter(request->sampling.seed, request->sampling.choice, position);
-    bool stopped;
-
-    request->made++;
-    atomic_fetch_add(&controls.tokens, 1);
-    if (atomic_load(&controls.numeric_at) == request->made) {
-        report(request, on_event, context, 0, ENG_FINISH_ERROR, ENG_NUMERIC, "non-finite logits");
-        return ENG_FINISH_ERROR;
-    }
-    if (request->fail_unconverged && atomic_load(&controls.unconverged_at) == request->made) {
-        report(request, on_event, context, 0, ENG_FINISH_ERROR, ENG_UNCONVERGED, "a solve hit its bound");
-        return ENG_FINISH_ERROR;
-    }
-    request->usage.completion_tokens = request->made;
-    request->usage.completion.solves += 2;
-    request->usage.completion.steps += 5;
-    request->usage.completion.steps_max = 3;
-    for (int i = 0; i < (bytes ? bytes : 1) && request->held < MAX_TEXT * 3; i++)
-        request->text[request->held++] = c;
-    size_t length = settled(request, &stopped);
-    const bool last = request->made >= request->max_tokens;
-    const eng_finish finish = stopped ? ENG_FINISH_STOP : last ? ENG_FINISH_LENGTH : ENG_FINISH_NONE;
-    if (!stopped && last)
-        length = request->held;
-    report(request, on_event, context, length, finish, ENG_OK, NULL);
-    return finish;
-}
-
-static eng_finish advance(fake_request *request, eng_event_fn on_event, void *context) {
-    if (request->prompt_read < request->prompt_count) {
-        request->prompt_read += CHUNK;
-        request->usage.prompt.solves = 2 * (uint64_t)request->prompt_count;
-        request->usage.prompt.steps = 4 * (uint64_t)request->prompt_count;
-        request->usage.prompt.steps_max = 2;
-        if (request->prompt_read < request->prompt_count)
-            return ENG_FINISH_NONE;
-        if (request->max_tokens == 0) {
-            report(request, on_event, context, 0, ENG_FINISH_LENGTH, ENG_OK, NULL);
-            return ENG_FINISH_LENGTH;
-        }
-        return ENG_FINISH_NONE;
-    }
-    return make_token(request, on_event, context);
-}
-
 eng_status eng_step(eng_engine *engine, eng_event_fn on_event, void *context, bool *worked, eng_error *error) {
     int rows = 0;
 
@@ -339,7 +215,7 @@ eng_status eng_step(eng_engine *engine, eng_event_fn on_event, void *context, bo
         if (!*worked)
             sleep_us(atomic_load(&controls.step_us));
         *worked = true;
-        if (advance(at, on_event, context) != ENG_FINISH_NONE) {
+        if (fake_request_advance(at, CHUNK, on_event, context) != ENG_FINISH_NONE) {
             atomic_fetch_add(&controls.finished, 1);
             drop(engine, at->id);
         }
@@ -350,5 +226,14 @@ eng_status eng_step(eng_engine *engine, eng_event_fn on_event, void *context, bo
 }
 
 void eng_read_gauges(const eng_engine *engine, eng_gauges *out) {
-    *out = (eng_gauges){.running = engine->count};
+    const uint64_t rows = (uint64_t)engine->info.max_rows;
+    *out = (eng_gauges){.states_total = rows};
+    for (const fake_request *at = engine->first; at; at = at->next)
+        if (out->running < rows)
+            out->running++;
+        else {
+            out->queued_requests++;
+            out->queued_tokens += at->asked.count;
+        }
+    out->states_used = out->running;
 }

@@ -126,7 +126,7 @@ START_TEST(prompt_borders) {
     json_decref(json);
     answer_free(&answer);
     post_expect("{\"prompt\":\"\",\"add_special_tokens\":false}", 400, "prompt", NULL);
-    post_expect("{\"prompt\":[258]}", 400, "prompt", "out_of_range");
+    post_expect("{\"prompt\":[259]}", 400, "prompt", "out_of_range");
     post_expect("{\"prompt\":[[1],[400]],\"stream\":true}", 400, "prompt", NULL);
     fixture_post(&server, "/v1/completions", "{\"prompt\":\"ab\\u0000cd\",\"max_tokens\":0}", &answer);
     json = answer_json(&answer);
@@ -213,7 +213,7 @@ START_TEST(models_and_tokens) {
     fixture_post(&server, "/detokenize", "{\"tokens\":[104,34,10]}", &answer);
     ck_assert_str_eq(answer.body, "{\"prompt\":\"h\\\"\\n\"}");
     answer_free(&answer);
-    fixture_post(&server, "/detokenize", "{\"tokens\":[258]}", &answer);
+    fixture_post(&server, "/detokenize", "{\"tokens\":[259]}", &answer);
     expect_error(&answer, 400, "tokens", NULL);
     answer_free(&answer);
 }

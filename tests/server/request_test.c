@@ -64,7 +64,57 @@ START_TEST(refuses_bad_fields) {
         {"{\"n\":0}", 400, "n"},
         {"{\"n\":129}", 400, "n"},
         {"{\"n\":3,\"best_of\":2}", 400, "best_of"},
-        {"{\"best_of\":2}", 400, "best_of"},
+        {"{\"best_of\":2,\"stream\":true}", 400, "best_of"},
+        {"{\"best_of\":129}", 400, "best_of"},
+        {"{\"prompt\":[\"1\",\"2\",\"3\",\"4\",\"5\",\"6\",\"7\",\"8\"],\"best_of\":128,\"n\":1,\"max_tokens\":1001}",
+         400, "max_tokens"},
+        {"{\"prompt\":[\"1\",\"2\",\"3\",\"4\",\"5\",\"6\",\"7\",\"8\",\"9\"],\"n\":128}", 400, "prompt"},
+        {"{\"echo\":1}", 400, "echo"},
+        {"{\"logprobs\":-1}", 400, "logprobs"},
+        {"{\"logprobs\":21}", 400, "logprobs"},
+        {"{\"logprobs\":true}", 400, "logprobs"},
+        {"{\"logprobs\":\"1\"}", 400, "logprobs"},
+        {"{\"logprobs\":1.5}", 400, "logprobs"},
+        {"{\"logit_bias\":[]}", 400, "logit_bias"},
+        {"{\"logit_bias\":{\"-1\":5}}", 400, "logit_bias"},
+        {"{\"logit_bias\":{\"1e1\":5}}", 400, "logit_bias"},
+        {"{\"logit_bias\":{\" 5\":1}}", 400, "logit_bias"},
+        {"{\"logit_bias\":{\"5 \":1}}", 400, "logit_bias"},
+        {"{\"logit_bias\":{\"05\":1}}", 400, "logit_bias"},
+        {"{\"logit_bias\":{\"+5\":1}}", 400, "logit_bias"},
+        {"{\"logit_bias\":{\"\":1}}", 400, "logit_bias"},
+        {"{\"logit_bias\":{\"5.0\":1}}", 400, "logit_bias"},
+        {"{\"logit_bias\":{\"CANARY\":1}}", 400, "logit_bias"},
+        {"{\"logit_bias\":{\"2147483648\":1}}", 400, "logit_bias"},
+        {"{\"logit_bias\":{\"99999999999999999999\":1}}", 400, "logit_bias"},
+        {"{\"logit_bias\":{\"5\":\"x\"}}", 400, "logit_bias"},
+        {"{\"logit_bias\":{\"5\":null}}", 400, "logit_bias"},
+        {"{\"logit_bias\":{\"5\":1e9}}", 400, "logit_bias"},
+        {"{\"logit_bias\":{\"5\":1e308}}", 400, "logit_bias"},
+        {"{\"logit_bias\":{\"5\":100.5}}", 400, "logit_bias"},
+        {"{\"presence_penalty\":2.5}", 400, "presence_penalty"},
+        {"{\"presence_penalty\":\"0\"}", 400, "presence_penalty"},
+        {"{\"frequency_penalty\":-2.01}", 400, "frequency_penalty"},
+        {"{\"frequency_penalty\":1e308}", 400, "frequency_penalty"},
+        {"{\"repetition_penalty\":0}", 400, "repetition_penalty"},
+        {"{\"repetition_penalty\":10.5}", 400, "repetition_penalty"},
+        {"{\"min_tokens\":-1}", 400, "min_tokens"},
+        {"{\"min_tokens\":17}", 400, "min_tokens"},
+        {"{\"min_tokens\":5,\"max_tokens\":4}", 400, "min_tokens"},
+        {"{\"ignore_eos\":\"yes\"}", 400, "ignore_eos"},
+        {"{\"stop_token_ids\":5}", 400, "stop_token_ids"},
+        {"{\"stop_token_ids\":{}}", 400, "stop_token_ids"},
+        {"{\"stop_token_ids\":[-1]}", 400, "stop_token_ids"},
+        {"{\"stop_token_ids\":[1.5]}", 400, "stop_token_ids"},
+        {"{\"stop_token_ids\":[\"1\"]}", 400, "stop_token_ids"},
+        {"{\"stop_token_ids\":[2147483648]}", 400, "stop_token_ids"},
+        {"{\"include_stop_str_in_output\":0}", 400, "include_stop_str_in_output"},
+        {"{\"return_token_ids\":0}", 400, "return_token_ids"},
+        {"{\"priority\":2147483648}", 400, "priority"},
+        {"{\"priority\":-2147483649}", 400, "priority"},
+        {"{\"priority\":0.5}", 400, "priority"},
+        {"{\"compute_details\":1}", 400, "compute_details"},
+        {"{\"user\":5}", 400, "user"},
         {"{\"best_of\":0}", 400, "best_of"},
         {"{\"seed\":\"7\"}", 400, "seed"},
         {"{\"seed\":1.5}", 400, "seed"},
@@ -132,22 +182,13 @@ END_TEST
 // What the contract lists but this version does not build must not be ignored in silence.
 START_TEST(refuses_unbuilt_by_name) {
     static const refusal cases[] = {
-        {"{\"echo\":true}", 400, "echo"},
-        {"{\"logprobs\":0}", 400, "logprobs"},
-        {"{\"logit_bias\":{\"5\":1}}", 400, "logit_bias"},
-        {"{\"logit_bias\":{\"1e1\":5}}", 400, "logit_bias"},
-        {"{\"presence_penalty\":0.5}", 400, "presence_penalty"},
-        {"{\"presence_penalty\":\"0\"}", 400, "presence_penalty"},
-        {"{\"frequency_penalty\":1e308}", 400, "frequency_penalty"},
-        {"{\"repetition_penalty\":1.1}", 400, "repetition_penalty"},
-        {"{\"min_tokens\":1}", 400, "min_tokens"},
-        {"{\"ignore_eos\":true}", 400, "ignore_eos"},
-        {"{\"stop_token_ids\":[1]}", 400, "stop_token_ids"},
-        {"{\"include_stop_str_in_output\":true}", 400, "include_stop_str_in_output"},
+        {"{\"degrade\":{\"cg_tolerance\":1}}", 400, "degrade"},
+        {"{\"degrade\":true}", 400, "degrade"},
+        {"{\"session_rollback\":true}", 400, "session_rollback"},
+        {"{\"tool_choice\":\"required\"}", 400, "tool_choice"},
         {"{\"suffix\":\"x\"}", 400, "suffix"},
         {"{\"session\":\"s\"}", 400, "session"},
         {"{\"session_position\":1}", 400, "session_position"},
-        {"{\"return_token_ids\":true}", 400, "return_token_ids"},
         {"{\"response_format\":{\"type\":\"json_object\"}}", 400, "response_format"},
         {"{\"response_format\":5}", 400, "response_format"},
         {"{\"tools\":[{}]}", 400, "tools"},
@@ -246,7 +287,7 @@ START_TEST(null_and_neutral_count_as_absent) {
         "\"min_tokens\":0,\"ignore_eos\":false,\"stop_token_ids\":[],\"include_stop_str_in_output\":false,\"suffix\":"
         "\"\","
         "\"return_token_ids\":false,\"response_format\":{\"type\":\"text\"},\"tools\":[],\"tool_choice\":\"none\","
-        "\"best_of\":1,\"n\":1,\"stop\":[],\"user\":\"me\",\"unknown\":{\"x\":[1]},\"priority\":3}",
+        "\"best_of\":1,\"n\":1,\"stop\":[],\"user\":\"me\",\"unknown\":{\"x\":[1]},\"degrade\":{},\"priority\":0}",
     };
     for (size_t i = 0; i < sizeof bodies / sizeof *bodies; i++) {
         srv_request request;
@@ -263,6 +304,12 @@ START_TEST(null_and_neutral_count_as_absent) {
         ck_assert_int_eq(request.top_k, 0);
         ck_assert_uint_eq(request.stop_count, 0);
         ck_assert_uint_eq(request.given, 0);
+        ck_assert_int_eq(request.best_of, 1);
+        ck_assert_int_eq(request.logprobs, -1);
+        ck_assert_float_eq(request.repetition_penalty, 1);
+        ck_assert(request.presence_penalty == 0 && request.frequency_penalty == 0);
+        ck_assert(!request.echo && !request.ignore_eos && !request.include_stop && !request.return_token_ids);
+        ck_assert(request.min_tokens == 0 && request.stop_id_count == 0 && request.bias_count == 0);
         srv_request_free(&request);
     }
 }
@@ -300,6 +347,58 @@ START_TEST(reads_every_field) {
     ck_assert_int_eq(request.max_loops, 3);
     ck_assert(request.fail_unconverged);
     srv_request_free(&request);
+
+    expect_accepted("{\"max_tokens\":9,\"n\":2,\"best_of\":4,\"echo\":true,\"logprobs\":20.0,\"min_tokens\":9,"
+                    "\"logit_bias\":{\"0\":-100,\"2147483647\":100,\"17\":0.5},\"presence_penalty\":-2,"
+                    "\"frequency_penalty\":2,\"repetition_penalty\":0.01,\"stop_token_ids\":[3,0],"
+                    "\"include_stop_str_in_output\":true,\"ignore_eos\":true,\"return_token_ids\":true,"
+                    "\"compute_details\":true,\"priority\":-2147483648}",
+                    &request);
+    ck_assert(request.n == 2 && request.best_of == 4 && request.echo && request.logprobs == 20);
+    ck_assert_int_eq(request.min_tokens, 9);
+    ck_assert_uint_eq(request.bias_count, 3);
+    ck_assert(request.biases[0].id == 0 && request.biases[0].bias == -100);
+    ck_assert(request.biases[1].id == 2147483647 && request.biases[1].bias == 100);
+    ck_assert_float_eq(request.presence_penalty, -2);
+    ck_assert_float_eq(request.frequency_penalty, 2);
+    ck_assert_float_eq(request.repetition_penalty, 0.01f);
+    ck_assert(request.stop_id_count == 2 && request.stop_ids[0] == 3 && request.stop_ids[1] == 0);
+    ck_assert(request.include_stop && request.ignore_eos && request.return_token_ids && request.compute_details);
+    ck_assert_int_eq(request.priority, INT32_MIN);
+    srv_request_free(&request);
+}
+END_TEST
+
+// As many as may be, and one more.
+START_TEST(lists_are_bounded) {
+    static const struct {
+        const char *before, *item, *after, *param;
+        int most;
+    } lists[] = {
+        {"{\"stop\":[\"a\"", ",\"a\"", "]}", "stop", 16},
+        {"{\"stop_token_ids\":[1", ",1", "]}", "stop_token_ids", 64},
+        {"{\"prompt\":[\"a\"", ",\"a\"", "]}", "prompt", 8},
+        {"{\"prompt\":[1", ",1", "]}", "prompt", 100},
+        {"{\"prompt\":[[1", ",1", "]]}", "prompt", 100},
+    };
+    static const int more[] = {0, 1, 4000};
+
+    for (size_t i = 0; i < sizeof lists / sizeof *lists; i++)
+        for (size_t k = 0; k < sizeof more / sizeof *more; k++) {
+            char *body = calloc(1, 65536), *at = body + sprintf(body, "%s", lists[i].before);
+            for (int item = 1; item < lists[i].most + more[k]; item++)
+                at += sprintf(at, "%s", lists[i].item);
+            sprintf(at, "%s", lists[i].after);
+            const refusal cases[] = {{body, 400, lists[i].param}};
+            srv_request request;
+            if (more[k])
+                EXPECT_REFUSALS(cases);
+            else {
+                expect_accepted(body, &request);
+                srv_request_free(&request);
+            }
+            free(body);
+        }
 }
 END_TEST
 
@@ -383,23 +482,27 @@ START_TEST(token_requests) {
     static const char tokenize[] = "{\"prompt\":\"hi\",\"add_special_tokens\":false,\"model\":\"m\"}";
     static const char detokenize[] = "{\"tokens\":[1,2]}", empty[] = "{\"tokens\":[]}";
 
-    ck_assert_int_eq(srv_tokenize_parse(tokenize, strlen(tokenize), &bounds, &request, &problem), ENG_OK);
+    ck_assert_int_eq(
+        srv_token_request_parse(SRV_REQUEST_TOKENIZE, tokenize, strlen(tokenize), &bounds, &request, &problem), ENG_OK);
     ck_assert_str_eq(request.prompt.text, "hi");
     ck_assert_str_eq(request.model, "m");
     ck_assert(!request.add_special_tokens);
     srv_token_request_free(&request);
-    ck_assert_int_eq(srv_detokenize_parse(detokenize, strlen(detokenize), &bounds, &request, &problem), ENG_OK);
+    ck_assert_int_eq(
+        srv_token_request_parse(SRV_REQUEST_DETOKENIZE, detokenize, strlen(detokenize), &bounds, &request, &problem),
+        ENG_OK);
     ck_assert_uint_eq(request.prompt.count, 2);
     srv_token_request_free(&request);
-    ck_assert_int_eq(srv_detokenize_parse(empty, strlen(empty), &bounds, &request, &problem), ENG_OK);
+    ck_assert_int_eq(srv_token_request_parse(SRV_REQUEST_DETOKENIZE, empty, strlen(empty), &bounds, &request, &problem),
+                     ENG_OK);
     ck_assert_uint_eq(request.prompt.count, 0);
     srv_token_request_free(&request);
 
-    ck_assert_int_ne(srv_tokenize_parse("{}", 2, &bounds, &request, &problem), ENG_OK);
+    ck_assert_int_ne(srv_token_request_parse(SRV_REQUEST_TOKENIZE, "{}", 2, &bounds, &request, &problem), ENG_OK);
     ck_assert_str_eq(problem.param, "prompt");
     srv_token_request_free(&request);
     problem = (srv_problem){0};
-    ck_assert_int_ne(srv_detokenize_parse("{}", 2, &bounds, &request, &problem), ENG_OK);
+    ck_assert_int_ne(srv_token_request_parse(SRV_REQUEST_DETOKENIZE, "{}", 2, &bounds, &request, &problem), ENG_OK);
     ck_assert_str_eq(problem.param, "tokens");
     srv_token_request_free(&request);
 }
@@ -415,6 +518,7 @@ static Suite *request_suite(void) {
     tcase_add_test(tests, survives_depth_and_width);
     tcase_add_test(tests, null_and_neutral_count_as_absent);
     tcase_add_test(tests, reads_every_field);
+    tcase_add_test(tests, lists_are_bounded);
     tcase_add_test(tests, reads_every_prompt_form);
     tcase_add_test(tests, borders_are_closed);
     tcase_add_test(tests, tolerance_zero_means_exact);

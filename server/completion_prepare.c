@@ -1,0 +1,222 @@
+// SPDX-License-Identifier: Apache-2.0
+// A completion's preparation: parse the body, find the model, settle the knobs, turn prompts into ids.
+// Everything that can be refused without the engine is refused here, with the field's name. A thread of the pool; the
+// loop thread does not touch the completion meanwhile.
+#include <stdlib.h>
+#include <string.h>
+
+#include "server/completion.h"
+
+static void refuse_memory(srv_completion *completion) {
+    srv_refuse_engine(&completion->problem, ENG_NO_MEMORY, NULL);
+}
+
+// ---- knobs ---------------------------------------------------------------------------------------------------------
+
+// The checkpoint's defaults, kept inside the server's bounds, then what the request gives.
+static void settle_knobs(srv_completion *completion, const eng_model_info *info) {
+    const srv_request *request = &completion->request;
+    const srv_bounds *bounds = &completion->exchange->server->bounds;
+    eng_knobs knobs = info->default_knobs;
+    const unsigned solver =
+        SRV_GIVEN_CG_TOLERANCE | SRV_GIVEN_CG_MAX_STEPS | SRV_GIVEN_CG_MODE | SRV_GIVEN_ON_UNCONVERGED;
+    const unsigned loops = SRV_GIVEN_EXIT_THRESHOLD | SRV_GIVEN_MAX_LOOPS;
+    unsigned given = request->given;
+
+    completion->ignored = given & ((info->has_mesa ? 0 : solver) | (info->has_loops ? 0 : loops));
+    given &= ~completion->ignored;
+    if (knobs.cg_max_steps > bounds->max_cg_steps)
+        knobs.cg_max_steps = (int32_t)bounds->max_cg_steps;
+    if ((double)knobs.cg_tolerance < bounds->min_cg_tolerance)
+        knobs.cg_tolerance = (float)bounds->min_cg_tolerance;
+    if (knobs.max_loops > bounds->max_loops)
+        knobs.max_loops = (int32_t)bounds->max_loops;
+    if (given & SRV_GIVEN_CG_TOLERANCE)
+        knobs.cg_tolerance = request->cg_tolerance;
+    if (given & SRV_GIVEN_CG_MAX_STEPS)
+        knobs.cg_max_steps = request->cg_max_steps;
+    if (given & (SRV_GIVEN_CG_MODE | SRV_GIVEN_CG_TOLERANCE))
+        knobs.cg_mode = request->cg_mode;
+    if (given & SRV_GIVEN_EXIT_THRESHOLD)
+        knobs.exit_threshold = request->exit_threshold;
+    if (given & SRV_GIVEN_MAX_LOOPS) {
+        knobs.max_loops = request->max_loops;
+        if (request->max_loops > info->loops)
+            srv_refuse(&completion->problem, 400, "out_of_range", "max_loops",
+                       "max_loops must be at most %d for this model", info->loops);
+    }
+    completion->knobs = knobs;
+    completion->fail_unconverged = (given & SRV_GIVEN_ON_UNCONVERGED) && request->fail_unconverged;
+}
+
+// ---- prompts -------------------------------------------------------------------------------------------------------
+
+static void encode_text(srv_completion *completion, const eng_engine *engine, srv_prompt *prompt, srv_prompt_ids *out) {
+    const srv_request *request = &completion->request;
+    const int32_t bos = eng_info(engine)->bos_id;
+    eng_error error = {0};
+    int32_t *ids = NULL;
+    size_t count = 0;
+
+    const eng_status status =
+        eng_encode(engine, prompt->text, prompt->length, request->add_special_tokens, &ids, &count, &error);
+    if (status) {
+        srv_refuse_engine(&completion->problem, status, error.text);
+        completion->problem.param = "prompt";
+        return;
+    }
+    if (count == 0)
+        srv_refuse(&completion->problem, 400, "invalid_value", "prompt",
+                   "an empty prompt needs a tokenizer with a BOS token and add_special_tokens");
+    else if ((out->ids = malloc(count * sizeof *ids)) == NULL)
+        refuse_memory(completion);
+    else {
+        memcpy(out->ids, ids, count * sizeof *ids);
+        out->count = count;
+        out->added_bos = request->add_special_tokens && bos >= 0 && ids[0] == bos;
+    }
+    eng_free(ids);
+    if (request->echo) {
+        out->echo = prompt->text;
+        out->echo_length = prompt->length;
+        prompt->text = NULL;
+    }
+}
+
+static void check_vocabulary(srv_completion *completion, const eng_model_info *info, const char *field,
+                             const int32_t *ids, size_t count) {
+    for (size_t i = 0; i < count; i++)
+        if (ids[i] >= info->vocab_size) {
+            srv_refuse(&completion->problem, 400, "out_of_range", field, "token id %zu is outside the vocabulary of %d",
+                       i, info->vocab_size);
+            return;
+        }
+}
+
+static void take_ids(srv_completion *completion, const eng_engine *engine, srv_prompt *prompt, srv_prompt_ids *out) {
+    eng_error error = {0};
+    char *text = NULL;
+    size_t length = 0;
+
+    check_vocabulary(completion, eng_info(engine), "prompt", prompt->ids, prompt->count);
+    if (completion->problem.status)
+        return;
+    out->ids = prompt->ids;
+    out->count = prompt->count;
+    prompt->ids = NULL;
+    if (!completion->request.echo)
+        return;
+    const eng_status status = eng_decode(engine, out->ids, out->count, true, &text, &length, &error);
+    if (status) {
+        srv_refuse_engine(&completion->problem, status, error.text);
+        completion->problem.param = "prompt";
+        return;
+    }
+    out->echo = malloc(length + 1);
+    if (out->echo) {
+        memcpy(out->echo, text, length + 1);
+        out->echo_length = length;
+    } else
+        refuse_memory(completion);
+    eng_free(text);
+}
+
+static void check_length(srv_completion *completion, const eng_model_info *info, size_t count) {
+    const srv_bounds *bounds = &completion->exchange->server->bounds;
+
+    if (count > (size_t)bounds->max_prompt_tokens)
+        srv_refuse(&completion->problem, 400, "prompt_too_long", "prompt",
+                   "the prompt has %zu tokens; this server takes %lld", count, (long long)bounds->max_prompt_tokens);
+    if (info->context_length >= 0 && (int64_t)count + completion->request.max_tokens > info->context_length)
+        srv_refuse(&completion->problem, 400, "context_length_exceeded", "prompt",
+                   "the prompt's %zu tokens and max_tokens %lld exceed the context of %lld", count,
+                   (long long)completion->request.max_tokens, (long long)info->context_length);
+}
+
+static void tokenise(srv_completion *completion, const eng_engine *engine) {
+    srv_request *request = &completion->request;
+
+    completion->prompts = calloc(request->prompt_count, sizeof *completion->prompts);
+    if (!completion->prompts) {
+        refuse_memory(completion);
+        return;
+    }
+    for (size_t i = 0; i < request->prompt_count && !completion->problem.status; i++) {
+        srv_prompt *prompt = &request->prompts[i];
+        srv_prompt_ids *out = &completion->prompts[i];
+        if (prompt->text)
+            encode_text(completion, engine, prompt, out);
+        else
+            take_ids(completion, engine, prompt, out);
+        completion->prompt_tokens += (int64_t)out->count;
+        if (!completion->problem.status)
+            check_length(completion, eng_info(engine), out->count);
+        free(prompt->text);
+        prompt->text = NULL;
+    }
+}
+
+// ---- the whole -----------------------------------------------------------------------------------------------------
+
+// What a plain answer would cost: more than may be is refused before it is computed.
+static void check_answer(srv_completion *completion) {
+    enum { TOKEN_BYTES = 100, ALTERNATIVE_BYTES = 40 };
+    const srv_request *request = &completion->request;
+    const double choices = request->best_of;
+    const double read = request->echo ? (double)completion->prompt_tokens * choices : 0;
+    const double drawn = (double)request->max_tokens * (double)request->prompt_count * choices;
+
+    if (request->stream || completion->request.logprobs < 0)
+        return;
+    if ((read + drawn) * (TOKEN_BYTES + ALTERNATIVE_BYTES * (double)request->logprobs) > SRV_MAX_ANSWER_BYTES)
+        srv_refuse(&completion->problem, 400, "answer_too_large", "logprobs",
+                   "logprobs of %.0f tokens would make an answer of more than %d MiB", read + drawn,
+                   SRV_MAX_ANSWER_BYTES >> 20);
+}
+
+static void check_whole(srv_completion *completion, const eng_model_info *info) {
+    const srv_server *server = completion->exchange->server;
+    const srv_request *request = &completion->request;
+
+    check_vocabulary(completion, info, "stop_token_ids", request->stop_ids, request->stop_id_count);
+    for (size_t i = 0; i < request->bias_count; i++)
+        if (request->biases[i].id >= info->vocab_size)
+            srv_refuse(&completion->problem, 400, "out_of_range", "logit_bias",
+                       "a key of logit_bias is outside the vocabulary of %d", info->vocab_size);
+    // More than may wait in all would be refused for ever.
+    if (completion->prompt_tokens * request->best_of > server->config->queue_tokens)
+        srv_refuse(&completion->problem, 400, "prompt_too_long", "prompt",
+                   "the prompts have %lld tokens in all choices; this server takes %lld",
+                   (long long)(completion->prompt_tokens * request->best_of), (long long)server->config->queue_tokens);
+    check_answer(completion);
+}
+
+void srv_completion_prepare(void *context) {
+    srv_completion *completion = context;
+    const srv_exchange *exchange = completion->exchange;
+    const srv_server *server = exchange->server;
+    const srv_request *request = &completion->request;
+
+    if (srv_request_parse(exchange->body.data, exchange->body.length, &server->bounds, &completion->request,
+                          &completion->problem))
+        return;
+    completion->model = srv_server_model(server, exchange->key, request->model, &completion->problem);
+    if (!completion->model)
+        return;
+    const eng_engine *engine = srv_worker_engine(completion->model->worker);
+    settle_knobs(completion, eng_info(engine));
+    if (!completion->problem.status)
+        tokenise(completion, engine);
+    if (!completion->problem.status)
+        check_whole(completion, eng_info(engine));
+    completion->logprobs = request->logprobs;
+    if (request->logprobs < 0 && request->best_of > request->n)
+        completion->logprobs = 0; // choices are compared by them
+    completion->form = (srv_choice_form){
+        .engine = engine,
+        .logprobs = request->logprobs,
+        .token_ids = request->return_token_ids,
+        .compute = request->compute_details,
+        .has_mesa = eng_info(engine)->has_mesa,
+    };
+}
