@@ -15,14 +15,17 @@
 
 static bool allocate_host(eng_batch *batch) {
     const eng_config *config = &batch->weights->model->config;
-    size_t rows = (size_t)batch->max_rows;
+    size_t rows = (size_t)batch->max_rows, logits = (size_t)batch->max_logits;
     batch->piece = calloc(rows, sizeof *batch->piece);
-    batch->finite = calloc(rows, sizeof *batch->finite);
-    batch->sampled = calloc(rows, sizeof *batch->sampled);
-    batch->logprob = calloc(rows, sizeof *batch->logprob);
+    batch->finite = calloc(logits, sizeof *batch->finite);
+    batch->sampled = calloc(logits, sizeof *batch->sampled);
+    batch->logprob = calloc(logits, sizeof *batch->logprob);
+    batch->top_id = calloc(logits * KERN_MAX_TOP, sizeof *batch->top_id);
+    batch->top_logprob = calloc(logits * KERN_MAX_TOP, sizeof *batch->top_logprob);
     batch->logits = malloc(sizeof *batch->logits * rows * (size_t)config->vocab_size);
     batch->report = calloc((size_t)config->layers, sizeof *batch->report);
-    if (!batch->piece || !batch->finite || !batch->sampled || !batch->logprob || !batch->logits || !batch->report)
+    if (!batch->piece || !batch->finite || !batch->sampled || !batch->logprob || !batch->top_id ||
+        !batch->top_logprob || !batch->logits || !batch->report)
         return false;
     for (int32_t layer = 0; layer < config->layers; layer++) {
         if (batch->plan->report[layer].ref == 0)
@@ -40,7 +43,7 @@ static eng_status allocate_device(eng_batch *batch, eng_error *error) {
     eng_plan_options options = {.kind = ENG_PLAN_SERVE,
                                 .max_tokens = batch->max_tokens,
                                 .max_rows = batch->max_rows,
-                                .max_logits = batch->max_rows};
+                                .max_logits = batch->max_logits};
     eng_status status = eng_plan_create(weights->model, weights->device, &options, &batch->plan, error);
     if (status != ENG_OK)
         return status;
@@ -48,13 +51,22 @@ static eng_status allocate_device(eng_batch *batch, eng_error *error) {
                                eng_pool_states(batch->pool), eng_pool_pages(batch->pool), &batch->memory, error);
     if (status != ENG_OK)
         return status;
-    kern_status made = kern_rows_create(weights->device, batch->max_rows, batch->max_tokens, batch->max_rows, 0,
-                                        eng_pool_page_count(batch->pool, NULL), 0, &batch->rows);
+    kern_status made = kern_rows_create(weights->device, batch->max_rows, batch->max_tokens, batch->max_logits, 0,
+                                        eng_pool_page_count(batch->pool, NULL), batch->max_edits, &batch->rows);
     if (made)
         return eng_fail_kernel(error, made, "allocating the row table");
     batch->rows->slot_stride = eng_pool_slot_stride(batch->pool);
     batch->rows->page_stride = eng_pool_page_stride(batch->pool);
     return ENG_OK;
+}
+
+// A piece with edits of the whole vocabulary always finds room in an empty step.
+static void bound_step(eng_batch *batch) {
+    int32_t vocab = batch->weights->model->config.vocab_size;
+    int64_t edits = (int64_t)batch->max_rows * (vocab < ENG_ROW_EDITS ? vocab : ENG_ROW_EDITS);
+    int64_t logits = (int64_t)batch->max_rows + batch->chunk;
+    batch->max_logits = logits < batch->max_tokens ? (int32_t)logits : batch->max_tokens;
+    batch->max_edits = edits < vocab ? vocab : edits < INT32_MAX ? (int32_t)edits : INT32_MAX;
 }
 
 eng_status eng_batch_create(const eng_weights *weights, eng_pool *pool, kern_stream *stream, int32_t max_rows,
@@ -70,6 +82,7 @@ eng_status eng_batch_create(const eng_weights *weights, eng_pool *pool, kern_str
     batch->chunk = kern_device_describe(weights->device)->chunk;
     batch->max_rows = max_rows;
     batch->max_tokens = max_tokens;
+    bound_step(batch);
     eng_status status = allocate_device(batch, error);
     if (status == ENG_OK && !allocate_host(batch))
         status = eng_fail(error, ENG_NO_MEMORY, "out of memory for the batch's results");
@@ -91,6 +104,8 @@ void eng_batch_free(eng_batch *batch) {
     free(batch->finite);
     free(batch->sampled);
     free(batch->logprob);
+    free(batch->top_id);
+    free(batch->top_logprob);
     free(batch->logits);
     kern_rows_free(batch->rows);
     eng_memory_free(batch->weights->device, &batch->memory);
@@ -99,7 +114,7 @@ void eng_batch_free(eng_batch *batch) {
 }
 
 void eng_batch_clear(eng_batch *batch) {
-    batch->pieces = batch->tokens = 0;
+    batch->pieces = batch->tokens = batch->logits_rows = batch->edits = batch->top = 0;
 }
 
 int32_t eng_batch_piece_length(const eng_batch *batch, const eng_session *session, int64_t left) {
@@ -107,36 +122,63 @@ int32_t eng_batch_piece_length(const eng_batch *batch, const eng_session *sessio
     return (int32_t)(left < to_grid ? left : to_grid);
 }
 
+static eng_status check_id(const eng_batch *batch, int32_t id, eng_error *error) {
+    int32_t vocab = batch->weights->model->config.vocab_size;
+    if (id >= 0 && id < vocab)
+        return ENG_OK;
+    return eng_fail(error, ENG_INVALID, "id %" PRId32 " is outside the vocabulary of %" PRId32, id, vocab);
+}
+
 static eng_status check_piece(const eng_batch *batch, const eng_piece *piece, eng_error *error) {
     const eng_session *session = piece->session;
-    int32_t vocab = batch->weights->model->config.vocab_size;
     if (!session || session->pool != batch->pool)
         return eng_fail(error, ENG_INVALID, "the session is not open in the batch's pool");
     if (piece->count < 1)
         return eng_fail(error, ENG_INVALID, "a piece holds at least one id");
-    for (int32_t i = 0; i < piece->count; i++)
-        if (piece->ids[i] < 0 || piece->ids[i] >= vocab)
-            return eng_fail(error, ENG_INVALID, "id %" PRId32 " is outside the vocabulary of %" PRId32, piece->ids[i],
-                            vocab);
-    for (int32_t i = 0; i < batch->pieces; i++)
+    if (piece->top < 0 || piece->top > KERN_MAX_TOP)
+        return eng_fail(error, ENG_INVALID, "%" PRId32 " likeliest ids are wanted; the limit is %d", piece->top,
+                        KERN_MAX_TOP);
+    eng_status status = ENG_OK;
+    for (int32_t i = 0; i < piece->count + (piece->scored && !piece->logits) && status == ENG_OK; i++)
+        status = check_id(batch, piece->ids[i], error);
+    if (status == ENG_OK && piece->edits > 0)
+        status = check_id(batch, piece->edit[0].id, error);
+    if (status == ENG_OK && piece->edits > 0)
+        status = check_id(batch, piece->edit[piece->edits - 1].id, error);
+    for (int32_t i = 0; i < batch->pieces && status == ENG_OK; i++)
         if (batch->piece[i].piece.session == session)
             return eng_fail(error, ENG_INVALID, "a session has one piece a step");
+    return status;
+}
+
+static eng_status check_room(const eng_batch *batch, const eng_piece *piece, eng_error *error) {
     if (batch->pieces == batch->max_rows)
         return eng_fail(error, ENG_FULL, "all %" PRId32 " rows of the step are taken", batch->max_rows);
     if (piece->count > batch->max_tokens - batch->tokens)
         return eng_fail(error, ENG_FULL, "%" PRId32 " of the step's %" PRId32 " tokens are left",
                         batch->max_tokens - batch->tokens, batch->max_tokens);
+    if (eng_piece_logits(piece) > batch->max_logits - batch->logits_rows)
+        return eng_fail(error, ENG_FULL, "%" PRId32 " of the step's %" PRId32 " rows of logits are left",
+                        batch->max_logits - batch->logits_rows, batch->max_logits);
+    if (piece->edits > batch->max_edits - batch->edits)
+        return eng_fail(error, ENG_FULL, "%" PRId32 " of the step's %" PRId32 " edits of logits are left",
+                        batch->max_edits - batch->edits, batch->max_edits);
     return ENG_OK;
 }
 
 eng_status eng_batch_add(eng_batch *batch, const eng_piece *piece, int32_t *index, eng_error *error) {
     eng_status status = check_piece(batch, piece, error);
     if (status == ENG_OK)
+        status = check_room(batch, piece, error);
+    if (status == ENG_OK)
         status = eng_session_grow(piece->session, batch->stream, piece->session->read + piece->count, error);
     if (status != ENG_OK)
         return status;
     batch->piece[batch->pieces] = (eng_batch_piece){.piece = *piece, .logits_row = -1};
     batch->tokens += piece->count;
+    batch->logits_rows += eng_piece_logits(piece);
+    batch->edits += piece->edits;
+    batch->top = piece->top > batch->top ? piece->top : batch->top;
     *index = batch->pieces++;
     return ENG_OK;
 }
@@ -150,10 +192,10 @@ static kern_status download_logits(eng_batch *batch) {
     const float *logits = eng_plan_address(&batch->memory, batch->plan->logits);
     for (int32_t i = 0; i < batch->pieces; i++) {
         const eng_batch_piece *entry = &batch->piece[i];
-        if (entry->logits_row < 0 || entry->piece.sampling)
+        if (!entry->piece.logits || entry->piece.sampling)
             continue;
-        size_t at = vocab * (size_t)entry->logits_row;
-        kern_status status = kern_download(batch->stream, batch->logits + at, logits + at, sizeof *logits * vocab);
+        kern_status status = kern_download(batch->stream, batch->logits + vocab * (size_t)i,
+                                           logits + vocab * (size_t)entry->logits_row, sizeof *logits * vocab);
         if (status)
             return status;
     }
@@ -169,6 +211,11 @@ static kern_status download_results(eng_batch *batch) {
         status = download(batch, plan->sampled, batch->sampled, sizeof *batch->sampled * logits);
     if (status == KERN_OK)
         status = download(batch, plan->logprob, batch->logprob, sizeof *batch->logprob * logits);
+    if (status == KERN_OK && batch->top > 0)
+        status = download(batch, plan->top_id, batch->top_id, sizeof *batch->top_id * logits * KERN_MAX_TOP);
+    if (status == KERN_OK && batch->top > 0)
+        status =
+            download(batch, plan->top_logprob, batch->top_logprob, sizeof *batch->top_logprob * logits * KERN_MAX_TOP);
     for (int32_t layer = 0; status == KERN_OK && layer < config->layers; layer++)
         if (batch->report[layer])
             status = download(batch, plan->report[layer], batch->report[layer],
@@ -198,14 +245,32 @@ eng_status eng_batch_run(eng_batch *batch, eng_error *error) {
 void eng_batch_result(const eng_batch *batch, int32_t index, eng_piece_result *out) {
     const eng_model *model = batch->weights->model;
     const eng_batch_piece *entry = &batch->piece[index];
-    *out = (eng_piece_result){.finite = true, .id = -1};
+    *out = (eng_piece_result){.count = entry->piece.count, .finite = true, .id = -1};
     eng_sum_reports(model, (const kern_solve_report *const *)batch->report, entry->token0, entry->piece.count,
                     &out->compute);
-    if (entry->logits_row < 0)
+    for (int32_t i = 0; i < eng_piece_logits(&entry->piece); i++)
+        out->finite = out->finite && batch->finite[entry->logits_row - i];
+    if (!entry->piece.logits)
         return;
-    out->finite = batch->finite[entry->logits_row] != 0;
     out->id = batch->sampled[entry->logits_row];
     out->logprob = batch->logprob[entry->logits_row];
     if (!entry->piece.sampling)
-        out->logits = batch->logits + (size_t)entry->logits_row * (size_t)model->config.vocab_size;
+        out->logits = batch->logits + (size_t)index * (size_t)model->config.vocab_size;
+}
+
+void eng_batch_prediction(const eng_batch *batch, int32_t index, int32_t token, eng_prediction *out) {
+    const eng_batch_piece *entry = &batch->piece[index];
+    int32_t vocab = batch->weights->model->config.vocab_size;
+    size_t row = (size_t)(entry->logits_row - (entry->piece.count - 1 - token));
+    *out = (eng_prediction){.id = batch->sampled[row],
+                            .logprob = batch->logprob[row],
+                            .top = entry->piece.top < vocab ? entry->piece.top : vocab,
+                            .top_id = batch->top_id + row * KERN_MAX_TOP,
+                            .top_logprob = batch->top_logprob + row * KERN_MAX_TOP};
+}
+
+void eng_batch_compute(const eng_batch *batch, int32_t index, int32_t token, eng_compute *out) {
+    *out = (eng_compute){0};
+    eng_sum_reports(batch->weights->model, (const kern_solve_report *const *)batch->report,
+                    batch->piece[index].token0 + token, 1, out);
 }

@@ -3,8 +3,10 @@
 //
 // A batch is filled piece by piece, run once, read, and filled anew. A piece is part of a prompt (cut only at the
 // absolute grid, so that the cut changes no bit) or ids read as generated tokens, one by one. Where logits are wanted,
-// the next id is drawn by the piece's sampler.
-// All memory is allocated at creation.
+// the next id is drawn by the piece's sampler; a scored piece has logits of every token besides, for the logprobs of
+// the ids that follow. Logits of a step are bounded: a row each and one chunk more (that many vocabularies of floats on
+// the device), edits of logits by ENG_ROW_EDITS a row on average; what does not fit waits for the next step. All memory
+// is allocated at creation.
 #ifndef ENGINE_BATCH_H
 #define ENGINE_BATCH_H
 
@@ -13,23 +15,39 @@
 
 typedef struct eng_batch eng_batch;
 
+enum { ENG_ROW_EDITS = 4096 };
+
 typedef struct eng_piece {
     eng_session *session;
     kern_row_kind kind;
-    const int32_t *ids; // read in this step; borrowed until eng_batch_run returns
+    const int32_t *ids; // (count) read in this step; borrowed until eng_batch_run returns
     int32_t count;      // >= 1; a prompt piece ends at a grid boundary (eng_batch_piece_length) or with its prompt
     eng_knobs knobs;    // how Mesa layers solve
     bool logits;        // of the piece's last token
     const eng_sampling *sampling; // with logits: how the next id is drawn; borrowed like ids. NULL: logits are read
+    const kern_logit_edit *edit;  // (edits) by ascending ids, of the logits that are drawn from; borrowed like ids
+    int32_t edits;
+    int32_t top; // likeliest ids wanted with every prediction, 0 .. KERN_MAX_TOP
+    bool scored; // predictions of the ids after the first too; without logits of ids[count] as well, which stands there
 } eng_piece;
 
 typedef struct eng_piece_result {
+    int32_t count;       // ids that were read
     bool finite;         // the logits of this piece, if it asked for any
     int32_t id;          // drawn; without sampling the likeliest
     float logprob;       // of id, by the model's logits
     const float *logits; // (vocab) until the next run; NULL for a piece with sampling, which does not move them
     eng_compute compute; // of the piece's tokens
 } eng_piece_result;
+
+// What the model said about the id after one token, by its unedited logits.
+typedef struct eng_prediction {
+    int32_t id; // drawn, or the one that stands there
+    float logprob;
+    int32_t top;           // the vocabulary may be smaller than what was wanted
+    const int32_t *top_id; // (top) best first; borrowed until the next run
+    const float *top_logprob;
+} eng_prediction;
 
 // weights and pool are borrowed for the batch's life. max_tokens: ids a step over all pieces.
 ENG_CHECKED eng_status eng_batch_create(const eng_weights *weights, eng_pool *pool, kern_stream *stream,
@@ -45,6 +63,9 @@ ENG_CHECKED eng_status eng_batch_add(eng_batch *batch, const eng_piece *piece, i
 // Runs the step and advances the sessions: their `read` grows by the pieces' counts. Tails are the caller's.
 ENG_CHECKED eng_status eng_batch_run(eng_batch *batch, eng_error *error);
 void eng_batch_result(const eng_batch *batch, int32_t index, eng_piece_result *out);
+// Of the piece's token number `token`: any of a scored piece, otherwise the last of one with logits.
+void eng_batch_prediction(const eng_batch *batch, int32_t index, int32_t token, eng_prediction *out);
+void eng_batch_compute(const eng_batch *batch, int32_t index, int32_t token, eng_compute *out); // of one token
 
 // Solver and sampler of the kernels from a request's knobs.
 kern_solver eng_solver(const eng_knobs *knobs);

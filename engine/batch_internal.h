@@ -11,25 +11,33 @@
 typedef struct eng_batch_piece {
     eng_piece piece;
     int32_t token0;     // first token in the batch
-    int32_t logits_row; // among the step's logits; -1: none
+    int32_t logits_row; // of the last token, among the step's logits; those of a scored piece end there. -1: none
 } eng_batch_piece;
 
 struct eng_batch {
     const eng_weights *weights;
     eng_pool *pool;
     kern_stream *stream;
-    int32_t chunk, max_rows, max_tokens;
+    int32_t chunk, max_rows, max_tokens, max_logits, max_edits;
     eng_plan *plan;
     kern_memory memory;
     kern_rows *rows;
     eng_batch_piece *piece; // (max_rows)
-    int32_t pieces, tokens;
+    int32_t pieces, tokens, logits_rows, edits;
+    int32_t top; // the most that a piece of the step wants
     // the last step's outputs on the host
-    int32_t *finite, *sampled;  // (max_rows)
-    float *logprob;             // (max_rows)
-    float *logits;              // (max_rows, vocab) touched only for pieces without sampling
+    int32_t *finite, *sampled;  // (max_logits)
+    float *logprob;             // (max_logits)
+    int32_t *top_id;            // (max_logits, KERN_MAX_TOP)
+    float *top_logprob;         // (max_logits, KERN_MAX_TOP)
+    float *logits;              // (max_rows, vocab) by piece; touched only for pieces without sampling
     kern_solve_report **report; // (layers) (max_tokens, heads) of Mesa layers, else NULL
 };
+
+// Rows of logits that a piece takes.
+static inline int32_t eng_piece_logits(const eng_piece *piece) {
+    return piece->scored ? piece->count : piece->logits;
+}
 
 // Writes the row table of the pieces that were added: generated rows first, whatever the order they were added in.
 void eng_batch_fill_rows(eng_batch *batch);

@@ -16,12 +16,38 @@ static int32_t add_pages(kern_rows *rows, const eng_session *session) {
     return page0;
 }
 
-static int32_t add_logits(kern_rows *rows, const eng_piece *piece, int32_t token) {
+static int32_t add_edits(kern_rows *rows, const eng_piece *piece) {
+    int32_t edit0 = rows->n_edits;
+    if (piece->edits > 0)
+        memcpy(rows->edit + edit0, piece->edit, sizeof *rows->edit * (size_t)piece->edits);
+    rows->n_edits += piece->edits;
+    return edit0;
+}
+
+// The sampler of the id after the piece's token number `token`.
+static kern_sampler sampler_of(kern_rows *rows, const eng_piece *piece, int32_t token) {
     static const eng_sampling greedy = {.temperature = 0, .top_p = 1};
     const eng_sampling *sampling = piece->sampling ? piece->sampling : &greedy;
-    rows->logits_token[rows->n_logits] = token;
-    rows->sampler[rows->n_logits] = eng_sampler(sampling, piece->session->read + piece->count);
-    return rows->n_logits++;
+    kern_sampler sampler = {.forced = -1, .top = piece->top};
+    if (token + 1 < piece->count || !piece->logits) {
+        sampler.forced = piece->ids[token + 1];
+        return sampler;
+    }
+    sampler = eng_sampler(sampling, piece->session->read + piece->count);
+    sampler.top = piece->top;
+    sampler.edit0 = add_edits(rows, piece);
+    sampler.edits = piece->edits;
+    return sampler;
+}
+
+// The row of the last token; -1: none.
+static int32_t add_logits(kern_rows *rows, const eng_piece *piece, int32_t token0) {
+    for (int32_t token = piece->count - eng_piece_logits(piece); token < piece->count; token++) {
+        rows->logits_token[rows->n_logits] = token0 + token;
+        rows->sampler[rows->n_logits] = sampler_of(rows, piece, token);
+        rows->n_logits++;
+    }
+    return eng_piece_logits(piece) > 0 ? rows->n_logits - 1 : -1;
 }
 
 static void add_row(kern_rows *rows, eng_batch_piece *entry) {
@@ -39,7 +65,7 @@ static void add_row(kern_rows *rows, eng_batch_piece *entry) {
     rows->n_tokens += piece->count;
     if (piece->kind == KERN_ROW_GENERATED)
         rows->n_generated += piece->count;
-    entry->logits_row = piece->logits ? add_logits(rows, piece, rows->n_tokens - 1) : -1;
+    entry->logits_row = add_logits(rows, piece, entry->token0);
 }
 
 void eng_batch_fill_rows(eng_batch *batch) {

@@ -8,11 +8,14 @@
 #define ENGINE_REQUEST_H
 
 #include "engine/batch.h"
+#include "engine/edits.h"
 #include "engine/engine.h"
 #include "engine/session.h"
 #include "engine/text.h"
 #include "engine/token_list.h"
 #include "engine/tokenizer.h"
+
+typedef struct eng_owner eng_owner;
 
 typedef enum eng_phase {
     ENG_PHASE_WAITING,    // in the queue, no session
@@ -31,12 +34,20 @@ typedef struct eng_job {
     int64_t prompt_count, max_tokens;
     eng_sampling sampling;
     eng_knobs knobs;
-    bool fail_unconverged;
+    int32_t *ending; // (ending_count) ids that end the text: end-of-text and stop ids
+    int32_t ending_count;
+    int64_t min_tokens; // before this many, they are banned
+    bool include_stop, prompt_logprobs, token_compute, fail_unconverged;
+    int32_t priority;
+    eng_owner *owner;  // the scheduler's
+    uint64_t examined; // the last step in which the scheduler asked whether it reads
+    eng_edits edits;
     eng_session session;
-    eng_text_out *text; // NULL: the model has no tokenizer
-    int32_t logprobs;   // -1: none
-    eng_token_list drawn;
-    size_t told; // of the drawn tokens, by events
+    eng_text_out *text;   // NULL: the model has no tokenizer
+    int32_t logprobs;     // -1: none
+    eng_token_list read;  // the prompt's tokens that no event has told yet
+    eng_token_list drawn; // and those of the completion
+    size_t told;          // of the drawn tokens, by events
     eng_usage usage;
     eng_finish finish;
     eng_error error; // with ENG_FINISH_ERROR
@@ -49,16 +60,20 @@ typedef struct eng_job_rules {
     int64_t context_length;         // -1: unbounded
 } eng_job_rules;
 
-// Checks the request as engine.h says and copies what it borrows. *out: eng_job_free.
+// What engine.h says of the request, as far as it depends on the model alone.
+ENG_CHECKED eng_status eng_request_check(const eng_job_rules *rules, const eng_request *request, eng_error *error);
+// Checks the request and copies what it borrows. *out: eng_job_free.
 ENG_CHECKED eng_status eng_job_create(const eng_job_rules *rules, const eng_request *request, uint64_t id,
                                       eng_job **out, eng_error *error);
 void eng_job_free(eng_job *job); // NULL is accepted; closes its session
 // The most ids that the job's session can come to read.
 int64_t eng_job_length(const eng_job *job);
 
-// Takes the result of the piece that was just read: adds to the usage, takes the drawn id over, ends the job where it
-// must. An ended job's session is closed.
-void eng_job_accept(const eng_job_rules *rules, eng_job *job, const eng_piece_result *result);
+// What the job reads next as a piece of `count` ids, borrowed from the job until it accepts the result.
+eng_piece eng_job_piece(eng_job *job, int32_t count);
+// Takes the result of the piece that was just read, number `index` of the batch: adds to the usage, takes the drawn id
+// over, ends the job where it must. An ended job's session is closed.
+void eng_job_accept(const eng_job_rules *rules, eng_job *job, const eng_batch *batch, int32_t index);
 // What may be told now; false: nothing. Borrowed until eng_job_told, which drops the tokens (the text is dropped by
 // taking it).
 bool eng_job_event(eng_job *job, eng_event *out);

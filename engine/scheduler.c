@@ -1,9 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
 // The queue, the running jobs and the composition of a step (scheduler.h).
 //
-// Two lists: waiting and running. A prompt that was served goes to the end of the running list, which is all that
-// taking turns needs. Callbacks may submit, pause and cancel: a job cancelled inside a step leaves its list and gives
-// its slot back at once, but its memory lives until the step has ended, as events and the batch point into it.
+// Two lists: waiting and running. Who was served goes to the end of the running list, which is all that taking turns
+// needs within an owner; between owners the lower stamp of a clock goes first. Lists are walked whole: they hold a few
+// hundred jobs, and a step takes milliseconds. Callbacks may submit, pause and cancel: a job cancelled inside a step
+// leaves its list and gives its slot back at once, but its memory lives until the step has ended, as events and the
+// batch point into it.
 #include "engine/scheduler.h"
 
 #include <inttypes.h>
@@ -14,9 +16,19 @@ typedef struct job_list {
     uint64_t count;
 } job_list;
 
+// Lives as long as one of its jobs.
+struct eng_owner {
+    eng_owner *next;
+    uint64_t name, jobs;
+    uint64_t admitted, read; // when it was last served, by the scheduler's clock
+};
+
 struct eng_scheduler {
     eng_scheduler_options options;
     job_list waiting, running;
+    eng_owner *owners;
+    uint64_t clock;
+    uint64_t step; // number of the present step
     uint64_t waiting_tokens, last_id;
     bool stepping;
     eng_job *buried;   // ended while stepping, linked by next
@@ -52,6 +64,40 @@ static eng_job *find(const job_list *list, uint64_t id) {
     return job;
 }
 
+static void move_to_end(job_list *list, eng_job *job) {
+    unlink_job(list, job);
+    append(list, job);
+}
+
+// The job's owner, found or made; it comes to the end of the turns. False: no memory.
+static bool join_owner(eng_scheduler *scheduler, eng_job *job, uint64_t name) {
+    eng_owner *owner = scheduler->owners;
+    while (owner && owner->name != name)
+        owner = owner->next;
+    if (!owner) {
+        owner = malloc(sizeof *owner);
+        if (!owner)
+            return false;
+        uint64_t now = ++scheduler->clock;
+        *owner = (eng_owner){.next = scheduler->owners, .name = name, .admitted = now, .read = now};
+        scheduler->owners = owner;
+    }
+    owner->jobs++;
+    job->owner = owner;
+    return true;
+}
+
+static void leave_owner(eng_scheduler *scheduler, eng_job *job) {
+    if (--job->owner->jobs > 0)
+        return;
+    eng_owner **place = &scheduler->owners;
+    while (*place != job->owner)
+        place = &(*place)->next;
+    *place = job->owner->next;
+    free(job->owner);
+    job->owner = NULL;
+}
+
 static void free_chain(eng_job *job) {
     while (job) {
         eng_job *next = job->next;
@@ -63,6 +109,7 @@ static void free_chain(eng_job *job) {
 // Out of its list; its memory goes now or, inside a step, at the step's end.
 static void bury(eng_scheduler *scheduler, job_list *list, eng_job *job) {
     unlink_job(list, job);
+    leave_owner(scheduler, job);
     if (!scheduler->stepping) {
         eng_job_free(job);
         return;
@@ -93,6 +140,10 @@ void eng_scheduler_free(eng_scheduler *scheduler) {
     free_chain(scheduler->waiting.head);
     free_chain(scheduler->running.head);
     free_chain(scheduler->buried);
+    for (eng_owner *owner = scheduler->owners, *next; owner; owner = next) {
+        next = owner->next;
+        free(owner);
+    }
     free(scheduler->stepped);
     free(scheduler);
 }
@@ -122,6 +173,8 @@ eng_status eng_scheduler_submit(eng_scheduler *scheduler, const eng_request *req
     if (status != ENG_OK)
         return status;
     status = check_room(scheduler, job, error);
+    if (status == ENG_OK && !join_owner(scheduler, job, request->owner))
+        status = eng_fail(error, ENG_NO_MEMORY, "out of memory for a request");
     if (status != ENG_OK) {
         eng_job_free(job);
         return status;
@@ -156,11 +209,21 @@ void eng_scheduler_pause(eng_scheduler *scheduler, uint64_t id, bool paused) {
 
 // ---------------------------------------------------------------------------------------------- composition of a step
 
+// By priority, turn of the owner, place in the list.
+static eng_job *next_waiting(const eng_scheduler *scheduler) {
+    eng_job *best = scheduler->waiting.head;
+    for (eng_job *job = best; job; job = job->next)
+        if (job->priority < best->priority ||
+            (job->priority == best->priority && job->owner->admitted < best->owner->admitted))
+            best = job;
+    return best;
+}
+
 // At most ENG_STEP_ADMISSIONS: a slot that is opened is cleared, which takes time from those that generate.
 static eng_status admit(eng_scheduler *scheduler, eng_error *error) {
     const eng_scheduler_options *options = &scheduler->options;
     for (int admitted = 0; scheduler->waiting.head && admitted < ENG_STEP_ADMISSIONS; admitted++) {
-        eng_job *job = scheduler->waiting.head;
+        eng_job *job = next_waiting(scheduler);
         eng_error reason = {0};
         eng_status status =
             eng_session_open(options->pool, options->stream, eng_job_length(job), &job->session, &reason);
@@ -170,31 +233,38 @@ static eng_status admit(eng_scheduler *scheduler, eng_error *error) {
             return eng_fail(error, status, "%s", reason.text);
         unlink_job(&scheduler->waiting, job);
         scheduler->waiting_tokens -= (uint64_t)job->prompt_count;
+        job->owner->admitted = ++scheduler->clock;
         job->phase = ENG_PHASE_READING;
         append(&scheduler->running, job);
     }
     return ENG_OK;
 }
 
-static eng_status add_piece(eng_scheduler *scheduler, eng_job *job, eng_piece piece, eng_error *error) {
+// *added is false when the step has no room left for it. Who was served goes to the end.
+static eng_status add_piece(eng_scheduler *scheduler, eng_job *job, int32_t count, bool *added, eng_error *error) {
     int32_t index;
-    piece.session = &job->session;
-    piece.knobs = job->knobs;
-    piece.sampling = &job->sampling;
-    eng_status status = eng_batch_add(scheduler->options.batch, &piece, &index, error);
+    eng_error reason = {0};
+    const eng_piece piece = eng_job_piece(job, count);
+    eng_status status = eng_batch_add(scheduler->options.batch, &piece, &index, &reason);
+    *added = status == ENG_OK;
+    if (status == ENG_FULL)
+        return ENG_OK;
     if (status != ENG_OK)
-        return status;
+        return eng_fail(error, status, "%s", reason.text);
     scheduler->stepped[index] = job;
     scheduler->stepped_count++;
+    move_to_end(&scheduler->running, job);
     return ENG_OK;
 }
 
 static eng_status add_generating(eng_scheduler *scheduler, eng_error *error) {
-    for (eng_job *job = scheduler->running.head; job; job = job->next) {
+    eng_job *next, *job = scheduler->running.head;
+    for (uint64_t left = scheduler->running.count; left > 0; left--, job = next) {
+        bool added;
+        next = job->next;
         if (job->paused || job->phase != ENG_PHASE_GENERATING)
             continue;
-        eng_piece piece = {.kind = KERN_ROW_GENERATED, .ids = job->session.tail, .count = 1, .logits = true};
-        eng_status status = add_piece(scheduler, job, piece, error);
+        eng_status status = add_piece(scheduler, job, 1, &added, error);
         if (status != ENG_OK)
             return status;
     }
@@ -212,11 +282,21 @@ static int64_t count_readers(const eng_scheduler *scheduler) {
     return readers;
 }
 
+// Of those not yet examined in this step: by turn of the owner, place in the list. NULL: none is left.
+static eng_job *next_reader(const eng_scheduler *scheduler) {
+    eng_job *best = NULL;
+    for (eng_job *job = scheduler->running.head; job; job = job->next)
+        if (reads(job) && job->examined != scheduler->step && (!best || job->owner->read < best->owner->read))
+            best = job;
+    return best;
+}
+
 // The ids a prompt reads in this step: to the next grid boundary and, with a larger share, whole chunks beyond it.
 static int32_t prompt_piece(const eng_scheduler *scheduler, const eng_job *job, int64_t share) {
     int64_t left = job->prompt_count - job->session.read;
     int64_t count = eng_batch_piece_length(scheduler->options.batch, &job->session, left);
-    count += (share - 1) * scheduler->options.chunk;
+    if (!job->prompt_logprobs) // whose logits have room for one chunk
+        count += (share - 1) * scheduler->options.chunk;
     return (int32_t)(count < left ? count : left);
 }
 
@@ -227,31 +307,26 @@ static eng_status add_prompts(eng_scheduler *scheduler, eng_error *error) {
     int64_t readers = count_readers(scheduler);
     int64_t chunks = scheduler->stepped_count > 0 ? 1 : ENG_IDLE_CHUNKS;
     int64_t budget = chunks * chunk, share = readers > 0 && chunks > readers ? chunks / readers : 1;
-    eng_job *next, *job = scheduler->running.head;
-    for (; readers > 0; job = next) {
-        next = job->next;
-        if (!reads(job))
-            continue;
-        readers--;
-        int32_t count = prompt_piece(scheduler, job, share);
-        budget -= count < chunk / 4 ? chunk / 4 : count;
-        if (budget < 0)
+    for (eng_job *job; (job = next_reader(scheduler)) != NULL;) {
+        bool added;
+        int32_t count = prompt_piece(scheduler, job, share), cost = count < chunk / 4 ? chunk / 4 : count;
+        if (cost > budget)
             break;
-        eng_piece piece = {.kind = KERN_ROW_PROMPT,
-                           .ids = job->prompt + job->session.read,
-                           .count = count,
-                           .logits = job->session.read + count == job->prompt_count};
-        eng_status status = add_piece(scheduler, job, piece, error);
+        job->examined = scheduler->step;
+        eng_status status = add_piece(scheduler, job, count, &added, error);
         if (status != ENG_OK)
             return status;
-        unlink_job(&scheduler->running, job);
-        append(&scheduler->running, job);
+        if (!added)
+            continue;
+        budget -= cost;
+        job->owner->read = ++scheduler->clock;
     }
     return ENG_OK;
 }
 
 static eng_status run_batch(eng_scheduler *scheduler, eng_error *error) {
     scheduler->stepped_count = 0;
+    scheduler->step++;
     eng_batch_clear(scheduler->options.batch);
     eng_status status = admit(scheduler, error);
     if (status == ENG_OK)
@@ -285,12 +360,10 @@ eng_status eng_scheduler_step(eng_scheduler *scheduler, eng_event_fn on_event, v
         return eng_fail(error, scheduler->fault.code, "%s", scheduler->fault.text);
     scheduler->stepping = true;
     for (int32_t i = 0; i < scheduler->stepped_count; i++) {
-        eng_piece_result result;
         eng_job *job = scheduler->stepped[i];
         if (job->phase == ENG_PHASE_ENDED) // cancelled by an event of this step
             continue;
-        eng_batch_result(scheduler->options.batch, i, &result);
-        eng_job_accept(&scheduler->options.rules, job, &result);
+        eng_job_accept(&scheduler->options.rules, job, scheduler->options.batch, i);
         tell(scheduler, job, on_event, context);
     }
     scheduler->stepping = false;

@@ -3,8 +3,13 @@
 //
 // Every generating job gets its token in every step. Prompts are read beside them by at most one chunk a step, in
 // turns, so the gap between two tokens of a client is bounded by one chunk plus one step however many and however long
-// the prompts that arrive; when nothing generates, a step reads up to ENG_IDLE_CHUNKS chunks. Admission is in the order
-// of submission: a job at the head that must wait for a slot or pages holds up those behind it, so nothing starves.
+// the prompts that arrive; when nothing generates, a step reads up to ENG_IDLE_CHUNKS chunks, of prompts whose logprobs
+// are wanted one.
+//
+// Those that wait are admitted by priority, then in turns over their owners, then in the order of submission; prompts
+// are read in turns over their owners as well. An owner's turn is when it was last served, or came: each that is ahead
+// goes at most once before it. A job whose turn it is and that must wait for a slot or pages holds up the others, so at
+// equal priority nothing starves.
 #ifndef ENGINE_SCHEDULER_H
 #define ENGINE_SCHEDULER_H
 

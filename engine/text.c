@@ -31,10 +31,11 @@ struct eng_text_out {
     uint64_t pushed;
     token_ends tokens;
     size_t settled;
-    bool stopped, finished;
+    bool include_stop, stopped, finished;
 };
 
-eng_status eng_text_create(const eng_text *stops, size_t stop_count, eng_text_out **out, eng_error *error) {
+eng_status eng_text_create(const eng_text *stops, size_t stop_count, bool include_stop, eng_text_out **out,
+                           eng_error *error) {
     for (size_t i = 0; i < stop_count; i++) {
         if (stops[i].length == 0)
             return eng_fail(error, ENG_INVALID, "stop string %zu is empty", i);
@@ -47,6 +48,7 @@ eng_status eng_text_create(const eng_text *stops, size_t stop_count, eng_text_ou
         free(text);
         return eng_fail(error, status, "stop strings: %s", eng_status_text(status));
     }
+    text->include_stop = include_stop;
     *out = text;
     return ENG_OK;
 }
@@ -145,7 +147,7 @@ eng_status eng_text_push(eng_text_out *text, const char *bytes, size_t length, b
         text->state = eng_matcher_step(text->stops, text->state, (uint8_t)bytes[i]);
         if (!eng_matcher_ends(text->stops, text->state, &stop, &size))
             continue;
-        release(text, seen + i + 1 - size);
+        release(text, seen + i + 1 - (text->include_stop ? 0 : size));
         *stopped = text->stopped = true;
         end(text);
         return ENG_OK;

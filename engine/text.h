@@ -2,9 +2,9 @@
 // From drawn ids to text that may be sent: UTF-8 assembly and stop strings.
 //
 // An eng_text_out belongs to one request. Bytes go in as tokens are drawn; what comes out is always whole characters
-// and never any part of a stop string: bytes that may still become one are held back. Concatenating everything that
-// came out gives the same text however the tokens were cut (streamed = plain). Stop strings match on the bytes before
-// UTF-8 repair, by Aho-Corasick or an equivalent of linear time.
+// and never any part of a stop string (unless stop strings are to be included): bytes that may still become one are
+// held back. Concatenating everything that came out gives the same text however the tokens were cut (streamed = plain).
+// Stop strings match on the bytes before UTF-8 repair, by Aho-Corasick or an equivalent of linear time.
 #ifndef ENGINE_TEXT_H
 #define ENGINE_TEXT_H
 
@@ -16,11 +16,13 @@
 
 typedef struct eng_text_out eng_text_out;
 
-// stops: borrowed for the call, each at least one byte. *out: eng_text_free (NULL is accepted).
-ENG_CHECKED eng_status eng_text_create(const eng_text *stops, size_t stop_count, eng_text_out **out, eng_error *error);
+// stops: borrowed for the call, each at least one byte. include_stop: the text ends behind the stop string, not before
+// it. *out: eng_text_free (NULL is accepted).
+ENG_CHECKED eng_status eng_text_create(const eng_text *stops, size_t stop_count, bool include_stop, eng_text_out **out,
+                                       eng_error *error);
 void eng_text_free(eng_text_out *text);
 
-// Adds a token's bytes. *stopped: a stop string is complete; nothing more comes out after the text before it.
+// Adds a token's bytes. *stopped: a stop string is complete; nothing more comes out after the text before (or with) it.
 ENG_CHECKED eng_status eng_text_push(eng_text_out *text, const char *bytes, size_t length, bool *stopped);
 // The end of generation: what was held back comes out, an incomplete character as one U+FFFD.
 ENG_CHECKED eng_status eng_text_finish(eng_text_out *text);

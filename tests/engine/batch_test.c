@@ -49,7 +49,13 @@ static int32_t add(eng_session *session, kern_row_kind kind, const int32_t *ids,
                    bool logits, const eng_sampling *sampling) {
     int32_t index;
     eng_error error = {0};
-    eng_piece piece = {session, kind, ids, count, *knobs, logits, sampling};
+    eng_piece piece = {.session = session,
+                       .kind = kind,
+                       .ids = ids,
+                       .count = count,
+                       .knobs = *knobs,
+                       .logits = logits,
+                       .sampling = sampling};
     ck_assert_msg(eng_batch_add(batch, &piece, &index, &error) == ENG_OK, "%s", error.text);
     return index;
 }

@@ -31,7 +31,7 @@ static eng_text text_of(const char *string) {
 static eng_text_out *create(const eng_text *stops, size_t count) {
     eng_text_out *out = NULL;
     eng_error error = {0};
-    ck_assert_msg(eng_text_create(stops, count, &out, &error) == ENG_OK, "%s", error.text);
+    ck_assert_msg(eng_text_create(stops, count, false, &out, &error) == ENG_OK, "%s", error.text);
     return out;
 }
 
@@ -263,7 +263,7 @@ START_TEST(empty_stop_is_refused) {
     eng_text stops[2] = {text_of("a"), text_of("")};
     eng_text_out *out = NULL;
     eng_error error = {0};
-    ck_assert_int_eq(eng_text_create(stops, 2, &out, &error), ENG_INVALID);
+    ck_assert_int_eq(eng_text_create(stops, 2, false, &out, &error), ENG_INVALID);
     ck_assert_ptr_nonnull(strstr(error.text, "1"));
     ck_assert_ptr_null(out);
     eng_text_free(NULL);

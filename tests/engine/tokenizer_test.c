@@ -131,7 +131,7 @@ static void check_stream(const eng_tokenizer *tokenizer, const char *name, const
     size_t count = encode(tokenizer, text, length, special, &ids), whole_length, written = 0, out_length;
     char *whole = decode(tokenizer, ids, count, &whole_length);
     eng_text_out *out = NULL;
-    ck_assert_int_eq(eng_text_create(NULL, 0, &out, NULL), ENG_OK);
+    ck_assert_int_eq(eng_text_create(NULL, 0, false, &out, NULL), ENG_OK);
     const char *bytes;
     bool same = true, stopped;
     // Files with a Strip decoder lose the space at the start of a whole text; a stream goes on from a text.
