@@ -117,7 +117,7 @@ static void write_rows(const srv_server *server, srv_buf *out) {
         {"mesa_states_capacity", "gauge", "States that the device has room for.", STAT(states_total)},
         {"mesa_kv_pages", "gauge", "Pages of full attention in use.", STAT(kv_pages_used)},
         {"mesa_kv_pages_capacity", "gauge", "Pages of full attention that there are.", STAT(kv_pages_total)},
-        {"mesa_device_allocations", "counter", "Allocations on the device since it was opened.",
+        {"mesa_device_allocations_total", "counter", "Allocations on the device since it was opened.",
          STAT(device_allocations)},
     };
     for (size_t i = 0; i < sizeof rows / sizeof *rows; i++) {
