@@ -29,7 +29,8 @@ fail() {
     failures=$((failures + 1))
 }
 
-# [OPTION...]: more options of the server. Exports MESA_URL and waits until it is ready.
+# [OPTION...]: more options of the server. Exports MESA_URL and waits until it is ready; address is that of its TCP
+# listener, where it has one.
 start_server() {
     "$build/mesa-server" --model "demo=$source_dir/deploy/models/demo" --listen "unix:$folder/socket" "$@" \
         >"$folder/server.log" 2>&1 &
@@ -38,6 +39,8 @@ start_server() {
     for _ in $(seq 600); do
         if curl -fsS -o /dev/null --max-time 5 --unix-socket "$folder/socket" http://localhost/health/ready 2>/dev/null
         then
+            export address
+            address=$(grep -oE 'listening on .*' "$folder/server.log" | grep -oE 'http://[0-9.]+:[0-9]+' | head -n 1)
             return 0
         fi
         kill -0 "$server" 2>/dev/null || break

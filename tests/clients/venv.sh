@@ -1,0 +1,51 @@
+#!/bin/bash
+# SPDX-License-Identifier: Apache-2.0
+# Python with the packages of real clients: the system's where it has them, else a virtual environment below the build
+# folder, made once.
+#
+# Sourced: need_python NAME MODULE... sets python, or ends the test as skipped; packages are those of NAME.txt beside
+# this file. Run: tests/clients/venv.sh makes all of them ahead of the tests, which have less time.
+venv_dir=$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)
+
+make_venv() { # NAME FOLDER
+    rm -rf "$2"
+    python3 -m venv "$2" &&
+        "$2/bin/pip" install --quiet --disable-pip-version-check --retries 1 --timeout 20 -r "$venv_dir/$1.txt" &&
+        touch "$2/whole"
+}
+
+need_python() { # NAME MODULE...
+    local name=$1 folder=${MESA_BUILD:-build}/clients/$1 module imports=
+    shift
+    command -v python3 >/dev/null || { echo "SKIP: python3 is not installed"; exit 77; }
+    for module; do
+        imports+="import $module;"
+    done
+    if python3 -c "$imports" 2>/dev/null; then
+        python=python3
+        return
+    fi
+    mkdir -p "$(dirname "$folder")"
+    # Tests run at the same time.
+    exec 9>"$folder.lock"
+    flock 9
+    if [ ! -f "$folder/whole" ] && ! make_venv "$name" "$folder" >"$folder.log" 2>&1; then
+        tail -n 3 "$folder.log"
+        echo "SKIP: the packages of tests/clients/$name.txt cannot be had"
+        exit 77
+    fi
+    exec 9>&-
+    python=$folder/bin/python
+    "$python" -c "$imports" || { echo "FAIL: $folder lacks a package"; exit 1; }
+}
+
+if [ "${BASH_SOURCE[0]}" = "$0" ]; then
+    set -uo pipefail
+    status=0
+    for list in "$venv_dir"/*.txt; do
+        name=$(basename "$list" .txt)
+        (need_python "$name" no_module_has_this_name_so_that_a_folder_is_made 2>/dev/null)
+        [ -f "${MESA_BUILD:-build}/clients/$name/whole" ] || status=77
+    done
+    exit $status
+fi
