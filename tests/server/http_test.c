@@ -143,7 +143,9 @@ START_TEST(errors_are_named) {
     post_expect("{\"prompt\":\"\\ud83d\",\"stream\":true}", 400, NULL, "invalid_json");
     post_expect("", 400, NULL, "invalid_json");
     post_expect("{\"temperature\":1e308}", 400, "temperature", "out_of_range");
-    post_expect("{\"echo\":true}", 400, "echo", "not_supported");
+    post_expect("{\"suffix\":\"x\"}", 400, "suffix", "not_supported");
+    post_expect("{\"stop_token_ids\":[259]}", 400, "stop_token_ids", "out_of_range");
+    post_expect("{\"logit_bias\":{\"99999999\":5}}", 400, "logit_bias", "out_of_range");
     post_expect("{\"model\":\"other\"}", 404, "model", "model_not_found");
     post_expect("{\"model\":\"other\",\"stream\":true}", 404, "model", "model_not_found");
     fixture_get(&server, "/v1/models/other", &answer);
