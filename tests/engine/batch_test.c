@@ -425,6 +425,96 @@ START_TEST(impossible_pieces_are_refused) {
 }
 END_TEST
 
+static eng_status try_scored(eng_session *session, const int32_t *ids, int32_t count, int32_t edits, int32_t top) {
+    int32_t index;
+    static kern_logit_edit edit[ROWS * SMALL_VOCAB + 1];
+    eng_piece piece = {.session = session,
+                       .kind = KERN_ROW_PROMPT,
+                       .ids = ids,
+                       .count = count,
+                       .knobs = standard,
+                       .edit = edit,
+                       .edits = edits,
+                       .top = top,
+                       .scored = true};
+    return eng_batch_add(batch, &piece, &index, NULL);
+}
+
+START_TEST(logits_and_edits_of_a_step_are_bounded) {
+    static int32_t ids[MAX_PROMPT];
+    eng_session session[3];
+    open_batch(SMALL_MESA);
+    eng_batch_clear(batch);
+    for (int i = 0; i < 3; i++)
+        ck_assert_int_eq(eng_session_open(pool, world.stream, 300, &session[i], NULL), ENG_OK);
+    ck_assert_int_eq(try_scored(&session[0], ids, 2 * chunk, 0, 0), ENG_FULL); // more than a chunk and the rows
+    ck_assert_int_eq(try_scored(&session[0], ids, 1, ROWS * SMALL_VOCAB + 1, 0), ENG_FULL);
+    ck_assert_int_eq(try_scored(&session[0], ids, 1, 0, KERN_MAX_TOP + 1), ENG_INVALID);
+    ids[1] = vocab; // behind the piece, where the id to be scored stands
+    ck_assert_int_eq(try_scored(&session[0], ids, 1, 0, 0), ENG_INVALID);
+    ids[1] = 0;
+    ck_assert_int_eq(try_scored(&session[0], ids, chunk, 0, 0), ENG_OK);
+    ck_assert_int_eq(try_scored(&session[1], ids, ROWS + 1, 0, 0), ENG_FULL);
+    ck_assert_int_eq(try_scored(&session[1], ids, ROWS, 0, 0), ENG_OK);
+    ck_assert_int_eq(try_add(&session[2], ids, 10), ENG_OK); // without logits
+    ck_assert_int_eq(eng_batch_run(batch, NULL), ENG_OK);
+    for (int i = 0; i < 3; i++)
+        eng_session_close(&session[i]);
+    close_batch();
+}
+END_TEST
+
+// A chunk that is scored says of each token what its logits say, and draws what it would have drawn.
+START_TEST(scored_pieces_predict_every_id) {
+    int32_t ids[MAX_PROMPT], others[5], index, drawn;
+    const eng_sampling sampling = {.temperature = 1, .top_p = 1, .seed = 3};
+    small_prompt(51, ids, MAX_PROMPT);
+    small_prompt(52, others, 5);
+    open_batch(_i);
+    eng_session session = open_session(), other = open_session();
+    eng_batch_clear(batch);
+    index = add(&session, KERN_ROW_PROMPT, ids, chunk, &standard, true, &sampling);
+    run();
+    drawn = result_of(index).id;
+    eng_session_close(&session);
+    session = open_session();
+    eng_batch_clear(batch);
+    int32_t first = add(&other, KERN_ROW_PROMPT, others, 5, &standard, true, NULL);
+    eng_piece piece = {.session = &session,
+                       .kind = KERN_ROW_PROMPT,
+                       .ids = ids,
+                       .count = chunk,
+                       .knobs = standard,
+                       .logits = true,
+                       .sampling = &sampling,
+                       .top = 4,
+                       .scored = true};
+    ck_assert_int_eq(eng_batch_add(batch, &piece, &index, NULL), ENG_OK);
+    run();
+    ck_assert_ptr_nonnull(result_of(first).logits);
+    ck_assert_int_eq(result_of(index).id, drawn);
+    eng_compute sum = {0}, whole = result_of(index).compute;
+    for (int32_t t = 0; t < chunk; t++) {
+        eng_prediction said;
+        eng_compute one;
+        eng_batch_prediction(batch, index, t, &said);
+        eng_batch_compute(batch, index, t, &one);
+        sum.steps += one.steps;
+        sum.solves += one.solves;
+        ck_assert_int_eq(said.id, t + 1 < chunk ? ids[t + 1] : drawn);
+        ck_assert_int_eq(said.top, 4);
+        ck_assert(said.logprob <= said.top_logprob[0] && said.logprob < 0);
+        for (int32_t i = 0; i < 4; i++)
+            ck_assert(said.top_id[i] >= 0 && (i == 0 || said.top_logprob[i] <= said.top_logprob[i - 1]));
+    }
+    ck_assert_uint_eq(sum.steps, whole.steps);
+    ck_assert_uint_eq(sum.solves, whole.solves);
+    eng_session_close(&session);
+    eng_session_close(&other);
+    close_batch();
+}
+END_TEST
+
 START_TEST(knobs_and_sampling_map_to_the_kernels) {
     kern_solver solver = eng_solver(&(eng_knobs){ENG_CG_TOLERANCE, 1e-3F, 12, 1, 1});
     ck_assert_int_eq(solver.mode, KERN_SOLVE_TOLERANCE);
@@ -558,6 +648,8 @@ static Suite *batch_suite(void) {
     tcase_add_test(cases, draws_depend_on_seed_choice_and_position_alone);
     tcase_add_test(cases, the_solver_follows_the_knobs);
     tcase_add_test(cases, impossible_pieces_are_refused);
+    tcase_add_test(cases, logits_and_edits_of_a_step_are_bounded);
+    tcase_add_loop_test(cases, scored_pieces_predict_every_id, 0, SMALL_MODELS);
     tcase_add_test(cases, knobs_and_sampling_map_to_the_kernels);
     tcase_add_loop_test(cases, golden_models_come_out, 0, sizeof golden / sizeof *golden);
     suite_add_tcase(suite, cases);

@@ -42,9 +42,11 @@ static void collect(void *context, const eng_event *event) {
     (void)context;
     ck_assert_uint_eq(event->id, out->id);
     ck_assert_int_eq(out->finals, 0); // nothing follows the last event
-    ck_assert(event->token_count > 0 || event->text_length > 0 || event->finish != ENG_FINISH_NONE);
+    ck_assert(event->prompt_count > 0 || event->token_count > 0 || event->text_length > 0 ||
+              event->finish != ENG_FINISH_NONE);
     for (size_t i = 0; i < event->token_count; i++)
         out->ids[out->id_count++] = event->tokens[i].id;
+    out->prompt_count += event->prompt_count;
     memcpy(out->text + out->text_length, event->text, event->text_length);
     out->text_length += event->text_length;
     out->text[out->text_length] = '\0';

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// What runs when: bounded queues, pages, cancelling and pausing in every phase, the share of prompts in a step.
+// What runs when: bounded queues, pages, cancelling and pausing in every phase, turns over owners, the share of prompts
+// in a step.
 //
 // Time is counted in steps, never in seconds. The random workload is the same in every run.
 #include <stdlib.h>
@@ -211,6 +212,119 @@ START_TEST(prompts_take_one_chunk_a_step_beside_a_client) {
 }
 END_TEST
 
+// --------------------------------------------------------------------------------------------------------------- turns
+
+typedef struct arrival {
+    uint64_t owner;
+    int32_t priority;
+    int after; // submitted when this many requests have ended
+} arrival;
+
+// One row: who is answered when. Writes the numbers of the requests in the order of their answers.
+static void trace(const arrival *arrivals, int count, int *order) {
+    static outcome out[32];
+    int submitted = 0, ended = 0;
+    eng_engine *engine = open_with(SMALL_MESA, (eng_options){.max_rows = 1});
+    memset(out, 0, sizeof out);
+    while (ended < count) {
+        for (; submitted < count && arrivals[submitted].after <= ended; submitted++) {
+            eng_request request = greedy(engine, (int32_t[]){1, 2}, 2, 2);
+            request.owner = arrivals[submitted].owner;
+            request.priority = arrivals[submitted].priority;
+            submit(engine, request, &out[submitted]);
+        }
+        ck_assert(step(engine));
+        for (int i = 0; i < submitted; i++)
+            if (out[i].finals == 1 && out[i].last_step == door_steps())
+                order[ended++] = i;
+    }
+    ck_assert(!step(engine));
+    eng_close(engine);
+}
+
+static void assert_trace(const arrival *arrivals, const int *want, int count) {
+    int got[32];
+    trace(arrivals, count, got);
+    for (int i = 0; i < count; i++)
+        ck_assert_msg(got[i] == want[i], "answer %d went to request %d, not to %d", i, got[i], want[i]);
+}
+
+START_TEST(owners_take_turns) {
+    // 7 has filled the queue before 8 and 9 come; 5 comes late, and each that waits already goes before it at most once
+    static const arrival arrivals[] = {{7, 0, 0}, {7, 0, 0}, {7, 0, 0}, {7, 0, 0}, {7, 0, 0}, {8, 0, 0},
+                                       {8, 0, 0}, {8, 0, 0}, {9, 0, 0}, {5, 0, 4}, {5, 0, 4}, {9, 0, 8}};
+    static const int want[] = {0, 5, 8, 1, 6, 2, 9, 7, 3, 10, 11, 4};
+    assert_trace(arrivals, want, sizeof want / sizeof *want);
+}
+END_TEST
+
+START_TEST(priority_comes_before_turns) {
+    static const arrival arrivals[] = {{7, 5, 0}, {7, 0, 0}, {7, 0, 0},  {8, 0, 0},         {8, -3, 0},
+                                       {9, 5, 0}, {7, 5, 0}, {9, -3, 2}, {7, INT32_MIN, 3}, {8, INT32_MAX, 0}};
+    static const int want[] = {4, 1, 7, 8, 3, 2, 5, 0, 6, 9};
+    assert_trace(arrivals, want, sizeof want / sizeof *want);
+}
+END_TEST
+
+START_TEST(prompts_are_read_in_turns_over_owners) {
+    static outcome client, many[3], lone;
+    static int32_t prompt[1000];
+    eng_engine *engine = open_small(SMALL_MESA);
+    int32_t chunk = eng_info(engine)->chunk;
+    small_prompt(3, prompt, 1000);
+    eng_request request = greedy(engine, prompt, (size_t)(10 * chunk), 1);
+    submit(engine, greedy(engine, prompt, 3, 200), &client);
+    step(engine);
+    int before = door_steps();
+    for (int i = 0; i < 3; i++) {
+        request.owner = 1;
+        submit(engine, request, &many[i]);
+    }
+    request.owner = 2;
+    submit(engine, request, &lone);
+    for (int i = 0; i < 40; i++)
+        step(engine);
+    ck_assert_int_eq(lone.last_step, before + 20); // every second chunk is its own
+    for (int i = 0; i < 3; i++)
+        ck_assert_int_eq(many[i].last_step, before + 38 + i);
+    eng_close(engine);
+}
+END_TEST
+
+START_TEST(scored_prompts_share_a_step) {
+    static outcome client, scored[5], plain;
+    static int32_t prompt[1000];
+    eng_engine *engine = open_small(SMALL_MESA);
+    int32_t chunk = eng_info(engine)->chunk;
+    small_prompt(3, prompt, 1000);
+    eng_request request = greedy(engine, prompt, (size_t)(4 * chunk), 1);
+    submit(engine, request, &plain);
+    request.logprobs = 0;
+    request.prompt_logprobs = true;
+    int before = door_steps();
+    for (int i = 0; i < 2; i++)
+        submit(engine, request, &scored[i]);
+    drain(engine); // a chunk of logits a step between the two, and the plain one beside them
+    ck_assert_int_eq(plain.last_step, before + 4);
+    ck_assert_int_eq(scored[0].last_step, before + 7);
+    ck_assert_int_eq(scored[1].last_step, before + 8);
+    ck_assert_uint_eq(scored[1].prompt_count, (size_t)(4 * chunk));
+    ck_assert_int_eq(scored[1].ids[0], plain.ids[0]);
+
+    submit(engine, greedy(engine, prompt, 3, 100), &client);
+    step(engine);
+    for (int i = 0; i < 5; i++)
+        submit(engine, request, &scored[i]);
+    for (int i = 0; i < 20; i++) {
+        step(engine);
+        ck_assert_uint_eq(client.id_count, 2 + (size_t)i);
+    }
+    for (int i = 0; i < 5; i++)
+        ck_assert_int_eq(scored[i].finals, 1);
+    eng_close(engine);
+}
+END_TEST
+
 // -------------------------------------------------------------------------------------------------- a random workload
 
 enum { LIVE = 24 };
@@ -235,6 +349,11 @@ static void act(workload *w, const int32_t *prompt) {
     outcome *out = &w->out[i];
     if (!w->live[i] && what < 6) {
         eng_request request = greedy(w->engine, prompt + draw(w, 50), 1 + draw(w, 150), draw(w, 12));
+        request.owner = draw(w, 4);
+        request.priority = (int32_t)draw(w, 3);
+        request.logprobs = (int32_t)draw(w, 4) - 1;
+        request.prompt_logprobs = request.logprobs > 0;
+        request.repetition_penalty = draw(w, 2) ? 1.1F : 1;
         memset(out, 0, sizeof *out);
         request.user = out;
         eng_status status = eng_submit(w->engine, &request, &out->id, NULL);
@@ -306,6 +425,10 @@ static Suite *scheduler_suite(void) {
     tcase_add_test(cases, callbacks_may_cancel_and_submit);
     tcase_add_test(cases, a_paused_request_keeps_its_place);
     tcase_add_test(cases, prompts_take_one_chunk_a_step_beside_a_client);
+    tcase_add_test(cases, owners_take_turns);
+    tcase_add_test(cases, priority_comes_before_turns);
+    tcase_add_test(cases, prompts_are_read_in_turns_over_owners);
+    tcase_add_test(cases, scored_prompts_share_a_step);
     tcase_add_test(cases, random_operations_keep_the_books);
     suite_add_tcase(suite, cases);
     return suite;

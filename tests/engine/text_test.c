@@ -207,6 +207,38 @@ START_TEST(stop_strings) {
 }
 END_TEST
 
+START_TEST(a_stop_may_be_kept) {
+    static const struct {
+        const char *text, *stops[2], *want;
+    } cases[] = {
+        {"ABCDEFGHIJKLMN", {"FGH"}, "ABCDEFGH"},  {"xxabcyy", {"abc", "ab"}, "xxab"},
+        {"xabc", {"abc", "c"}, "xabc"},           {"caf\xc3\xa9 noir", {"\xc3\xa9"}, "caf\xc3\xa9"},
+        {"\xe2STOP!", {"STOP"}, REPLACED "STOP"}, {"text\n\n", {"\n\nZ"}, "text\n\n"},
+    };
+    for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
+        eng_text stops[2] = {text_of(cases[i].stops[0])};
+        if (cases[i].stops[1])
+            stops[1] = text_of(cases[i].stops[1]);
+        for (size_t size = 1; size < 15; size++) {
+            collected got = {0};
+            eng_text_out *out;
+            bool stopped = false;
+            ck_assert_int_eq(eng_text_create(stops, cases[i].stops[1] ? 2 : 1, true, &out, NULL), ENG_OK);
+            size_t tokens = 0, length = strlen(cases[i].text);
+            for (size_t at = 0; at < length && !stopped; at += size, tokens++) {
+                stopped = push(out, cases[i].text + at, size < length - at ? size : length - at);
+                take(out, &got);
+            }
+            ck_assert_int_eq(eng_text_finish(out), ENG_OK);
+            take(out, &got);
+            assert_text(&got, cases[i].want, strlen(cases[i].want));
+            ck_assert_uint_eq(eng_text_settled(out), tokens);
+            eng_text_free(out);
+        }
+    }
+}
+END_TEST
+
 START_TEST(nothing_after_a_stop) {
     eng_text stop = text_of("END");
     collected got = {0};
@@ -366,6 +398,7 @@ static Suite *text_suite(void) {
     tcase_add_test(tests, maximal_subparts);
     tcase_add_test(tests, character_over_tokens);
     tcase_add_test(tests, stop_strings);
+    tcase_add_test(tests, a_stop_may_be_kept);
     tcase_add_test(tests, nothing_after_a_stop);
     tcase_add_test(tests, held_back_and_settled);
     tcase_add_test(tests, empty_stop_is_refused);
