@@ -1,15 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0
-// Rotary embedding (Su et al. 2021), SwiGLU (Shazeer 2020), embedding, AdamW (Loshchilov and Hutter 2019, algorithm 2).
+// Rotary embedding (Su et al. 2021), gated product (Shazeer 2020), embedding, AdamW (Loshchilov and Hutter 2019,
+// algorithm 2).
 //
-// The rotation is orthogonal, so its backward is the rotation back. silu(x) = x s(x) and silu'(x) = s + x s (1 - s)
-// with s the logistic function.
+// The rotation is orthogonal, so its backward is the rotation back.
 #include "kernels/ref/elementwise.h"
 
 #include <math.h>
 
-static double sigmoid(double x) {
-    return 1 / (1 + exp(-x));
-}
+#include "kernels/ref/activation.h"
 
 void kern_ref_rope(double *x, const double *frequency, size_t rotary, int64_t position, double sign) {
     size_t half = rotary / 2;
@@ -20,14 +18,13 @@ void kern_ref_rope(double *x, const double *frequency, size_t rotary, int64_t po
     }
 }
 
-double kern_ref_swiglu(double gate, double up) {
-    return gate * sigmoid(gate) * up;
+double kern_ref_glu(int activation, double gate, double up) {
+    return kern_ref_activation(activation, gate) * up;
 }
 
-void kern_ref_swiglu_backward(double gate, double up, double dy, double *dgate, double *dup) {
-    double s = sigmoid(gate);
-    *dgate = dy * up * (s + gate * s * (1 - s));
-    *dup = dy * gate * s;
+void kern_ref_glu_backward(int activation, double gate, double up, double dy, double *dgate, double *dup) {
+    *dgate = dy * up * kern_ref_activation_slope(activation, gate);
+    *dup = dy * kern_ref_activation(activation, gate);
 }
 
 void kern_ref_embed(const double *weight, int32_t id, double scale, double *y, size_t width) {

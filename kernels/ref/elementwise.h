@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// References in double of the small families: rotary embedding, SwiGLU, embedding, optimizer.
+// References in double of the small families: rotary embedding, gated product, embedding, optimizer.
 //
 // Plain arrays, one token, element or parameter a call, the mathematics in elementwise.c. Used by tests only.
 #ifndef KERNELS_REF_ELEMENTWISE_H
@@ -11,9 +11,9 @@
 // One head of one token in place: channels (i, i + rotary/2) turn by position * frequency[i]; sign -1 turns back.
 void kern_ref_rope(double *x, const double *frequency, size_t rotary, int64_t position, double sign);
 
-// One element.
-double kern_ref_swiglu(double gate, double up);
-void kern_ref_swiglu_backward(double gate, double up, double dy, double *dgate, double *dup);
+// One element: act(gate) up; activation: kern_activation.
+double kern_ref_glu(int activation, double gate, double up);
+void kern_ref_glu_backward(int activation, double gate, double up, double dy, double *dgate, double *dup);
 
 // One token: y = scale weight[id]; grad[id] += scale dy.
 void kern_ref_embed(const double *weight, int32_t id, double scale, double *y, size_t width);

@@ -1,12 +1,24 @@
 // SPDX-License-Identifier: Apache-2.0
-// References of the gates of a scalar-decay mixer in double, one (token, head) a call.
+// References of the gates in double, one token a call.
 //
-// The mathematics stand in gates.c. Used by tests only.
+// The laws stand at kern_gates in kernels.h. Used by tests only.
 #ifndef KERNELS_REF_GATES_H
 #define KERNELS_REF_GATES_H
 
-// g = log decay, beta = write weight; cap 1: none.
-void kern_ref_gates(double a, double b, double cap, double *g, double *beta);
-void kern_ref_gates_backward(double a, double b, double cap, double dg, double dbeta, double *da, double *db);
+#include "kernels/kernels.h"
+
+// a (heads, channels), b (heads), A_log (heads), dt_bias (heads, channels) -> g like a, beta (heads). What a law does
+// not use may be NULL.
+typedef struct kern_ref_gates_input {
+    const double *a, *b, *A_log, *dt_bias;
+} kern_ref_gates_input;
+void kern_ref_gates(const kern_gates *gates, kern_ref_gates_input in, double *g, double *beta);
+
+// da and db are written, dA_log and ddt_bias added to.
+typedef struct kern_ref_gates_gradient {
+    double *da, *db, *dA_log, *ddt_bias;
+} kern_ref_gates_gradient;
+void kern_ref_gates_backward(const kern_gates *gates, kern_ref_gates_input in, const double *dg, const double *dbeta,
+                             kern_ref_gates_gradient out);
 
 #endif

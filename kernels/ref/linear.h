@@ -16,4 +16,12 @@ void kern_ref_linear(int tokens, int rows, int cols, const double *x, const doub
 void kern_ref_linear_backward(int tokens, int rows, int cols, const double *x, const double *weight, const double *dy,
                               double *dx, double *grad_weight, double *grad_bias);
 
+// Block-diagonal, row vector times matrix: x, y (tokens, blocks * width), weight (blocks, width, width), bias
+// (blocks * width) or NULL.
+void kern_ref_block_linear(int tokens, int blocks, int width, const double *x, const double *weight, const double *bias,
+                           double *y);
+// dx is written, the others added to.
+void kern_ref_block_linear_backward(int tokens, int blocks, int width, const double *x, const double *weight,
+                                    const double *dy, double *dx, double *grad_weight, double *grad_bias);
+
 #endif

@@ -1,15 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
-// z[t,c] = bias[c] + sum_j weight[c,j] x[t-W+1+j,c], y = z or silu(z), one channel at a time.
+// z[t,c] = bias[c] + sum_j weight[c,j] x[t-W+1+j,c], y = act(z), one channel at a time.
 //
 // Backward: with dz = dy act'(z), every product weight[c,j] x[s,c] of a token's sum gives dz x[s,c] to the weight and
 // dz weight[c,j] to the input.
 #include "kernels/ref/short_conv.h"
 
-#include <math.h>
-
-static double sigmoid(double x) {
-    return 1 / (1 + exp(-x));
-}
+#include "kernels/ref/activation.h"
 
 // The input of channel c that tap j of token t reads.
 static double input_at(kern_ref_conv conv, const double *x, const double *state, size_t t, size_t c, size_t j) {
@@ -32,7 +28,7 @@ void kern_ref_short_conv(kern_ref_conv conv, const double *x, const double *weig
     for (size_t t = 0; t < length; t++)
         for (size_t c = 0; c < conv.channels; c++) {
             double z = sum_at(conv, x, weight, bias, state, t, c);
-            y[t * conv.channels + c] = conv.silu ? z * sigmoid(z) : z;
+            y[t * conv.channels + c] = kern_ref_activation(conv.activation, z);
         }
     // Entry j of the new state is what tap j + 1 of the last token read; ascending j never reads an entry already
     // written.
@@ -47,8 +43,8 @@ void kern_ref_short_conv_backward(kern_ref_conv conv, const double *x, const dou
         dx[i] = 0;
     for (size_t t = 0; t < length; t++)
         for (size_t c = 0; c < conv.channels; c++) {
-            double z = sum_at(conv, x, weight, bias, NULL, t, c), s = sigmoid(z);
-            double dz = dy[t * conv.channels + c] * (conv.silu ? s + z * s * (1 - s) : 1);
+            double z = sum_at(conv, x, weight, bias, NULL, t, c);
+            double dz = dy[t * conv.channels + c] * kern_ref_activation_slope(conv.activation, z);
             if (dbias)
                 dbias[c] += dz;
             for (size_t j = 0; j < conv.taps; j++) {

@@ -5,12 +5,11 @@
 #ifndef KERNELS_REF_SHORT_CONV_H
 #define KERNELS_REF_SHORT_CONV_H
 
-#include <stdbool.h>
 #include <stddef.h>
 
 typedef struct kern_ref_conv {
     size_t channels, taps;
-    bool silu;
+    int activation; // kern_activation
 } kern_ref_conv;
 
 // x, y (length, channels); weight (channels, taps); bias NULL or (channels); state NULL or (taps - 1, channels): the

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// SwiGLU against its reference, forward, backward and in place; the residual sum, which is exact.
+// Gated products against their reference, forward, backward and in place; the residual sum, which is exact.
 //
 // Far ends of the logistic function and the reference by finite differences.
 #include "kernels/ref/elementwise.h"
@@ -14,32 +14,33 @@ static void rows_of(kernel_test *test, int32_t tokens) {
     kernel_test_prepare(test);
 }
 
-static void check_swiglu(kernel_test *test, int32_t tokens, int32_t width) {
+static void check_glu(kernel_test *test, int activation, int32_t tokens, int32_t width) {
     size_t count = (size_t)tokens * (size_t)width;
     float *gate = kernel_test_floats(test, count, -12, 12), *up = kernel_test_floats(test, count, -2, 2);
     float *dy = kernel_test_floats(test, count, -1, 1), *dup = kernel_test_zero_floats(test, count);
     double *y = kernel_test_zero_doubles(test, count);
     double *dgate_want = kernel_test_zero_doubles(test, count), *dup_want = kernel_test_zero_doubles(test, count);
     for (size_t i = 0; i < count; i++) {
-        y[i] = kern_ref_swiglu((double)gate[i], (double)up[i]);
-        kern_ref_swiglu_backward((double)gate[i], (double)up[i], (double)dy[i], &dgate_want[i], &dup_want[i]);
+        y[i] = kern_ref_glu(activation, (double)gate[i], (double)up[i]);
+        kern_ref_glu_backward(activation, (double)gate[i], (double)up[i], (double)dy[i], &dgate_want[i], &dup_want[i]);
     }
     rows_of(test, tokens);
-    kern_glu_backward_args backward = {{gate}, {up}, {dy}, {dy}, {dup}, width, KERN_SILU}; // dgate is dy
+    kern_glu_backward_args backward = {{gate}, {up}, {dy}, {dy}, {dup}, width, activation}; // dgate is dy
     kernel_test_launch(test, KERN_OP_GLU_BACKWARD, &backward);
     kernel_test_assert_norm(dy, dgate_want, count, 1e-6);
     kernel_test_assert_norm(dup, dup_want, count, 5e-7);
-    kern_glu_args forward = {{gate}, {up}, {gate}, width, KERN_SILU}; // y is gate
+    kern_glu_args forward = {{gate}, {up}, {gate}, width, activation}; // y is gate
     kernel_test_launch(test, KERN_OP_GLU, &forward);
     kernel_test_assert_norm(gate, y, count, 5e-7);
 }
 
-START_TEST(swiglu_equals_reference) {
+START_TEST(glu_equals_reference) {
     kernel_test test;
     if (!kernel_test_open(&test, _i, "cpu"))
         MESA_TEST_SKIP("instruction set %d is not here", _i);
     for (int s = 0; s < SHAPES; s++)
-        check_swiglu(&test, shape[s].tokens, shape[s].width);
+        for (int activation = 0; activation < KERN_ACTIVATIONS; activation++)
+            check_glu(&test, activation, shape[s].tokens, shape[s].width);
     kernel_test_close(&test);
 }
 END_TEST
@@ -116,14 +117,14 @@ END_TEST
 
 static double loss(void *context) {
     const double *point = context;
-    return 1.7 * kern_ref_swiglu(point[0], point[1]);
+    return 1.7 * kern_ref_glu(KERN_SILU, point[0], point[1]);
 }
 
 START_TEST(reference_gradients) {
     for (double gate = -4; gate <= 4; gate += 0.5) {
         double point[2] = {gate, 1 - gate / 3}, gradient[2];
-        kern_ref_swiglu_backward(point[0], point[1], 1.7, &gradient[0], &gradient[1]);
-        kernel_test_gradient("swiglu", loss, point, point, gradient, 2, 1e-8);
+        kern_ref_glu_backward(KERN_SILU, point[0], point[1], 1.7, &gradient[0], &gradient[1]);
+        kernel_test_gradient("glu", loss, point, point, gradient, 2, 1e-8);
     }
 }
 END_TEST
@@ -131,7 +132,7 @@ END_TEST
 static Suite *glu_suite(void) {
     Suite *suite = suite_create("glu");
     TCase *tests = tcase_create("glu");
-    tcase_add_loop_test(tests, swiglu_equals_reference, 0, KERNEL_TEST_ISAS);
+    tcase_add_loop_test(tests, glu_equals_reference, 0, KERNEL_TEST_ISAS);
     tcase_add_loop_test(tests, add_is_exact, 0, KERNEL_TEST_ISAS);
     tcase_add_loop_test(tests, bits_are_free_of_batch, 0, KERNEL_TEST_ISAS);
     tcase_add_loop_test(tests, far_ends_and_refusals, 0, KERNEL_TEST_ISAS);

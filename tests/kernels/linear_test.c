@@ -62,6 +62,11 @@ static kern_linear_args layer_args(const layer *l, bool bias, bool residual) {
                               .rows = l->rows};
 }
 
+// Rows [row0, row0 + rows) of the weight, for tokens of `groups` vectors.
+typedef struct slice {
+    int row0, rows, groups;
+} slice;
+
 // Both kinds, prompts on and off the grid: 3 + 1 + 37 + 90 + 5 tokens.
 enum { MIXED_ROWS = 5, MIXED_TOKENS = 136 };
 static void mixed_rows(kernel_test *test) {
@@ -172,6 +177,113 @@ START_TEST(place_and_batch_size_do_not_matter) {
             kernel_test_assert_same(first, l.y + t * ROWS, ROWS);
     }
     kern_weight_free(l.weight);
+    kernel_test_close(&test);
+}
+END_TEST
+
+static const slice slices[] = {{0, 400, 1}, {3, 200, 1}, {207, 193, 1}, {399, 1, 1}, {10, 7, 3}, {0, 400, 4}};
+enum { SLICES = sizeof slices / sizeof slices[0], SLICED_ROWS = 400, SLICED_COLS = 66 };
+
+static layer make_sliced(kernel_test *test, slice s, kern_dtype dtype) {
+    layer l = make_layer(test, SLICED_ROWS, SLICED_COLS, MIXED_TOKENS * s.groups, dtype);
+    l.y_count = (size_t)l.tokens * s.rows;
+    return l;
+}
+
+static void check_slice(kernel_test *test, slice s, kern_dtype dtype, bool merge) {
+    layer l = make_sliced(test, s, dtype);
+    double *want = kernel_test_zero_doubles(test, l.y_count);
+    double *wide = kernel_test_widened(test, l.w, l.w_count), *bias = kernel_test_widened(test, l.bias, l.rows);
+    kern_ref_linear(l.tokens, s.rows, l.cols, kernel_test_widened(test, l.x, l.x_count), wide + s.row0 * l.cols,
+                    bias + s.row0, kernel_test_widened(test, l.residual, l.y_count), want);
+    mixed_rows(test);
+    test->rows->merge = merge;
+    kern_linear_args args = layer_args(&l, true, true);
+    args.row0 = s.row0, args.rows = s.rows, args.groups = s.groups;
+    kernel_test_launch(test, KERN_OP_LINEAR, &args);
+    kernel_test_assert_norm(l.y, want, l.y_count, 1e-6);
+    kern_weight_free(l.weight);
+}
+
+START_TEST(slices_and_groups_equal_reference) {
+    kernel_test test;
+    if (!kernel_test_open(&test, _i, "cpu:16"))
+        MESA_TEST_SKIP("no such instruction set");
+    for (int i = 0; i < SLICES * 4; i++)
+        check_slice(&test, slices[i / 4], i & 1 ? KERN_BF16 : KERN_F32, i & 2);
+    kernel_test_close(&test);
+}
+END_TEST
+
+// A row of several vectors a token alone and in the mixed batch.
+START_TEST(row_of_groups_alone_equals_row_in_batch) {
+    enum { ROWS = 30, COLS = 20, GROUPS = 5 };
+    kernel_test test;
+    if (!kernel_test_open(&test, _i, "cpu:32"))
+        MESA_TEST_SKIP("no such instruction set");
+    layer l = make_layer(&test, ROWS, COLS, MIXED_TOKENS * GROUPS, KERN_F32);
+    float *alone = kernel_test_zero_floats(&test, l.y_count);
+    kern_linear_args args = layer_args(&l, true, false);
+    args.row0 = 4, args.rows = ROWS - 7, args.groups = GROUPS;
+    kern_row row[MIXED_ROWS];
+    mixed_rows(&test);
+    memcpy(row, test.rows->row, sizeof row);
+    kernel_test_launch(&test, KERN_OP_LINEAR, &args);
+    for (int r = 0; r < MIXED_ROWS; r++) {
+        kern_linear_args one = args;
+        kernel_test_clear_rows(&test);
+        kernel_test_row(&test, row[r].kind, row[r].slot, row[r].length, row[r].position);
+        kernel_test_prepare(&test);
+        one.x.f += row[r].token0 * GROUPS * COLS;
+        one.y.f = alone;
+        kernel_test_launch(&test, KERN_OP_LINEAR, &one);
+        kernel_test_assert_same(alone, l.y + row[r].token0 * GROUPS * args.rows, row[r].length * GROUPS * args.rows);
+    }
+    kern_weight_free(l.weight);
+    kernel_test_close(&test);
+}
+END_TEST
+
+// Gradients of the slice alone: what lies beside it in the weight's and the bias's stays.
+static void check_slice_backward(kernel_test *test, slice s) {
+    layer l = make_sliced(test, s, KERN_F32);
+    float *dx = kernel_test_zero_floats(test, l.x_count), *dw = kernel_test_floats(test, l.w_count, -1, 1);
+    float *db = kernel_test_floats(test, (size_t)l.rows, -1, 1);
+    double *dx_want = kernel_test_zero_doubles(test, l.x_count), *dw_want = kernel_test_widened(test, dw, l.w_count);
+    double *db_want = kernel_test_widened(test, db, (size_t)l.rows), *w = kernel_test_widened(test, l.w, l.w_count);
+    kern_ref_linear_backward(l.tokens, s.rows, l.cols, kernel_test_widened(test, l.x, l.x_count), w + s.row0 * l.cols,
+                             kernel_test_widened(test, l.residual, l.y_count), dx_want, dw_want + s.row0 * l.cols,
+                             db_want + s.row0);
+    mixed_rows(test);
+    const kern_linear_backward_input_args input = {.dy.f = l.residual,
+                                                   .weight.w = l.weight,
+                                                   .dx.f = dx,
+                                                   .cols = l.cols,
+                                                   .rows = s.rows,
+                                                   .row0 = s.row0,
+                                                   .groups = s.groups};
+    const kern_linear_backward_weight_args weight = {.x.f = l.x,
+                                                     .dy.f = l.residual,
+                                                     .grad_weight.f = dw,
+                                                     .grad_bias.f = db,
+                                                     .cols = l.cols,
+                                                     .rows = s.rows,
+                                                     .row0 = s.row0,
+                                                     .groups = s.groups};
+    kernel_test_launch(test, KERN_OP_LINEAR_BACKWARD_INPUT, &input);
+    kernel_test_launch(test, KERN_OP_LINEAR_BACKWARD_WEIGHT, &weight);
+    kernel_test_assert_norm(dx, dx_want, l.x_count, 1e-6);
+    kernel_test_assert_norm(dw, dw_want, l.w_count, 1e-6);
+    kernel_test_assert_norm(db, db_want, (size_t)l.rows, 1e-6);
+    kern_weight_free(l.weight);
+}
+
+START_TEST(gradients_of_slices_and_groups) {
+    kernel_test test;
+    if (!kernel_test_open(&test, _i, "cpu"))
+        MESA_TEST_SKIP("no such instruction set");
+    for (int i = 0; i < SLICES; i++)
+        check_slice_backward(&test, slices[i]);
     kernel_test_close(&test);
 }
 END_TEST
@@ -290,7 +402,11 @@ START_TEST(refuses_what_it_cannot_do) {
     args.cols = 7; // not the weight's
     kernel_test_assert_refused(&test, KERN_OP_LINEAR, &args, KERN_OK);
     ck_assert_int_eq(kern_launch(test.stream, KERN_OP_LINEAR, test.rows, &args), KERN_INVALID);
-    args.cols = 0;
+    args.cols = 8, args.row0 = 1; // past the weight's last row
+    ck_assert_int_eq(kern_launch(test.stream, KERN_OP_LINEAR, test.rows, &args), KERN_INVALID);
+    args.row0 = -1;
+    kernel_test_assert_refused(&test, KERN_OP_LINEAR, &args, KERN_INVALID);
+    args.row0 = 0, args.cols = 0;
     kernel_test_assert_refused(&test, KERN_OP_LINEAR, &args, KERN_INVALID);
     args.cols = 8;
     args.y.f = NULL;
@@ -310,7 +426,10 @@ static Suite *linear_suite(void) {
     tcase_add_loop_test(tcase, forward_equals_reference, 0, KERNEL_TEST_ISAS);
     tcase_add_loop_test(tcase, row_alone_equals_row_in_batch, 0, KERNEL_TEST_ISAS);
     tcase_add_loop_test(tcase, place_and_batch_size_do_not_matter, 0, KERNEL_TEST_ISAS);
+    tcase_add_loop_test(tcase, slices_and_groups_equal_reference, 0, KERNEL_TEST_ISAS);
+    tcase_add_loop_test(tcase, row_of_groups_alone_equals_row_in_batch, 0, KERNEL_TEST_ISAS);
     tcase_add_loop_test(tcase, backward_equals_reference, 0, KERNEL_TEST_ISAS);
+    tcase_add_loop_test(tcase, gradients_of_slices_and_groups, 0, KERNEL_TEST_ISAS);
 #ifdef _OPENMP
     tcase_add_loop_test(tcase, threads_do_not_matter, 0, KERNEL_TEST_ISAS);
 #endif

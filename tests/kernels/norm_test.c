@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 // RMSNorm and L2 normalisation against their references, their references against finite differences.
 //
-// Also: a token alone has the bits that it has in a batch, and a gradient those of any number of threads.
+// The norms of all mixers: gates before and behind, centred, a weight a group or none. A token alone has the bits that
+// it has in a batch, and a gradient those of any number of threads.
 #include "kernels/ref/norm.h"
 #include "tests/kernels/kernel_test.h"
 
@@ -21,76 +22,141 @@ static void some_rows(kernel_test *test, int32_t tokens) {
     kernel_test_prepare(test);
 }
 
+typedef struct rms_kind {
+    bool gated, gate_first, center, weighted, group_weights;
+    int activation;
+    float offset;
+} rms_kind;
+
+// RMSNorm, Griffin, Mesa and gated DeltaNet, KDA, GLA without weight, Mamba-2 whole and by group, xLSTM, LayerNorm.
+static const rms_kind kinds[] = {
+    {.weighted = true},
+    {.weighted = true, .offset = 1},
+    {.weighted = true, .gated = true, .activation = KERN_SILU},
+    {.weighted = true, .gated = true, .activation = KERN_SIGMOID},
+    {.gated = true, .activation = KERN_GELU_TANH},
+    {.weighted = true, .gated = true, .activation = KERN_SILU, .gate_first = true},
+    {.weighted = true, .gated = true, .activation = KERN_SILU, .gate_first = true, .group_weights = true},
+    {.weighted = true, .gated = true, .activation = KERN_SIGMOID, .center = true, .group_weights = true},
+    {.center = true},
+    {.weighted = true, .gated = true, .activation = KERN_SIGMOID, .center = true, .gate_first = true, .offset = 0.5f},
+};
+enum { KINDS = sizeof kinds / sizeof kinds[0], SILU_KIND = 2 };
+
 typedef struct rms_case {
-    int32_t vectors, width;
-    double eps, offset;
+    rms_kind kind;
+    int32_t groups, width;
+    size_t count, weights; // floats of x, of the weight
+    double eps;
     float *x, *weight, *gate, *dy;
     double *y, *dx, *dgate, *dweight; // by the reference
 } rms_case;
 
-static rms_case make_rms(kernel_test *test, int32_t vectors, int32_t width, bool gated, float offset) {
-    size_t count = (size_t)vectors * (size_t)width;
-    rms_case c = {.vectors = vectors, .width = width, .eps = 1e-5f, .offset = offset};
-    c.x = kernel_test_floats(test, count, -2, 2);
-    c.weight = kernel_test_floats(test, (size_t)width, -1, 2);
-    c.gate = gated ? kernel_test_floats(test, count, -6, 6) : NULL;
+static rms_case make_rms(kernel_test *test, rms_kind kind, int32_t tokens, int32_t groups, int32_t width) {
+    size_t w = (size_t)width, vectors = (size_t)tokens * (size_t)groups, count = vectors * w;
+    rms_case c = {.kind = kind, .groups = groups, .width = width, .count = count, .eps = (double)1e-5f};
+    c.weights = kind.group_weights ? (size_t)groups * w : w;
+    c.x = kernel_test_floats(test, count, kind.center ? -1 : -2, kind.center ? 3 : 2);
+    c.weight = kind.weighted ? kernel_test_floats(test, c.weights, -1, 2) : NULL;
+    c.gate = kind.gated ? kernel_test_floats(test, count, -6, 6) : NULL;
     c.dy = kernel_test_floats(test, count, -1, 1);
-    double *x = kernel_test_widened(test, c.x, count), *weight = kernel_test_widened(test, c.weight, (size_t)width);
-    double *gate = gated ? kernel_test_widened(test, c.gate, count) : NULL,
-           *dy = kernel_test_widened(test, c.dy, count);
+    double *x = kernel_test_widened(test, c.x, count), *dy = kernel_test_widened(test, c.dy, count);
+    double *weight = kind.weighted ? kernel_test_widened(test, c.weight, c.weights) : NULL;
+    double *gate = kind.gated ? kernel_test_widened(test, c.gate, count) : NULL;
     c.y = kernel_test_zero_doubles(test, count);
     c.dx = kernel_test_zero_doubles(test, count);
-    c.dgate = gated ? kernel_test_zero_doubles(test, count) : NULL;
-    c.dweight = kernel_test_zero_doubles(test, (size_t)width);
-    for (int32_t i = 0; i < vectors; i++) {
-        size_t at = (size_t)i * (size_t)width;
-        kern_ref_rmsnorm(x + at, weight, gated ? gate + at : NULL, c.y + at, (size_t)width, c.eps, c.offset);
-        kern_ref_rmsnorm_backward(x + at, weight, gated ? gate + at : NULL, dy + at, c.dx + at,
-                                  gated ? c.dgate + at : NULL, c.dweight, (size_t)width, c.eps, c.offset);
+    c.dgate = kind.gated ? kernel_test_zero_doubles(test, count) : NULL;
+    c.dweight = kernel_test_zero_doubles(test, c.weights);
+    kern_ref_norm norm = {w, c.eps, (double)kind.offset, kind.activation, kind.gate_first, kind.center};
+    for (size_t i = 0; i < vectors; i++) {
+        size_t at = i * w, group = kind.group_weights ? i % (size_t)groups * w : 0;
+        const double *own = weight ? weight + group : NULL;
+        kern_ref_rmsnorm(norm, x + at, own, gate ? gate + at : NULL, c.y + at);
+        kern_ref_rmsnorm_backward(norm, x + at, own, gate ? gate + at : NULL, dy + at, c.dx + at,
+                                  gate ? c.dgate + at : NULL, weight ? c.dweight + group : NULL);
     }
     return c;
 }
 
-static void check_rms(kernel_test *test, int32_t tokens, int32_t groups, int32_t width, bool gated, float offset) {
-    rms_case c = make_rms(test, tokens * groups, width, gated, offset);
-    size_t count = (size_t)c.vectors * (size_t)width;
+static kern_rmsnorm_args forward_args(const rms_case *c, float *y) {
+    return (kern_rmsnorm_args){{c->x},
+                               {c->weight},
+                               {c->gate},
+                               {y},
+                               c->groups,
+                               c->width,
+                               (float)c->eps,
+                               c->kind.offset,
+                               c->kind.activation,
+                               c->kind.gate_first,
+                               c->kind.center,
+                               c->kind.group_weights};
+}
+
+static kern_rmsnorm_backward_args backward_args(const rms_case *c, float *dx, float *dgate, float *grad) {
+    return (kern_rmsnorm_backward_args){{c->x},
+                                        {c->weight},
+                                        {c->gate},
+                                        {c->dy},
+                                        {dx},
+                                        {dgate},
+                                        {grad},
+                                        c->groups,
+                                        c->width,
+                                        (float)c->eps,
+                                        c->kind.offset,
+                                        0,
+                                        c->kind.activation,
+                                        c->kind.gate_first,
+                                        c->kind.center,
+                                        c->kind.group_weights};
+}
+
+static void check_rms(kernel_test *test, rms_kind kind, int32_t tokens, int32_t groups, int32_t width) {
+    rms_case c = make_rms(test, kind, tokens, groups, width);
+    const size_t count = c.count, told = width > 1 ? count : 0; // of width 1 the gradient is all but zero
     float *y = kernel_test_zero_floats(test, count), *dx = kernel_test_floats(test, count, -1, 1);
-    float *dgate = gated ? kernel_test_zero_floats(test, count) : NULL;
-    float *grad = kernel_test_floats(test, (size_t)width, -1, 1);
-    double *grad_want = kernel_test_widened(test, grad, (size_t)width);
+    float *dgate = kind.gated ? kernel_test_zero_floats(test, count) : NULL;
+    float *grad = kind.weighted ? kernel_test_floats(test, c.weights, -1, 1) : NULL;
     double *sum_want = kernel_test_widened(test, dx, count);
-    for (int32_t i = 0; i < width; i++)
-        grad_want[i] += c.dweight[i];
     some_rows(test, tokens);
-    kern_rmsnorm_args forward = {{c.x},        {c.weight}, {c.gate},  {y}, groups, width,
-                                 (float)c.eps, offset,     KERN_SILU, 0,   0,      0};
+    kern_rmsnorm_args forward = forward_args(&c, y);
     kernel_test_launch(test, KERN_OP_RMSNORM, &forward);
-    kernel_test_assert_norm(y, c.y, count, 5e-7);
+    kernel_test_assert_norm(y, c.y, kind.center ? told : count, 1e-6);
 
     float *dx0 = kernel_test_copy(test, dx, count);
-    kern_rmsnorm_backward_args backward = {{c.x}, {c.weight},   {c.gate}, {c.dy}, {dx},      {dgate}, {grad}, groups,
-                                           width, (float)c.eps, offset,   0,      KERN_SILU, 0,       0,      0};
+    kern_rmsnorm_backward_args backward = backward_args(&c, dx, dgate, grad);
+    for (size_t i = 0; grad && i < c.weights; i++)
+        c.dweight[i] += (double)grad[i];
     kernel_test_launch(test, KERN_OP_RMSNORM_BACKWARD, &backward);
-    kernel_test_assert_norm(dx, c.dx, width > 1 ? count : 0, 2e-6); // of width 1 the gradient is all but zero
-    kernel_test_assert_norm(grad, grad_want, (size_t)width, 2e-6);
-    if (gated)
-        kernel_test_assert_norm(dgate, c.dgate, count, 1e-6);
+    kernel_test_assert_norm(dx, c.dx, told, 3e-6);
+    if (grad)
+        kernel_test_assert_norm(grad, c.dweight, c.weights, 2e-6);
+    if (kind.gated)
+        kernel_test_assert_norm(dgate, c.dgate, told, 3e-6);
     backward.dx.f = dx0;
     backward.accumulate = 1;
     kernel_test_launch(test, KERN_OP_RMSNORM_BACKWARD, &backward);
     for (size_t i = 0; i < count; i++)
         sum_want[i] += c.dx[i];
     kernel_test_assert_norm(dx0, sum_want, count, 2e-6);
+    backward.dx = backward.dy, backward.accumulate = 0; // in place
+    kernel_test_launch(test, KERN_OP_RMSNORM_BACKWARD, &backward);
+    kernel_test_assert_same(c.dy, dx, count);
+    forward.y = forward.x;
+    kernel_test_launch(test, KERN_OP_RMSNORM, &forward);
+    kernel_test_assert_same(c.x, y, count);
 }
 
 START_TEST(rmsnorm_equals_reference) {
-    kernel_test test;
-    if (!kernel_test_open(&test, _i, "cpu"))
-        MESA_TEST_SKIP("instruction set %d is not here", _i);
-    for (int s = 0; s < SHAPES; s++)
-        for (int gated = 0; gated < 2; gated++)
-            check_rms(&test, shape[s].tokens, shape[s].groups, shape[s].width, gated, gated ? 0.0f : 1.0f);
-    kernel_test_close(&test);
+    for (int s = 0; s < SHAPES; s++) {
+        kernel_test test;
+        if (!kernel_test_open(&test, _i, "cpu"))
+            MESA_TEST_SKIP("instruction set %d is not here", _i);
+        for (int k = 0; k < KINDS; k++)
+            check_rms(&test, kinds[k], shape[s].tokens, shape[s].groups, shape[s].width);
+        kernel_test_close(&test);
+    }
 }
 END_TEST
 
@@ -126,39 +192,45 @@ END_TEST
 // A token alone and at any place of a batch; one, two and three threads.
 START_TEST(bits_are_free_of_batch_and_threads) {
     enum { TOKENS = 333, GROUPS = 3, WIDTH = 77, COUNT = TOKENS * GROUPS * WIDTH };
-    float *first_dx = NULL, *first_grad = NULL;
+    float *first_dx[KINDS] = {NULL}, *first_grad[KINDS] = {NULL};
     for (int threads = 1; threads <= 3; threads++) {
         kernel_test test;
         kernel_test_threads(threads);
         if (!kernel_test_open(&test, _i, "cpu"))
             MESA_TEST_SKIP("instruction set %d is not here", _i);
-        rms_case c = make_rms(&test, TOKENS * GROUPS, WIDTH, true, 0);
-        float *y = kernel_test_zero_floats(&test, COUNT), *alone = kernel_test_zero_floats(&test, COUNT);
-        float *dx = kernel_test_zero_floats(&test, COUNT), *grad = kernel_test_zero_floats(&test, WIDTH);
-        kern_rmsnorm_args forward = {{c.x}, {c.weight}, {c.gate}, {y}, GROUPS, WIDTH, 1e-5f, 0, KERN_SILU, 0, 0, 0};
-        kern_rmsnorm_backward_args backward = {{c.x}, {c.weight}, {c.gate}, {c.dy}, {dx},      {NULL}, {grad}, GROUPS,
-                                               WIDTH, 1e-5f,      0,        0,      KERN_SILU, 0,      0,      0};
-        some_rows(&test, TOKENS);
-        kernel_test_launch(&test, KERN_OP_RMSNORM, &forward);
-        kernel_test_launch(&test, KERN_OP_RMSNORM_BACKWARD, &backward);
-        some_rows(&test, 1);
-        for (int t = 0; t < TOKENS; t++) {
-            kern_rmsnorm_args one = forward;
-            one.x.f += t * GROUPS * WIDTH, one.gate.f += t * GROUPS * WIDTH;
-            one.y.f = alone + t * GROUPS * WIDTH;
-            kernel_test_launch(&test, KERN_OP_RMSNORM, &one);
+        for (int k = 0; k < KINDS; k++) {
+            test.seed = 3;
+            rms_case c = make_rms(&test, kinds[k], TOKENS, GROUPS, WIDTH);
+            float *y = kernel_test_zero_floats(&test, COUNT), *alone = kernel_test_zero_floats(&test, COUNT);
+            float *dx = kernel_test_zero_floats(&test, COUNT), *sum = kernel_test_zero_floats(&test, c.weights);
+            kern_rmsnorm_args forward = forward_args(&c, y);
+            kern_rmsnorm_backward_args backward = backward_args(&c, dx, NULL, c.weight ? sum : NULL);
+            some_rows(&test, TOKENS);
+            kernel_test_launch(&test, KERN_OP_RMSNORM, &forward);
+            kernel_test_launch(&test, KERN_OP_RMSNORM_BACKWARD, &backward);
+            some_rows(&test, 1);
+            for (int t = 0; t < TOKENS; t++) {
+                kern_rmsnorm_args one = forward;
+                one.x.f += t * GROUPS * WIDTH;
+                if (one.gate.f)
+                    one.gate.f += t * GROUPS * WIDTH;
+                one.y.f = alone + t * GROUPS * WIDTH;
+                kernel_test_launch(&test, KERN_OP_RMSNORM, &one);
+            }
+            kernel_test_assert_same(y, alone, COUNT);
+            if (threads == 1) {
+                first_dx[k] = memcpy(malloc(COUNT * sizeof *dx), dx, COUNT * sizeof *dx);
+                first_grad[k] = memcpy(malloc(c.weights * sizeof *sum), sum, c.weights * sizeof *sum);
+            }
+            kernel_test_assert_same(dx, first_dx[k], COUNT);
+            kernel_test_assert_same(sum, first_grad[k], c.weights);
         }
-        kernel_test_assert_same(y, alone, COUNT);
-        if (threads == 1) {
-            first_dx = memcpy(malloc(COUNT * sizeof *dx), dx, COUNT * sizeof *dx);
-            first_grad = memcpy(malloc(WIDTH * sizeof *grad), grad, WIDTH * sizeof *grad);
-        }
-        kernel_test_assert_same(dx, first_dx, COUNT);
-        kernel_test_assert_same(grad, first_grad, WIDTH);
         kernel_test_close(&test);
     }
-    free(first_dx);
-    free(first_grad);
+    for (int k = 0; k < KINDS; k++) {
+        free(first_dx[k]);
+        free(first_grad[k]);
+    }
 }
 END_TEST
 
@@ -166,12 +238,12 @@ START_TEST(nan_stays) {
     kernel_test test;
     if (!kernel_test_open(&test, _i, "cpu"))
         MESA_TEST_SKIP("instruction set %d is not here", _i);
-    rms_case c = make_rms(&test, 2, 40, true, 0);
+    rms_case c = make_rms(&test, kinds[SILU_KIND], 2, 1, 40);
     float *y = kernel_test_zero_floats(&test, 80);
     c.x[3] = NAN;
     c.gate[79] = NAN;
     some_rows(&test, 2);
-    kern_rmsnorm_args args = {{c.x}, {c.weight}, {c.gate}, {y}, 1, 40, 1e-5f, 0, KERN_SILU, 0, 0, 0};
+    kern_rmsnorm_args args = forward_args(&c, y);
     kernel_test_launch(&test, KERN_OP_RMSNORM, &args);
     for (int i = 0; i < 40; i++)
         ck_assert(isnan(y[i]));
@@ -193,6 +265,12 @@ START_TEST(shapes_are_checked) {
     kern_rmsnorm_backward_args backward = {{place}, {place}, {NULL}, {place}, {place},   {place}, {place}, 1,
                                            4,       1e-5f,   0,      0,       KERN_SILU, 0,       0,       0};
     kernel_test_assert_refused(&test, KERN_OP_RMSNORM_BACKWARD, &backward, KERN_INVALID); // dgate without gate
+    backward.gate = backward.x, backward.grad_weight.p = NULL; // a weight without its gradient
+    kernel_test_assert_refused(&test, KERN_OP_RMSNORM_BACKWARD, &backward, KERN_INVALID);
+    args.eps = 0, args.gate_first = 1; // without gate
+    kernel_test_assert_refused(&test, KERN_OP_RMSNORM, &args, KERN_INVALID);
+    args.gate = args.x, args.activation = KERN_ACTIVATIONS;
+    kernel_test_assert_refused(&test, KERN_OP_RMSNORM, &args, KERN_INVALID);
     kern_l2norm_args l2 = {{place}, {NULL}, 1, 4, 1e-6f};
     kernel_test_assert_refused(&test, KERN_OP_L2NORM, &l2, KERN_INVALID);
     kernel_test_close(&test);
@@ -204,6 +282,7 @@ END_TEST
 enum { WIDTH = 11 };
 static struct {
     double x[WIDTH], weight[WIDTH], gate[WIDTH], dy[WIDTH];
+    kern_ref_norm norm;
     bool l2;
 } point;
 
@@ -213,20 +292,24 @@ static double loss(void *context) {
     if (point.l2)
         kern_ref_l2norm(point.x, y, WIDTH, 1e-3);
     else
-        kern_ref_rmsnorm(point.x, point.weight, point.gate, y, WIDTH, 1e-3, 0.5);
+        kern_ref_rmsnorm(point.norm, point.x, point.weight, point.gate, y);
     return kernel_test_dot(y, point.dy, WIDTH);
 }
 
 START_TEST(reference_gradients) {
-    double dx[WIDTH], dgate[WIDTH], dweight[WIDTH] = {0};
+    double dx[WIDTH], dgate[WIDTH];
     for (int i = 0; i < WIDTH; i++) {
         point.x[i] = sin(i + 1.0), point.weight[i] = cos(3.0 * i), point.gate[i] = 2 * sin(5.0 * i);
         point.dy[i] = cos(7.0 * i + 1);
     }
-    kern_ref_rmsnorm_backward(point.x, point.weight, point.gate, point.dy, dx, dgate, dweight, WIDTH, 1e-3, 0.5);
-    kernel_test_gradient("rms dx", loss, NULL, point.x, dx, WIDTH, 1e-8);
-    kernel_test_gradient("rms dgate", loss, NULL, point.gate, dgate, WIDTH, 1e-8);
-    kernel_test_gradient("rms dweight", loss, NULL, point.weight, dweight, WIDTH, 1e-8);
+    for (int kind = 0; kind < 4; kind++) {
+        double dweight[WIDTH] = {0};
+        point.norm = (kern_ref_norm){WIDTH, 1e-3, 0.5, KERN_SILU, kind & 1, kind & 2};
+        kern_ref_rmsnorm_backward(point.norm, point.x, point.weight, point.gate, point.dy, dx, dgate, dweight);
+        kernel_test_gradient("rms dx", loss, NULL, point.x, dx, WIDTH, 1e-8);
+        kernel_test_gradient("rms dgate", loss, NULL, point.gate, dgate, WIDTH, 1e-8);
+        kernel_test_gradient("rms dweight", loss, NULL, point.weight, dweight, WIDTH, 1e-8);
+    }
     point.l2 = true;
     kern_ref_l2norm_backward(point.x, point.dy, dx, WIDTH, 1e-3);
     kernel_test_gradient("l2 dx", loss, NULL, point.x, dx, WIDTH, 1e-8);

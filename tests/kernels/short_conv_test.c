@@ -11,12 +11,16 @@ enum { SLOTS = 4 };
 
 typedef struct conv_case {
     int32_t channels, taps;
-    bool silu, bias;
+    int activation;
+    bool bias;
+    int32_t channel0; // channels of the weight before the case's
 } conv_case;
 
 static const conv_case cases[] = {
-    {1, 4, true, false}, {37, 4, true, true},  {300, 4, false, true},
-    {64, 1, true, true}, {65, 3, true, false}, {20, 9, false, false},
+    {1, 4, KERN_SILU, false, 0},     {37, 4, KERN_SILU, true, 0},       {300, 4, KERN_IDENTITY, true, 0},
+    {64, 1, KERN_SILU, true, 0},     {65, 3, KERN_SILU, false, 0},      {20, 9, KERN_IDENTITY, false, 0},
+    {33, 4, KERN_SILU, true, 70},    {300, 4, KERN_IDENTITY, false, 5}, {16, 3, KERN_GELU_TANH, true, 1},
+    {40, 4, KERN_SIGMOID, false, 0}, {7, 5, KERN_ELU1, true, 0},
 };
 enum { CASES = sizeof cases / sizeof cases[0] };
 
@@ -46,25 +50,26 @@ static void mixed_rows(kernel_test *test) {
 static conv_data make_data(kernel_test *test, conv_case shape) {
     conv_data d = {.shape = shape};
     size_t tokens = (size_t)test->rows->n_tokens, channels = (size_t)shape.channels, taps = (size_t)shape.taps;
+    size_t wide = channels + (size_t)shape.channel0 + 3; // of the weight
     d.state0 = 16;
     d.stride = d.state0 + ((taps - 1) * channels + 15) / 16 * 16 + 16;
     d.x = kernel_test_floats(test, tokens * channels, -2, 2);
-    d.weight = kernel_test_floats(test, channels * taps, -1, 1);
-    d.bias = shape.bias ? kernel_test_floats(test, channels, -1, 1) : NULL;
+    d.weight = kernel_test_floats(test, wide * taps, -1, 1);
+    d.bias = shape.bias ? kernel_test_floats(test, wide, -1, 1) : NULL;
     d.state = kernel_test_floats(test, SLOTS * d.stride, -1, 1);
     d.y = kernel_test_zero_floats(test, tokens * channels);
     d.x_wide = kernel_test_widened(test, d.x, tokens * channels);
-    d.weight_wide = kernel_test_widened(test, d.weight, channels * taps);
-    d.bias_wide = shape.bias ? kernel_test_widened(test, d.bias, channels) : NULL;
+    d.weight_wide = kernel_test_widened(test, d.weight + (size_t)shape.channel0 * taps, channels * taps);
+    d.bias_wide = shape.bias ? kernel_test_widened(test, d.bias + shape.channel0, channels) : NULL;
     d.state_wide = kernel_test_widened(test, d.state, SLOTS * d.stride);
     test->rows->slot_stride = d.stride * sizeof(float);
     return d;
 }
 
 static kern_short_conv_args forward_args(const conv_data *d) {
-    return (kern_short_conv_args){{d->x}, {d->weight},       {d->bias},     {d->state + d->state0},
-                                  {d->y}, d->shape.channels, d->shape.taps, d->shape.silu ? KERN_SILU : KERN_IDENTITY,
-                                  0};
+    return (kern_short_conv_args){{d->x},           {d->weight},       {d->bias},     {d->state + d->state0},
+                                  {d->y},           d->shape.channels, d->shape.taps, d->shape.activation,
+                                  d->shape.channel0};
 }
 
 // Runs body(first token, tokens, state or NULL) for each document of each row.
@@ -86,7 +91,7 @@ static void each_document(const kern_rows *rows, const conv_data *d, document_bo
 }
 
 static void reference_forward(const conv_data *d, size_t first, size_t length, double *state, double *out) {
-    kern_ref_conv conv = {(size_t)d->shape.channels, (size_t)d->shape.taps, d->shape.silu};
+    kern_ref_conv conv = {(size_t)d->shape.channels, (size_t)d->shape.taps, d->shape.activation};
     size_t at = first * conv.channels;
     kern_ref_short_conv(conv, d->x_wide + at, d->weight_wide, d->bias_wide, state, out + at, length);
 }
@@ -153,7 +158,7 @@ static conv_gradients wanted; // of the reference; one test a process
 
 static void reference_backward(const conv_data *d, size_t first, size_t length, double *state, double *dx) {
     (void)state;
-    kern_ref_conv conv = {(size_t)d->shape.channels, (size_t)d->shape.taps, d->shape.silu};
+    kern_ref_conv conv = {(size_t)d->shape.channels, (size_t)d->shape.taps, d->shape.activation};
     size_t at = first * conv.channels;
     kern_ref_short_conv_backward(conv, d->x_wide + at, d->weight_wide, d->bias_wide, wanted.dy + at, dx + at,
                                  wanted.dweight, wanted.dbias, length);
@@ -161,25 +166,27 @@ static void reference_backward(const conv_data *d, size_t first, size_t length, 
 
 static void check_backward(kernel_test *test, conv_case shape) {
     conv_data d = make_data(test, shape);
-    size_t channels = (size_t)shape.channels, weights = channels * (size_t)shape.taps;
+    size_t wide = (size_t)shape.channels + (size_t)shape.channel0 + 3, taps = (size_t)shape.taps;
+    size_t channels = (size_t)shape.channels, weights = wide * taps, channel0 = (size_t)shape.channel0;
     size_t count = (size_t)test->rows->n_tokens * channels;
     float *dy = kernel_test_floats(test, count, -1, 1), *dx = kernel_test_zero_floats(test, count);
     float *dweight = kernel_test_floats(test, weights, -1, 1);
-    float *dbias = shape.bias ? kernel_test_floats(test, channels, -1, 1) : NULL;
+    float *dbias = shape.bias ? kernel_test_floats(test, wide, -1, 1) : NULL;
     double *dx_want = kernel_test_zero_doubles(test, count);
     wanted.dy = kernel_test_widened(test, dy, count);
-    wanted.dweight = kernel_test_widened(test, dweight, weights);
-    wanted.dbias = dbias ? kernel_test_widened(test, dbias, channels) : NULL;
+    double *dweight_want = kernel_test_widened(test, dweight, weights); // what lies beside the channels stays
+    double *dbias_want = dbias ? kernel_test_widened(test, dbias, wide) : NULL;
+    wanted.dweight = dweight_want + channel0 * taps;
+    wanted.dbias = dbias ? dbias_want + channel0 : NULL;
     each_document(test->rows, &d, reference_backward, dx_want);
-    kern_short_conv_backward_args args = {
-        {d.x},     {d.weight}, {d.bias},       {dy},       {dx},
-        {dweight}, {dbias},    shape.channels, shape.taps, shape.silu ? KERN_SILU : KERN_IDENTITY,
-        0};
+    kern_short_conv_backward_args args = {{d.x},      {d.weight},       {d.bias},      {dy},
+                                          {dx},       {dweight},        {dbias},       shape.channels,
+                                          shape.taps, shape.activation, shape.channel0};
     kernel_test_launch(test, KERN_OP_SHORT_CONV_BACKWARD, &args);
     kernel_test_assert_norm(dx, dx_want, count, 1e-6);
-    kernel_test_assert_norm(dweight, wanted.dweight, weights, 2e-6);
+    kernel_test_assert_norm(dweight, dweight_want, weights, 2e-6);
     if (dbias)
-        kernel_test_assert_norm(dbias, wanted.dbias, channels, 2e-6);
+        kernel_test_assert_norm(dbias, dbias_want, wide, 2e-6);
 }
 
 START_TEST(backward_equals_reference) {
@@ -212,7 +219,7 @@ START_TEST(bits_are_free_of_threads) {
         kernel_test_clear_rows(&test);
         kernel_test_row(&test, KERN_ROW_PROMPT, -1, TOKENS, 0);
         kernel_test_prepare(&test);
-        conv_data d = make_data(&test, (conv_case){CHANNELS, TAPS, true, false});
+        conv_data d = make_data(&test, (conv_case){CHANNELS, TAPS, KERN_SILU, false, 0});
         float *dy = kernel_test_floats(&test, TOKENS * CHANNELS, -1, 1);
         float *dx = kernel_test_zero_floats(&test, TOKENS * CHANNELS);
         float *grad = kernel_test_zero_floats(&test, CHANNELS * TAPS);
@@ -256,7 +263,7 @@ END_TEST
 // ----------------------------------------------------------------------------------------- references, by differences
 
 enum { LENGTH = 6, CHANNELS = 3, TAPS = 4, COUNT = LENGTH * CHANNELS };
-static const kern_ref_conv small = {CHANNELS, TAPS, true};
+static const kern_ref_conv small = {CHANNELS, TAPS, KERN_SILU};
 static struct { double x[COUNT], weight[CHANNELS * TAPS], bias[CHANNELS], dy[COUNT]; } point;
 
 static double loss(void *context) {
