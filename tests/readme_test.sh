@@ -21,7 +21,7 @@ fail() {
 [ -x "$build/mesa-server" ] && [ -x "$build/mesa-trainer" ] || fail "the programs are not built in $build"
 git rev-parse --is-inside-work-tree >/dev/null 2>&1 || { echo "SKIP: git does not list the files here" && exit 77; }
 work=$(mktemp -d)
-trap 'kill $(jobs -p) 2>/dev/null; rm -rf "$work"' EXIT
+trap 'rm -rf "$work"' EXIT
 
 # ---- commands in the text --------------------------------------------------------------------------------------------
 
@@ -105,6 +105,8 @@ ninja() {
     ln -sf "$programs"/mesa* "$2/"
 }
 depth=2
+stop() { kill $(jobs -p) 2>/dev/null || true; } # what a failure left behind
+trap stop EXIT
 trap 'guard "$BASH_COMMAND"' DEBUG
 END
 cat "$work/commands" >>"$work/script"
