@@ -27,7 +27,7 @@ static void settle_knobs(srv_completion *completion, const eng_model_info *info)
     given &= ~completion->ignored;
     if (knobs.cg_max_steps > bounds->max_cg_steps)
         knobs.cg_max_steps = (int32_t)bounds->max_cg_steps;
-    if ((double)knobs.cg_tolerance < bounds->min_cg_tolerance)
+    if (knobs.cg_tolerance < (float)bounds->min_cg_tolerance)
         knobs.cg_tolerance = (float)bounds->min_cg_tolerance;
     if (knobs.max_loops > bounds->max_loops)
         knobs.max_loops = (int32_t)bounds->max_loops;

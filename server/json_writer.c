@@ -85,6 +85,14 @@ void srv_json_text(srv_buf *out, const char *text) {
         srv_buf_puts(out, "null");
 }
 
+void srv_json_literal(srv_buf *out, const char *json) {
+    for (const char *quote; (quote = strchr(json, '\'')) != NULL; json = quote + 1) {
+        srv_buf_append(out, json, (size_t)(quote - json));
+        srv_buf_puts(out, "\"");
+    }
+    srv_buf_puts(out, json);
+}
+
 void srv_json_integer(srv_buf *out, int64_t value) {
     srv_buf_printf(out, "%lld", (long long)value);
 }

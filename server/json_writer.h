@@ -14,7 +14,8 @@
 
 void srv_json_characters(srv_buf *out, const char *bytes, size_t length); // a string without its quotes
 void srv_json_string(srv_buf *out, const char *bytes, size_t length);
-void srv_json_text(srv_buf *out, const char *text); // NUL-terminated; NULL: null
+void srv_json_text(srv_buf *out, const char *text);    // NUL-terminated; NULL: null
+void srv_json_literal(srv_buf *out, const char *json); // JSON of our own, with ' for "
 void srv_json_integer(srv_buf *out, int64_t value);
 void srv_json_number(srv_buf *out, double value);
 void srv_json_float(srv_buf *out, float value); // the fewest digits that give the same float back

@@ -14,7 +14,7 @@
 
 #define IN(member) offsetof(srv_request, member)
 // A list of token ids, with more members of its schema. token_id is a component of the document (openapi.c).
-#define IDS(more) "\"type\":\"array\",\"items\":{\"$ref\":\"#/components/schemas/token_id\"}" more
+#define IDS(more) "'type':'array','items':{'$ref':'#/components/schemas/token_id'}" more
 #define FIELD(name_, type_, set_, offset_, low_, high_, fallback_, about_, ...)                   \
     {                                                                                             \
         .name = name_, .type = type_, .set = set_, .offset = offset_, .low = low_, .high = high_, \
@@ -29,11 +29,10 @@ static const srv_field completion_fields[] = {
     MODEL(IN(model)),
     FIELD("prompt", NULL, srv_set_prompt, IN(prompts), 0, 0, "\"\"",
           "text, list of texts, token ids, or list of lists of token ids; empty text: the BOS token alone",
-          .schema =
-              "\"anyOf\":[{\"$ref\":\"#/components/schemas/prompt_text\"},"
-              "{\"type\":\"array\",\"minItems\":1,\"items\":{\"$ref\":\"#/components/schemas/prompt_text\"}},"
-              "{" IDS(",\"minItems\":1") "},"
-                                         "{\"type\":\"array\",\"minItems\":1,\"items\":{" IDS(",\"minItems\":1") "}}]"),
+          .schema = "'anyOf':[{'$ref':'#/components/schemas/prompt_text'},"
+                    "{'type':'array','minItems':1,'items':{'$ref':'#/components/schemas/prompt_text'}},"
+                    "{" IDS(",'minItems':1") "},"
+                                             "{'type':'array','minItems':1,'items':{" IDS(",'minItems':1") "}}]"),
     FIELD("add_special_tokens", "boolean", srv_set_bool, IN(add_special_tokens), 0, 0, "true",
           "put the tokenizer's BOS before texts"),
     FIELD("max_tokens", "integer", srv_set_int64, IN(max_tokens), 0, 0, "16",
@@ -52,8 +51,8 @@ static const srv_field completion_fields[] = {
           "64 bits; absent: the server draws one and returns it"),
     FIELD("logit_bias", NULL, srv_set_logit_bias, IN(biases), 0, 0, "{}",
           "token ids, with what is added to their logits",
-          .schema = "\"type\":\"object\",\"propertyNames\":{\"pattern\":\"^(0|[1-9][0-9]{0,8})$\"},"
-                    "\"additionalProperties\":{\"type\":\"number\",\"minimum\":-100,\"maximum\":100}"),
+          .schema = "'type':'object','propertyNames':{'pattern':'^(0|[1-9][0-9]{0,8})$'},"
+                    "'additionalProperties':{'type':'number','minimum':-100,'maximum':100}"),
     FIELD("presence_penalty", "number", srv_set_float, IN(presence_penalty), -2, 2, "0", "over the completion"),
     FIELD("frequency_penalty", "number", srv_set_float, IN(frequency_penalty), -2, 2, "0", "over the completion"),
     FIELD("repetition_penalty", "number", srv_set_float, IN(repetition_penalty), 0.01, 10, "1",
@@ -61,18 +60,17 @@ static const srv_field completion_fields[] = {
     FIELD("logprobs", "integer", srv_set_int32, IN(logprobs), 0, ENG_MAX_TOP, "null",
           "logprobs of the model itself, with this many of the likeliest tokens"),
     FIELD("stop", NULL, srv_set_stop, IN(stops), 0, 0, "[]", "up to 16 strings of 1 to 1024 bytes",
-          .schema =
-              "\"anyOf\":[{\"type\":\"string\",\"minLength\":1,\"maxLength\":256},{\"type\":\"array\",\"maxItems\":16,"
-              "\"items\":{\"type\":\"string\",\"minLength\":1,\"maxLength\":256}}]"),
+          .schema = "'anyOf':[{'type':'string','minLength':1,'maxLength':1024},{'type':'array','maxItems':16,"
+                    "'items':{'type':'string','minLength':1,'maxLength':1024}}]"),
     FIELD("stop_token_ids", NULL, srv_set_stop_ids, IN(stop_ids), 0, 0, "[]", "ids that end the text, up to 64",
-          .schema = IDS(",\"maxItems\":64")),
+          .schema = IDS(",'maxItems':64")),
     FIELD("include_stop_str_in_output", "boolean", srv_set_bool, IN(include_stop), 0, 0, "false",
           "what ended the text is part of it"),
     FIELD("ignore_eos", "boolean", srv_set_bool, IN(ignore_eos), 0, 0, "false", "end-of-text ids are never drawn"),
     FIELD("stream", "boolean", srv_set_bool, IN(stream), 0, 0, "false", "answer in server-sent events"),
     FIELD("stream_options", NULL, srv_set_stream_options, IN(include_usage), 0, 0, "null", "only with stream",
-          .schema = "\"type\":\"object\",\"properties\":{\"include_usage\":{\"type\":[\"boolean\",\"null\"]},"
-                    "\"continuous_usage_stats\":{\"type\":[\"boolean\",\"null\"]}}"),
+          .schema = "'type':'object','properties':{'include_usage':{'type':['boolean','null']},"
+                    "'continuous_usage_stats':{'type':['boolean','null']}}"),
     FIELD("return_token_ids", "boolean", srv_set_bool, IN(return_token_ids), 0, 0, "false",
           "choices carry token_ids and prompt_token_ids"),
     FIELD("priority", "integer", srv_set_int32, IN(priority), INT32_MIN, INT32_MAX, "0",
@@ -83,34 +81,33 @@ static const srv_field completion_fields[] = {
           .given = SRV_GIVEN_CG_TOLERANCE),
     FIELD("cg_max_steps", "integer", srv_set_int32, IN(cg_max_steps), 0, SRV_MAX_CG_STEPS, "null",
           "upper bound of solver steps", .bound = SRV_BOUND_CG_STEPS, .given = SRV_GIVEN_CG_MAX_STEPS),
-    FIELD("cg_mode", NULL, srv_set_cg_mode, IN(cg_mode), 0, 0, "\"tolerance\"",
-          "what ends a solve; steps needs cg_max_steps", .schema = "\"enum\":[\"tolerance\",\"steps\",\"exact\"]",
-          .given = SRV_GIVEN_CG_MODE),
+    FIELD("cg_mode", NULL, srv_set_cg_mode, IN(cg_mode), 0, 0, "\"tolerance\"", "what ends a solve",
+          .schema = "'enum':['tolerance','steps','exact']", .given = SRV_GIVEN_CG_MODE),
     FIELD("exit_threshold", "number", srv_set_float, IN(exit_threshold), 0, 1, "null",
           "looped models: cumulative exit probability at which a token's output is read",
           .given = SRV_GIVEN_EXIT_THRESHOLD),
     FIELD("max_loops", "integer", srv_set_int32, IN(max_loops), 1, SRV_MAX_LOOPS, "null",
           "looped models: upper bound of loops", .bound = SRV_BOUND_LOOPS, .given = SRV_GIVEN_MAX_LOOPS),
     FIELD("on_unconverged", NULL, srv_set_on_unconverged, IN(fail_unconverged), 0, 0, "\"accept\"",
-          "what follows when a solve hits its bound", .schema = "\"enum\":[\"accept\",\"error\"]",
+          "what follows when a solve hits its bound", .schema = "'enum':['accept','error']",
           .given = SRV_GIVEN_ON_UNCONVERGED),
     FIELD("compute_details", "boolean", srv_set_bool, IN(compute_details), 0, 0, "false",
           "choices carry solver figures of each token"),
-    UNBUILT("degrade", srv_neutral_empty, "{}", "\"enum\":[\"\",[],{}]"),
-    UNBUILT("suffix", srv_neutral_empty, "\"\"", "\"enum\":[\"\",[],{}]"),
-    UNBUILT("session", srv_neutral_null, "null", "\"type\":\"null\""),
-    UNBUILT("session_position", srv_neutral_null, "null", "\"type\":\"null\""),
-    UNBUILT("session_rollback", srv_neutral_false, "false", "\"enum\":[false]"),
+    UNBUILT("degrade", srv_neutral_empty, "{}", "'enum':['',[],{}]"),
+    UNBUILT("suffix", srv_neutral_empty, "\"\"", "'enum':['',[],{}]"),
+    UNBUILT("session", srv_neutral_null, "null", "'type':'null'"),
+    UNBUILT("session_position", srv_neutral_null, "null", "'type':'null'"),
+    UNBUILT("session_rollback", srv_neutral_false, "false", "'enum':[false]"),
     UNBUILT("response_format", srv_neutral_format, "{\"type\":\"text\"}",
-            "\"type\":\"object\",\"required\":[\"type\"],\"properties\":{\"type\":{\"enum\":[\"text\"]}}"),
-    UNBUILT("tools", srv_neutral_empty, "[]", "\"enum\":[\"\",[],{}]"),
-    UNBUILT("tool_choice", srv_neutral_choice, "\"none\"", "\"enum\":[\"none\",\"auto\"]"),
-    UNBUILT("grammar", srv_neutral_empty, "\"\"", "\"enum\":[\"\",[],{}]"),
-    UNBUILT("guided_json", srv_neutral_null, "null", "\"type\":\"null\""),
-    UNBUILT("guided_regex", srv_neutral_null, "null", "\"type\":\"null\""),
-    UNBUILT("guided_choice", srv_neutral_null, "null", "\"type\":\"null\""),
-    UNBUILT("guided_grammar", srv_neutral_null, "null", "\"type\":\"null\""),
-    UNBUILT("prompt_embeds", srv_neutral_null, "null", "\"type\":\"null\""),
+            "'type':'object','required':['type'],'properties':{'type':{'enum':['text']}}"),
+    UNBUILT("tools", srv_neutral_empty, "[]", "'enum':['',[],{}]"),
+    UNBUILT("tool_choice", srv_neutral_choice, "\"none\"", "'enum':['none','auto']"),
+    UNBUILT("grammar", srv_neutral_empty, "\"\"", "'enum':['',[],{}]"),
+    UNBUILT("guided_json", srv_neutral_null, "null", "'type':'null'"),
+    UNBUILT("guided_regex", srv_neutral_null, "null", "'type':'null'"),
+    UNBUILT("guided_choice", srv_neutral_null, "null", "'type':'null'"),
+    UNBUILT("guided_grammar", srv_neutral_null, "null", "'type':'null'"),
+    UNBUILT("prompt_embeds", srv_neutral_null, "null", "'type':'null'"),
 };
 
 #define OF(member) offsetof(srv_token_request, member)
@@ -119,7 +116,7 @@ static const srv_field tokenize_fields[] = {
     FIELD("prompt", "string", srv_set_text, OF(prompt), 0, 0, NULL, "the text"),
     FIELD("add_special_tokens", "boolean", srv_set_bool, OF(add_special_tokens), 0, 0, "true",
           "put the tokenizer's BOS in front"),
-    UNBUILT("return_token_strs", srv_neutral_false, "false", "\"enum\":[false]"),
+    UNBUILT("return_token_strs", srv_neutral_false, "false", "'enum':[false]"),
 };
 static const srv_field detokenize_fields[] = {
     MODEL(OF(model)),
@@ -128,9 +125,12 @@ static const srv_field detokenize_fields[] = {
 
 const srv_field_table *srv_fields(srv_request_kind kind) {
     static const srv_field_table tables[] = {
-        [SRV_REQUEST_COMPLETION] = {completion_fields, sizeof completion_fields / sizeof *completion_fields},
-        [SRV_REQUEST_TOKENIZE] = {tokenize_fields, sizeof tokenize_fields / sizeof *tokenize_fields},
-        [SRV_REQUEST_DETOKENIZE] = {detokenize_fields, sizeof detokenize_fields / sizeof *detokenize_fields},
+        [SRV_REQUEST_COMPLETION] =
+            {completion_fields, sizeof completion_fields / sizeof *completion_fields,
+             "'if':{'required':['stream_options'],'properties':{'stream_options':{'type':"
+             "'object'}}},'then':{'required':['stream'],'properties':{'stream':{'enum':[true]}}}"},
+        [SRV_REQUEST_TOKENIZE] = {tokenize_fields, sizeof tokenize_fields / sizeof *tokenize_fields, NULL},
+        [SRV_REQUEST_DETOKENIZE] = {detokenize_fields, sizeof detokenize_fields / sizeof *detokenize_fields, NULL},
     };
     return &tables[kind];
 }
@@ -253,8 +253,6 @@ static void settle_solver(srv_request *request, const srv_bounds *bounds, srv_pr
                    bounds->min_cg_tolerance);
     if (request->cg_mode == ENG_CG_EXACT && !bounds->allow_exact)
         srv_refuse(problem, 400, "out_of_range", "cg_mode", "this server does not allow cg_mode exact");
-    if (request->cg_mode == ENG_CG_STEPS && !(request->given & SRV_GIVEN_CG_MAX_STEPS))
-        srv_refuse(problem, 400, "missing_field", "cg_max_steps", "cg_mode steps needs cg_max_steps");
 }
 
 static void settle_best_of(srv_request *request, srv_problem *problem) {

@@ -38,7 +38,7 @@ struct srv_field {
     double low, high;     // of integers and numbers
     const char *fallback; // JSON text of the default; NULL: the field must be there
     const char *about;
-    const char *schema; // members of a JSON Schema, for what type and range do not say; NULL: none
+    const char *schema; // members of a JSON Schema with ' for ", for what type and range do not say; NULL: none
     srv_bound bound;
     unsigned given; // SRV_GIVEN_* mark of a completion's knob
 };
@@ -46,6 +46,7 @@ struct srv_field {
 typedef struct srv_field_table {
     const srv_field *rows;
     size_t count;
+    const char *conditions; // members of the body's JSON Schema with ' for ", on more than one field; NULL: none
 } srv_field_table;
 const srv_field_table *srv_fields(srv_request_kind kind);
 

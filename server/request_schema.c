@@ -15,7 +15,7 @@ static void write_range(srv_buf *out, const srv_field *field, const srv_bounds *
     if (high >= 0x1p63) // the widest integer, which a double cannot say
         srv_buf_puts(out, ",\"minimum\":-9223372036854775808,\"maximum\":9223372036854775807");
     else
-        srv_buf_printf(out, ",\"minimum\":%.9g,\"maximum\":%.15g", low, high);
+        srv_buf_printf(out, ",\"minimum\":%.15g,\"maximum\":%.15g", low, high);
 }
 
 static void write_type(srv_buf *out, const srv_field *field, const srv_bounds *bounds) {
@@ -26,11 +26,11 @@ static void write_type(srv_buf *out, const srv_field *field, const srv_bounds *b
         if (strcmp(field->type, "integer") == 0 || strcmp(field->type, "number") == 0)
             write_range(out, field, bounds);
     } else if (required) {
-        srv_buf_puts(out, field->schema);
+        srv_json_literal(out, field->schema);
     } else {
-        srv_buf_puts(out, "\"anyOf\":[{");
-        srv_buf_puts(out, field->schema);
-        srv_buf_puts(out, "},{\"type\":\"null\"}]");
+        srv_json_literal(out, "'anyOf':[{");
+        srv_json_literal(out, field->schema);
+        srv_json_literal(out, "},{'type':'null'}]");
     }
 }
 
@@ -38,7 +38,8 @@ void srv_request_write_schema(srv_buf *out, srv_request_kind kind, const srv_bou
     const srv_field_table *table = srv_fields(kind);
     const char *separator = "";
 
-    srv_buf_puts(out, "{\"type\":\"object\",\"additionalProperties\":true,\"properties\":{");
+    srv_json_literal(out, "{'type':'object','propertyNames':{'$ref':'#/components/schemas/key'},"
+                          "'additionalProperties':{'$ref':'#/components/schemas/anything'},'properties':{");
     for (size_t i = 0; i < table->count; i++) {
         const srv_field *field = &table->rows[i];
         if (i)
@@ -61,5 +62,10 @@ void srv_request_write_schema(srv_buf *out, srv_request_kind kind, const srv_bou
             srv_json_text(out, table->rows[i].name);
             separator = ",";
         }
-    srv_buf_puts(out, "]}");
+    srv_buf_puts(out, "]");
+    if (table->conditions) {
+        srv_buf_puts(out, ",");
+        srv_json_literal(out, table->conditions);
+    }
+    srv_buf_puts(out, "}");
 }

@@ -12,7 +12,7 @@ void srv_refuse_type(const srv_reading *in, const char *wanted) {
 }
 
 void srv_refuse_range(const srv_reading *in, double low, double high) {
-    srv_refuse(in->problem, 400, "out_of_range", in->field->name, "%s must be between %.9g and %.15g", in->field->name,
+    srv_refuse(in->problem, 400, "out_of_range", in->field->name, "%s must be between %.15g and %.15g", in->field->name,
                low, high);
 }
 
@@ -26,7 +26,7 @@ void srv_field_range(const srv_field *field, const srv_bounds *bounds, double *l
         *high = (double)bounds->max_tokens;
         return;
     case SRV_BOUND_CG_TOLERANCE: // 0 asks for an exact solve, which has a permission of its own
-        *low = bounds->allow_exact ? 0 : (double)(float)bounds->min_cg_tolerance;
+        *low = bounds->allow_exact ? 0 : bounds->min_cg_tolerance;
         return;
     case SRV_BOUND_CG_STEPS:
         *high = fmin(*high, (double)bounds->max_cg_steps);

@@ -19,6 +19,7 @@ static const srv_route routes[] = {
     ROUTE("GET", "/health", PUBLIC | ADMIN, srv_handle_health),
     ROUTE("GET", "/health/ready", PUBLIC | ADMIN, srv_handle_ready),
     ROUTE("GET", "/metrics", ADMIN, srv_handle_metrics),
+    ROUTE("GET", "/openapi.json", 0, srv_handle_openapi),
     ROUTE("GET", "/", PUBLIC, srv_handle_page),
 };
 
