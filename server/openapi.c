@@ -212,9 +212,10 @@ static void write_answer(srv_buf *out, const operation *row) {
     }
     write_reference(out, "application/json", row->answer);
     if (strcmp(row->answer, "completion") == 0)
-        srv_json_literal(out, ",'text/event-stream':{'schema':{'type':'string','description':'with stream: events of "
-                              "one line, data: and a completion with a piece of one choice, or with the usage alone; "
-                              "at the end data: [DONE]'}}");
+        srv_json_literal(out,
+                         ",'text/event-stream':{'schema':{'type':'object','description':'with stream: an event',"
+                         "'required':['data'],'properties':{'data':{'type':'string','description':'a completion "
+                         "with a piece of one choice, or with the usage alone, or an error; at the end [DONE]'}}}}");
     srv_buf_puts(out, "}}");
 }
 
