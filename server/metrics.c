@@ -141,6 +141,10 @@ static void write_labelled(const srv_server *server, srv_buf *out) {
         for (size_t i = 0; i < sizeof kinds / sizeof *kinds; i++)
             write_count(out, "mesa_tokens_total", server->models[k].path->name, "kind", kinds[i].value,
                         srv_counter_read(counter_at(&server->models[k], kinds[i].offset)));
+    describe(out, "mesa_state_audit_mismatch_total", "counter",
+             "Audits of a state that did not match. This version makes none.");
+    for (size_t k = 0; k < server->model_count; k++)
+        write_count(out, "mesa_state_audit_mismatch_total", server->models[k].path->name, NULL, NULL, 0);
     describe(out, "mesa_states", "gauge", "States in use, by where they are.");
     for (size_t k = 0; k < server->model_count; k++)
         write_count(out, "mesa_states", server->models[k].path->name, "residence", "device",

@@ -86,6 +86,7 @@ START_TEST(every_route_needs_a_key) {
         {"/health/ready", true, 200, 405},
         {"/", true, 200, 405},
         {"/metrics", false, 200, 405},
+        {"/openapi.json", false, 200, 405},
         {"/tokenizer_info", false, 200, 405},
         {"/v1/models", false, 200, 405},
         {"/v1/models/demo", false, 200, 405},
@@ -153,6 +154,17 @@ START_TEST(forms_of_authorization) {
     expect_error(&answer, 401, NULL, "missing_api_key");
     answer_free(&answer);
     close(client);
+    ck_assert_int_eq(fixture_stop(&server), 0);
+}
+END_TEST
+
+// The engine takes turns over the owners of what waits.
+START_TEST(keys_are_owners) {
+    start_with_keys("", NULL);
+    ck_assert_int_eq(status_of("POST", "/v1/completions", BOB, HELLO), 200);
+    ck_assert_int_eq(atomic_load(&fake_engine()->last_owner), 2);
+    ck_assert_int_eq(status_of("POST", "/v1/completions", ALICE, HELLO), 200);
+    ck_assert_int_eq(atomic_load(&fake_engine()->last_owner), 1);
     ck_assert_int_eq(fixture_stop(&server), 0);
 }
 END_TEST
@@ -574,6 +586,7 @@ static Suite *access_suite(void) {
     tcase_add_checked_fixture(tests, setup, teardown);
     tcase_add_test(tests, every_route_needs_a_key);
     tcase_add_test(tests, forms_of_authorization);
+    tcase_add_test(tests, keys_are_owners);
     tcase_add_test(tests, empty_bearer_without_keys);
     tcase_add_test(tests, rate_of_a_key);
     tcase_add_test(tests, requests_of_a_key_at_once);

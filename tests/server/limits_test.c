@@ -4,6 +4,7 @@
 #include <stdlib.h>
 #include <string.h>
 #include <sys/socket.h>
+#include <time.h>
 #include <unistd.h>
 
 #include "tests/check_main.h"
@@ -51,6 +52,49 @@ START_TEST(full_queue_is_429) {
         close(clients[i]);
     }
     expect_ok("/v1/completions", "{\"prompt\":\"hi\",\"max_tokens\":1}"); // room again
+    ck_assert_int_eq(fixture_stop(&server), 0);
+}
+END_TEST
+
+static long now_ms(void) {
+    struct timespec now;
+    clock_gettime(CLOCK_MONOTONIC, &now);
+    return now.tv_sec * 1000 + now.tv_nsec / 1000000;
+}
+
+// Refused at once, and with a time after which there is room indeed.
+START_TEST(retry_after_is_true) {
+    static const char *const options[] = {"--rows", "2", "--queue-requests", "1", NULL};
+    int clients[3];
+    answer answer;
+
+    fixture_start(&server, options);
+    atomic_store(&fake_engine()->step_us, 5000);
+    for (int i = 0; i < 3; i++) {
+        clients[i] = client_connect(&server);
+        client_post(clients[i], "/v1/completions", "{\"prompt\":\"hi\",\"max_tokens\":500}");
+    }
+    wanted_active = 3;
+    wait_for(enough_active, "two run and one waits");
+    sleep_ms(300); // until a step's time is known
+    long longest = 0;
+    int seconds = 0;
+    for (int i = 0; i < 20; i++) {
+        const long began = now_ms();
+        fixture_post(&server, "/v1/completions", "{\"prompt\":\"hi\",\"max_tokens\":1}", &answer);
+        const long taken = now_ms() - began;
+        longest = taken > longest ? taken : longest;
+        expect_error(&answer, 429, NULL, "queue_full");
+        ck_assert_int_eq(sscanf(strstr(answer.head, "Retry-After: "), "Retry-After: %d", &seconds), 1);
+        answer_free(&answer);
+    }
+    ck_assert_msg(longest < (getenv("ASAN_OPTIONS") || getenv("TSAN_OPTIONS") ? 500 : 50), "%ld ms", longest);
+    ck_assert_msg(seconds >= 2 && seconds <= 5, "%d s for 2.5 s of work", seconds);
+    sleep_ms(seconds * 1000);
+    expect_ok("/v1/completions", "{\"prompt\":\"hi\",\"max_tokens\":1}");
+    for (int i = 0; i < 3; i++)
+        close(clients[i]);
+    wait_engine_empty();
     ck_assert_int_eq(fixture_stop(&server), 0);
 }
 END_TEST
@@ -347,6 +391,7 @@ static Suite *limits_suite(void) {
     Suite *suite = suite_create("limits");
     TCase *tests = tcase_create("limits");
     tcase_add_test(tests, full_queue_is_429);
+    tcase_add_test(tests, retry_after_is_true);
     tcase_add_test(tests, waiting_tokens_are_bounded);
     tcase_add_test(tests, context_and_prompt_lengths);
     tcase_add_test(tests, bodies_are_bounded);
