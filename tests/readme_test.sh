@@ -110,7 +110,7 @@ trap stop EXIT
 trap 'guard "$BASH_COMMAND"' DEBUG
 END
 cat "$work/commands" >>"$work/script"
-known=$known unknown=$work/unknown programs=$build timeout 800 bash "$work/script" ||
+known=$known unknown=$work/unknown programs=$build timeout 1500 bash "$work/script" ||
     fail "a command of README.md fails, see above"
 [ ! -e "$work/unknown" ] || fail "a command of README.md is not known, see above"
 echo "$(grep -c '^at ' "$work/commands") blocks ran, $spans commands in the text have known options"
