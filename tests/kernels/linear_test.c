@@ -181,7 +181,7 @@ START_TEST(place_and_batch_size_do_not_matter) {
 }
 END_TEST
 
-static const slice slices[] = {{0, 400, 1}, {3, 200, 1}, {207, 193, 1}, {399, 1, 1}, {10, 7, 3}, {0, 400, 4}};
+static const slice slices[] = {{0, 400, 1}, {3, 200, 1}, {207, 193, 1}, {399, 1, 1}, {10, 7, 40}, {0, 400, 4}};
 enum { SLICES = sizeof slices / sizeof slices[0], SLICED_ROWS = 400, SLICED_COLS = 66 };
 
 static layer make_sliced(kernel_test *test, slice s, kern_dtype dtype) {

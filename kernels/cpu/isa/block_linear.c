@@ -11,7 +11,7 @@
 #include "kernels/cpu/isa/linear_rows.h"
 #include "kernels/cpu/isa/products.h"
 
-enum { TOKENS = 64, OUTPUTS = 64, BACKWARD_TOKENS = 512 };
+enum { TOKENS = 64, OUTPUTS = 64, BACKWARD_TOKENS = 512, BIAS_OUTPUTS = 256 };
 
 // W_b[.., col0 .. col0 + count) as floats: in place, or widened into `memory` (width, OUTPUTS). *stride is its row's.
 static const float *weight_slice(const kern_block_linear_args *a, int32_t block, int32_t col0, int32_t count,
@@ -85,13 +85,17 @@ KERN_RUN(block_linear, kern_block_linear_args) {
 
 // ----------------------------------------------------------------------------------------------------------- backward
 
+// Column sums of the outputs [channel, channel + width) of dy, tokens in order, BIAS_OUTPUTS at a time.
 static void block_bias_gradient(const kern_block_linear_backward_args *a, int32_t tokens, int64_t channel) {
     const int64_t width = (int64_t)a->blocks * a->width;
-    for (int32_t o = 0; o < a->width; o++) {
-        double sum = 0;
+    for (int32_t first = 0; first < a->width; first += BIAS_OUTPUTS) {
+        const int32_t count = a->width - first < BIAS_OUTPUTS ? a->width - first : BIAS_OUTPUTS;
+        double sum[BIAS_OUTPUTS] = {0};
         for (int32_t t = 0; t < tokens; t++)
-            sum += a->dy.f[t * width + channel + o];
-        a->grad_bias.f[channel + o] += (float)sum;
+            for (int32_t o = 0; o < count; o++)
+                sum[o] += a->dy.f[t * width + channel + first + o];
+        for (int32_t o = 0; o < count; o++)
+            a->grad_bias.f[channel + first + o] += (float)sum[o];
     }
 }
 

@@ -9,7 +9,7 @@
 // Sums over a vector run in vector lanes in fixed order. Vectors are free of one another.
 #include "kernels/cpu/isa/elementwise.h"
 
-enum { DPFP_ROLLS = 4 };
+enum { DPFP_ROLLS = 4, WRAP = 16 }; // at least the rolls, a whole line
 
 // x in the first `left` lanes, 0 in the others.
 static inline vf keep(vf x, int32_t left) {
@@ -62,41 +62,54 @@ static void hedgehog_backward(const float *z, const float *dy, float *dz, int32_
     }
 }
 
-// p of `width` doubled.
-static void dpfp_parts(const float *z, float *p, int32_t width) {
-    for (int32_t i = 0; i < width; i++) {
-        const float part = z[i] > 0 || z[i] != z[i] ? z[i] : 0;
-        p[i] = part;
-        p[width + i] = -part;
+// x (n) has DPFP_ROLLS elements more on either side: those of the other end.
+static void wrap(float *x, int32_t n) {
+    for (int32_t j = 1; j <= DPFP_ROLLS; j++) {
+        x[-j] = x[(n - j % n) % n];
+        x[n + j - 1] = x[(j - 1) % n];
     }
+}
+
+// p = [relu(z), -relu(z)], wrapped.
+static void dpfp_parts(const float *z, float *p, int32_t width) {
+    for (int32_t i = 0; i < width; i += KERN_VL) {
+        vf part = vf_max(vf_set(0), vf_load_upto(z + i, width - i));
+        vf_store_upto(p + i, part, width - i);
+        vf_store_upto(p + width + i, -part, width - i);
+    }
+    wrap(p, 2 * width);
 }
 
 static void dpfp(const float *z, float *y, float *p, int32_t width) {
     const int32_t n = 2 * width;
     dpfp_parts(z, p, width);
-    for (int32_t j = 1; j <= DPFP_ROLLS; j++, y += n) {
-        const int32_t turned = j % n;
-        for (int32_t i = 0; i < turned; i++)
-            y[i] = p[i] * p[n + i - turned];
-        for (int32_t i = turned; i < n; i++)
-            y[i] = p[i] * p[i - turned];
-    }
+    for (int32_t j = 1; j <= DPFP_ROLLS; j++, y += n)
+        for (int32_t i = 0; i < n; i += KERN_VL)
+            vf_store_upto(y + i, vf_load_upto(p + i, n - i) * vf_load_upto(p + i - j, n - i), n - i);
 }
 
-static void dpfp_backward(const float *z, const float *dy, float *dz, float *p, float *dp, int32_t width) {
+// turned: (n) dy p of one roll, wrapped; dp (n).
+static void dpfp_backward(const float *z, const float *dy, float *dz, float *p, float *turned, float *dp,
+                          int32_t width) {
     const int32_t n = 2 * width;
     dpfp_parts(z, p, width);
     memset(dp, 0, (size_t)n * sizeof(float));
     for (int32_t j = 1; j <= DPFP_ROLLS; j++, dy += n) {
-        const int32_t turned = j % n;
-        for (int32_t i = 0; i < n; i++) {
-            const int32_t other = i < turned ? n + i - turned : i - turned;
-            dp[i] += dy[i] * p[other];
-            dp[other] += dy[i] * p[i];
+        for (int32_t i = 0; i < n; i += KERN_VL) {
+            const int32_t left = n - i;
+            vf d = vf_load_upto(dy + i, left);
+            vf_store_upto(turned + i, d * vf_load_upto(p + i, left), left);
+            vf_store_upto(dp + i, vf_load_upto(dp + i, left) + d * vf_load_upto(p + i - j, left), left);
         }
+        wrap(turned, n);
+        for (int32_t i = 0; i < n; i += KERN_VL)
+            vf_store_upto(dp + i, vf_load_upto(dp + i, n - i) + vf_load_upto(turned + i + j, n - i), n - i);
     }
-    for (int32_t i = 0; i < width; i++)
-        dz[i] = z[i] > 0 ? dp[i] - dp[width + i] : 0;
+    for (int32_t i = 0; i < width; i += KERN_VL) {
+        const int32_t left = width - i;
+        vf d = vf_load_upto(dp + i, left) - vf_load_upto(dp + width + i, left);
+        vf_store_upto(dz + i, vf_select(vf_load_upto(z + i, left) > 0, d, vf_set(0)), left);
+    }
 }
 
 static float vector_sum(const float *z, int32_t width) {
@@ -118,6 +131,15 @@ static void divide_by_sum_backward(const float *z, const float *dy, float *dz, i
         vf_store_upto(dz + i, scale * (vf_load_upto(dy + i, width - i) - along), width - i);
 }
 
+// Piece `index` of the thread's workspace: 2 width floats and what a wrap adds on either side.
+static size_t part_bytes(int32_t width) {
+    return kern_align64((2 * (size_t)width + 2 * WRAP) * sizeof(float));
+}
+static float *part_of(const kern_cpu *cpu, size_t index, int32_t width) {
+    char *memory = kern_cpu_workspace(cpu, kern_team_thread());
+    return (float *)(memory + index * part_bytes(width)) + WRAP;
+}
+
 static void feature_map_range(const kern_cpu *cpu, const kern_rows *rows, const void *args, int64_t first,
                               int64_t end) {
     (void)rows;
@@ -131,7 +153,7 @@ static void feature_map_range(const kern_cpu *cpu, const kern_rows *rows, const 
             hedgehog(x, y, width);
             break;
         case KERN_FEATURE_DPFP:
-            dpfp(x, y, kern_cpu_workspace(cpu, kern_team_thread()), width);
+            dpfp(x, y, part_of(cpu, 0, width), width);
             break;
         default:
             divide_by_sum(x, y, width, a->eps);
@@ -146,14 +168,13 @@ static void feature_map_backward_range(const kern_cpu *cpu, const kern_rows *row
     const int32_t width = a->width, wide = kern_feature_width(a->feature, width);
     for (int64_t vector = first; vector < end; vector++) {
         const float *x = a->x.f + vector * width, *dy = a->dy.f + vector * wide;
-        float *dx = a->dx.f + vector * width, *parts;
+        float *dx = a->dx.f + vector * width;
         switch (a->feature) {
         case KERN_FEATURE_HEDGEHOG:
             hedgehog_backward(x, dy, dx, width);
             break;
         case KERN_FEATURE_DPFP:
-            parts = kern_cpu_workspace(cpu, kern_team_thread());
-            dpfp_backward(x, dy, dx, parts, parts + 2 * width, width);
+            dpfp_backward(x, dy, dx, part_of(cpu, 0, width), part_of(cpu, 1, width), part_of(cpu, 2, width), width);
             break;
         default:
             divide_by_sum_backward(x, dy, dx, width, a->eps);
@@ -166,19 +187,19 @@ static bool shape_is_valid(int32_t groups, int32_t width, int32_t feature, float
            isfinite(eps);
 }
 
-static size_t parts_bytes(int32_t feature, int32_t width, size_t parts) {
-    return feature == KERN_FEATURE_DPFP ? kern_align64(parts * 2 * (size_t)width * sizeof(float)) : 0;
-}
-
 static double operations(const kern_rows *rows, int32_t groups, int32_t width, int32_t feature) {
     return (double)rows->n_tokens * groups * width * (feature == KERN_FEATURE_HEDGEHOG ? 80 : 20);
 }
 
 KERN_PREPARE(feature_map, kern_feature_map_args) {
     (void)cpu;
-    *thread_bytes = parts_bytes(a->feature, a->width, 1);
+    *thread_bytes = 0;
     bool complete = a->x.ref && a->y.ref && (a->x.ref != a->y.ref || a->feature == KERN_FEATURE_SUM);
-    return complete && shape_is_valid(a->groups, a->width, a->feature, a->eps) ? KERN_OK : KERN_INVALID;
+    if (!complete || !shape_is_valid(a->groups, a->width, a->feature, a->eps))
+        return KERN_INVALID;
+    if (a->feature == KERN_FEATURE_DPFP)
+        *thread_bytes = part_bytes(a->width);
+    return KERN_OK;
 }
 
 KERN_RUN(feature_map, kern_feature_map_args) {
@@ -189,9 +210,13 @@ KERN_RUN(feature_map, kern_feature_map_args) {
 
 KERN_PREPARE(feature_map_backward, kern_feature_map_backward_args) {
     (void)cpu;
-    *thread_bytes = parts_bytes(a->feature, a->width, 2);
+    *thread_bytes = 0;
     bool complete = a->x.ref && a->dy.ref && a->dx.ref && (a->dx.ref != a->dy.ref || a->feature == KERN_FEATURE_SUM);
-    return complete && shape_is_valid(a->groups, a->width, a->feature, a->eps) ? KERN_OK : KERN_INVALID;
+    if (!complete || !shape_is_valid(a->groups, a->width, a->feature, a->eps))
+        return KERN_INVALID;
+    if (a->feature == KERN_FEATURE_DPFP)
+        *thread_bytes = 3 * part_bytes(a->width);
+    return KERN_OK;
 }
 
 KERN_RUN(feature_map_backward, kern_feature_map_backward_args) {

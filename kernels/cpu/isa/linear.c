@@ -4,8 +4,8 @@
 // A token has `groups` vectors of cols floats; W is a slice of rows of a wider weight.
 //
 // Forward. Generated tokens go through the row kernel (linear_rows.h). A prompt chunk is a product of its own: its
-// vectors, as many at a time as it has tokens, are padded with zeros to 8, 16, 32 or 64 and multiplied with slices of
-// 192 outputs, so that its bits are a function of the chunk alone. With rows->merge the prompt's vectors are cut into
+// vectors, 512 at a time, are padded with zeros to 8, 16, 32 or a multiple of 64 and multiplied with slices of 192
+// outputs, so that its bits are a function of the chunk alone. With rows->merge the prompt's vectors are cut into
 // blocks of 512 instead. bf16 weights
 // are widened a slice at a time. A task is one slice and some chunks; the products land in the thread's workspace and
 // are added to bias, then residual.
@@ -16,7 +16,7 @@
 #include "kernels/cpu/isa/products.h"
 
 enum {
-    MERGED_VECTORS = 512,
+    BLOCK_VECTORS = 512,    // of one product
     CHUNKS_A_TASK = 8,      // at most: chunks that share one widened slice
     BACKWARD_VECTORS = 512, // vectors of one task of dx
     GRAD_ROWS = 192,        // block of dW of one task
@@ -24,6 +24,8 @@ enum {
 };
 
 static int padded_length(int length) {
+    if (length > 64)
+        return (length + 63) / 64 * 64;
     int padded = 8;
     while (padded < length)
         padded *= 2;
@@ -38,43 +40,56 @@ static int64_t groups_of(int32_t groups) {
 
 typedef struct vector_block {
     int64_t vector0;
-    int32_t length;
+    int32_t length; // 0: the chunk has no such block
 } vector_block;
 
-static int64_t block_count(const kern_rows *rows, int64_t groups) {
-    if (!rows->merge)
-        return rows->n_chunks * groups;
-    return ((rows->n_tokens - rows->n_generated) * groups + MERGED_VECTORS - 1) / MERGED_VECTORS;
+static int64_t blocks_of(int64_t vectors) {
+    return (vectors + BLOCK_VECTORS - 1) / BLOCK_VECTORS;
 }
 
-static vector_block block_at(const kern_rows *rows, int64_t groups, int64_t index) {
+// Every chunk counts as many blocks as a whole one has.
+static int64_t block_count(const kern_cpu *cpu, const kern_rows *rows, int64_t groups) {
+    if (!rows->merge)
+        return rows->n_chunks * blocks_of(cpu->chunk * groups);
+    return blocks_of((rows->n_tokens - rows->n_generated) * groups);
+}
+
+static vector_block block_at(const kern_cpu *cpu, const kern_rows *rows, int64_t groups, int64_t index) {
+    int64_t first = rows->n_generated * groups, vectors = (rows->n_tokens - rows->n_generated) * groups;
     if (!rows->merge) {
-        const kern_chunk *chunk = &rows->chunk[index / groups];
-        return (vector_block){chunk->token0 * groups + index % groups * chunk->length, chunk->length};
+        const int64_t blocks = blocks_of(cpu->chunk * groups);
+        const kern_chunk *chunk = &rows->chunk[index / blocks];
+        first = chunk->token0 * groups, vectors = chunk->length * groups;
+        index %= blocks;
     }
-    int64_t vector0 = rows->n_generated * groups + index * MERGED_VECTORS, left = rows->n_tokens * groups - vector0;
-    return (vector_block){vector0, left < MERGED_VECTORS ? (int32_t)left : MERGED_VECTORS};
+    const int64_t left = vectors - index * BLOCK_VECTORS;
+    const int64_t length = left < 0 ? 0 : left < BLOCK_VECTORS ? left : BLOCK_VECTORS;
+    return (vector_block){first + index * BLOCK_VECTORS, (int32_t)length};
 }
 
 // Pieces of one thread's workspace.
 typedef struct scratch {
-    float *x;       // (chunk, cols) a chunk with zero rows behind it
-    float *product; // (MERGED_VECTORS, KERN_SLICE)
+    float *x;       // a block of a chunk with zero rows behind it
+    float *product; // (BLOCK_VECTORS, KERN_SLICE)
     float *weight;  // (KERN_SLICE, cols) widened
 } scratch;
 
-static size_t scratch_bytes(int chunk, int64_t cols) {
-    return kern_align64((size_t)chunk * cols * sizeof(float)) +
-           kern_align64((size_t)MERGED_VECTORS * KERN_SLICE * sizeof(float)) +
+static size_t padded_bytes(const kern_cpu *cpu, int64_t cols, int64_t groups) {
+    const int64_t vectors = cpu->chunk * groups < BLOCK_VECTORS ? cpu->chunk * groups : BLOCK_VECTORS;
+    return kern_align64((size_t)padded_length((int)vectors) * cols * sizeof(float));
+}
+
+static size_t scratch_bytes(const kern_cpu *cpu, int64_t cols, int64_t groups) {
+    return padded_bytes(cpu, cols, groups) + kern_align64((size_t)BLOCK_VECTORS * KERN_SLICE * sizeof(float)) +
            kern_align64((size_t)KERN_SLICE * cols * sizeof(float));
 }
 
-static scratch scratch_of(const kern_cpu *cpu, int64_t cols) {
+static scratch scratch_of(const kern_cpu *cpu, int64_t cols, int64_t groups) {
     char *memory = kern_cpu_workspace(cpu, kern_team_thread());
     scratch s = {.x = (float *)memory};
-    memory += kern_align64((size_t)cpu->chunk * cols * sizeof(float));
+    memory += padded_bytes(cpu, cols, groups);
     s.product = (float *)memory;
-    memory += kern_align64((size_t)MERGED_VECTORS * KERN_SLICE * sizeof(float));
+    memory += kern_align64((size_t)BLOCK_VECTORS * KERN_SLICE * sizeof(float));
     s.weight = (float *)memory;
     return s;
 }
@@ -103,8 +118,8 @@ static void write_outputs(const kern_linear_args *a, vector_block block, int64_t
 }
 
 // One slice of outputs for the blocks [first, last).
-static void prompt_task(const kern_rows *rows, const kern_linear_args *a, int64_t row0, int64_t first, int64_t last,
-                        scratch s, int *failed) {
+static void prompt_task(const kern_cpu *cpu, const kern_rows *rows, const kern_linear_args *a, int64_t row0,
+                        int64_t first, int64_t last, scratch s, int *failed) {
     const int64_t cols = a->cols, at = (a->row0 + row0) * cols;
     const int width = (int)(a->rows - row0 < KERN_SLICE ? a->rows - row0 : KERN_SLICE);
     const kern_weight *w = a->weight.w;
@@ -114,7 +129,9 @@ static void prompt_task(const kern_rows *rows, const kern_linear_args *a, int64_
         weight = s.weight;
     }
     for (int64_t index = first; index < last; index++) {
-        vector_block block = block_at(rows, groups_of(a->groups), index);
+        vector_block block = block_at(cpu, rows, groups_of(a->groups), index);
+        if (block.length == 0)
+            continue;
         const float *x = a->x.f + block.vector0 * cols;
         int padded = rows->merge ? block.length : padded_length(block.length);
         if (padded != block.length) {
@@ -136,7 +153,7 @@ static int32_t task_blocks(const kern_cpu *cpu, const kern_rows *rows, const ker
 }
 
 static kern_status prompt_tokens(const kern_cpu *cpu, const kern_rows *rows, const kern_linear_args *a) {
-    const int64_t blocks = block_count(rows, groups_of(a->groups));
+    const int64_t blocks = block_count(cpu, rows, groups_of(a->groups));
     const int64_t vectors = (rows->n_tokens - rows->n_generated) * groups_of(a->groups);
     const int64_t slices = (a->rows + KERN_SLICE - 1) / KERN_SLICE;
     const int32_t blocks_a_task = task_blocks(cpu, rows, a, slices * blocks);
@@ -145,12 +162,12 @@ static kern_status prompt_tokens(const kern_cpu *cpu, const kern_rows *rows, con
 #pragma omp parallel if (kern_worth_team(2.0 * (double)vectors * a->rows * a->cols))
     {
         kern_products_begin();
-        scratch s = scratch_of(cpu, a->cols);
+        scratch s = scratch_of(cpu, a->cols, groups_of(a->groups));
 #pragma omp for schedule(static)
         for (int64_t task = 0; task < slices * pieces; task++) {
             int64_t first = task % pieces * blocks_a_task;
             int64_t last = first + blocks_a_task < blocks ? first + blocks_a_task : blocks;
-            prompt_task(rows, a, task / pieces * KERN_SLICE, first, last, s, &failed);
+            prompt_task(cpu, rows, a, task / pieces * KERN_SLICE, first, last, s, &failed);
         }
     }
     return failed ? KERN_NO_MEMORY : KERN_OK;
@@ -170,7 +187,7 @@ static bool weight_fits(const kern_weight *w, int32_t cols, int32_t rows, int32_
 KERN_PREPARE(linear, kern_linear_args) {
     if (!shape_is_valid(a->cols, a->rows, a->row0, a->groups) || !a->x.ref || !a->weight.ref || !a->y.ref)
         return KERN_INVALID;
-    *thread_bytes = scratch_bytes(cpu->chunk, a->cols);
+    *thread_bytes = scratch_bytes(cpu, a->cols, groups_of(a->groups));
     return KERN_OK;
 }
 

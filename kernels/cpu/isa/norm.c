@@ -9,7 +9,8 @@
 //     dx = du, dz = dy v w act'(z);  gate_first: dx = du act(z), dz = du x act'(z)
 // Backward of l2: dx = r dy - x r^3 sum(x dy). r is computed again, nothing is saved. Sums over a vector run in vector
 // lanes of float32 in fixed order; dw is summed over blocks of tokens (elementwise.h). Each element is read before it
-// is written, so y may be x and dx may be dy.
+// is written, so y may be x and dx may be dy. The loops are made once for the norm without gate, once for that with
+// a SiLU gate behind it, and once for all others.
 #include "kernels/cpu/isa/activation.h"
 
 // What one vector's element loops read. weight is NULL where there is none, gate likewise.
@@ -43,7 +44,7 @@ static inline vf keep(vf x, int32_t left) {
     return left >= KERN_VL ? x : (vf)((vi)x & (lanes < left));
 }
 
-static void find_statistics(norm_vector *n) {
+static inline __attribute__((always_inline)) void find_statistics(norm_vector *n) {
     const int32_t width = n->width;
     float squares;
     n->mean = 0;
@@ -65,30 +66,40 @@ static void find_statistics(norm_vector *n) {
 
 // ----------------------------------------------------------------------------------------------------------- forward
 
-static void rmsnorm_range(const kern_cpu *cpu, const kern_rows *rows, const void *args, int64_t first, int64_t end) {
-    (void)cpu;
-    (void)rows;
-    const kern_rmsnorm_args *a = args;
+static inline __attribute__((always_inline)) void norm_vectors(const kern_rmsnorm_args *a, norm_vector n, bool gated,
+                                                               int64_t first, int64_t end) {
     const int32_t width = a->width;
-    norm_vector n = {.width = width,
-                     .activation = a->activation,
-                     .gate_first = a->gate_first && a->gate.f,
-                     .center = a->center,
-                     .offset = a->weight_offset,
-                     .eps = a->eps};
     for (int64_t vector = first; vector < end; vector++) {
         n.x = a->x.f + vector * width;
-        n.gate = a->gate.f ? a->gate.f + vector * width : NULL;
+        n.gate = gated ? a->gate.f + vector * width : NULL;
         n.weight = a->weight.f && a->group_weights ? a->weight.f + vector % a->groups * width : a->weight.f;
         find_statistics(&n);
         float *y = a->y.f + vector * width;
         for (int32_t i = 0; i < width; i += KERN_VL) {
             int32_t left = width - i;
             vf scaled = (input(&n, i, left) - n.mean) * n.rstd * factor(&n, i, left);
-            if (n.gate && !n.gate_first)
+            if (gated && !n.gate_first)
                 scaled *= gate_value(&n, i, left);
             vf_store_upto(y + i, scaled, left);
         }
+    }
+}
+
+static void rmsnorm_range(const kern_cpu *cpu, const kern_rows *rows, const void *args, int64_t first, int64_t end) {
+    (void)cpu;
+    (void)rows;
+    const kern_rmsnorm_args *a = args;
+    norm_vector n = {.width = a->width, .offset = a->weight_offset, .eps = a->eps};
+    if (!a->center && !a->gate.f) {
+        norm_vectors(a, n, false, first, end);
+    } else if (!a->center && !a->gate_first && a->activation == KERN_SILU) {
+        n.activation = KERN_SILU;
+        norm_vectors(a, n, true, first, end);
+    } else {
+        n.activation = a->activation;
+        n.gate_first = a->gate_first;
+        n.center = a->center;
+        norm_vectors(a, n, a->gate.f != NULL, first, end);
     }
 }
 
@@ -113,8 +124,8 @@ static inline vf normed_gradient(const norm_vector *n, const float *dy, int32_t 
     return n->gate && !n->gate_first ? h * gate_value(n, i, left) : h;
 }
 
-static void rmsnorm_backward_vector(const kern_rmsnorm_backward_args *a, norm_vector *n, int64_t vector,
-                                    float *grad_weight) {
+static inline __attribute__((always_inline)) void backward_vector(const kern_rmsnorm_backward_args *a, norm_vector *n,
+                                                                  int64_t vector, float *grad_weight) {
     const int32_t width = n->width;
     const int64_t offset = vector * width;
     const float *dy = a->dy.f + offset;
@@ -155,17 +166,11 @@ static int32_t weight_count(const kern_rmsnorm_backward_args *a) {
     return a->group_weights ? a->groups * a->width : a->width;
 }
 
-static void rmsnorm_backward_blocks(const kern_cpu *cpu, const kern_rows *rows, const void *args, int64_t first,
-                                    int64_t end) {
-    const kern_rmsnorm_backward_args *a = args;
+static inline __attribute__((always_inline)) void backward_blocks(const kern_cpu *cpu, const kern_rows *rows,
+                                                                  const kern_rmsnorm_backward_args *a, norm_vector n,
+                                                                  bool gated, int64_t first, int64_t end) {
     const int32_t count = a->weight.f ? weight_count(a) : 0;
     const int64_t tokens = kern_sum_block_tokens(rows->n_tokens);
-    norm_vector n = {.width = a->width,
-                     .activation = a->activation,
-                     .gate_first = a->gate_first && a->gate.f,
-                     .center = a->center,
-                     .offset = a->weight_offset,
-                     .eps = a->eps};
     for (int64_t block = first; block < end; block++) {
         float *partial = count ? kern_sum_partial(cpu, count, block) : NULL;
         if (partial)
@@ -174,10 +179,27 @@ static void rmsnorm_backward_blocks(const kern_cpu *cpu, const kern_rows *rows, 
         for (int64_t vector = block * tokens * a->groups; vector < token1 * a->groups; vector++) {
             const int64_t group = a->group_weights ? vector % a->groups * a->width : 0;
             n.x = a->x.f + vector * a->width;
-            n.gate = a->gate.f ? a->gate.f + vector * a->width : NULL;
+            n.gate = gated ? a->gate.f + vector * a->width : NULL;
             n.weight = a->weight.f ? a->weight.f + group : NULL;
-            rmsnorm_backward_vector(a, &n, vector, partial ? partial + group : NULL);
+            backward_vector(a, &n, vector, partial ? partial + group : NULL);
         }
+    }
+}
+
+static void rmsnorm_backward_blocks(const kern_cpu *cpu, const kern_rows *rows, const void *args, int64_t first,
+                                    int64_t end) {
+    const kern_rmsnorm_backward_args *a = args;
+    norm_vector n = {.width = a->width, .offset = a->weight_offset, .eps = a->eps};
+    if (!a->center && !a->gate.f) {
+        backward_blocks(cpu, rows, a, n, false, first, end);
+    } else if (!a->center && !a->gate_first && a->activation == KERN_SILU) {
+        n.activation = KERN_SILU;
+        backward_blocks(cpu, rows, a, n, true, first, end);
+    } else {
+        n.activation = a->activation;
+        n.gate_first = a->gate_first;
+        n.center = a->center;
+        backward_blocks(cpu, rows, a, n, a->gate.f != NULL, first, end);
     }
 }
 

@@ -7,16 +7,22 @@
 //     d(i x) = G mult                dL = a h_{t-1} G - (i x) G 2 a^2 / sqrt(max(4 (1 - a^2), 1e-6))
 //     dr = -8 softplus(p) dL r (1 - r)        dp += -8 s(p) sum_t r dL;  a reset gives dL = 0 and mult = 1
 //
-// Channels are free of one another and run in blocks; a block goes over all rows, so its sum over tokens has one order.
-// Tokens are read as pieces of rows of the batch, a kilobyte each.
+// Channels are free of one another and run in blocks; a block goes over all rows, so its sum over tokens has one order,
+// wherever the team cuts the channels.
 #include "kernels/cpu/isa/activation.h"
 
-enum { CHANNELS = 256 };
+enum { CHANNELS = 1024, UNIT = 64 }; // of a block, of what a thread may take
 
 static const float decay_scale = 8.0f;
 
 static float *slot_state(const kern_rows *rows, kern_ptr state, int32_t slot) {
     return state.p && slot >= 0 ? (float *)((char *)state.p + (size_t)slot * rows->slot_stride) : NULL;
+}
+
+// The next block of the channels [*channel, end): its width.
+static int32_t next_block(int32_t channel, int64_t end, int32_t width) {
+    int64_t last = end * UNIT < width ? end * UNIT : width;
+    return last - channel < CHANNELS ? (int32_t)(last - channel) : CHANNELS;
 }
 
 static void softplus_all(const float *p, int32_t count, float *out) {
@@ -56,13 +62,12 @@ static void scan_row(const kern_rglru_args *a, const kern_rows *rows, const kern
         memcpy(state + channel, h, (size_t)count * sizeof(float));
 }
 
-static void rglru_blocks(const kern_cpu *cpu, const kern_rows *rows, const void *args, int64_t first, int64_t end) {
+static void rglru_units(const kern_cpu *cpu, const kern_rows *rows, const void *args, int64_t first, int64_t end) {
     (void)cpu;
     const kern_rglru_args *a = args;
     float softplus[CHANNELS] __attribute__((aligned(64)));
-    for (int64_t block = first; block < end; block++) {
-        const int32_t channel = (int32_t)block * CHANNELS;
-        const int32_t count = a->width - channel < CHANNELS ? a->width - channel : CHANNELS;
+    for (int32_t channel = (int32_t)first * UNIT, count; (count = next_block(channel, end, a->width)) > 0;
+         channel += count) {
         softplus_all(a->recurrent_param.f + channel, count, softplus);
         for (int32_t r = 0; r < rows->n_rows; r++)
             scan_row(a, rows, &rows->row[r], channel, count, softplus);
@@ -110,14 +115,13 @@ static void settle(gradient_block *block, int32_t count) {
     }
 }
 
-static void rglru_backward_blocks(const kern_cpu *cpu, const kern_rows *rows, const void *args, int64_t first,
-                                  int64_t end) {
+static void rglru_backward_units(const kern_cpu *cpu, const kern_rows *rows, const void *args, int64_t first,
+                                 int64_t end) {
     (void)cpu;
     enum { TILE = 64 }; // tokens of one partial sum
     const kern_rglru_backward_args *a = args;
-    for (int64_t index = first; index < end; index++) {
-        const int32_t channel = (int32_t)index * CHANNELS;
-        const int32_t count = a->width - channel < CHANNELS ? a->width - channel : CHANNELS;
+    for (int32_t channel = (int32_t)first * UNIT, count; (count = next_block(channel, end, a->width)) > 0;
+         channel += count) {
         gradient_block block = {0};
         softplus_all(a->recurrent_param.f + channel, count, block.softplus);
         for (int32_t t = rows->n_tokens - 1; t >= 0; t--) {
@@ -139,8 +143,8 @@ static void rglru_backward_blocks(const kern_cpu *cpu, const kern_rows *rows, co
 
 // ---------------------------------------------------------------------------------------------------------- launchers
 
-static int64_t block_count(int32_t width) {
-    return (width + CHANNELS - 1) / CHANNELS;
+static int64_t unit_count(int32_t width) {
+    return (width + UNIT - 1) / UNIT;
 }
 
 KERN_PREPARE(rglru, kern_rglru_args) {
@@ -152,7 +156,7 @@ KERN_PREPARE(rglru, kern_rglru_args) {
 }
 
 KERN_RUN(rglru, kern_rglru_args) {
-    kern_over(rglru_blocks, cpu, rows, a, block_count(a->width), 120.0 * (double)rows->n_tokens * a->width);
+    kern_over(rglru_units, cpu, rows, a, unit_count(a->width), 120.0 * (double)rows->n_tokens * a->width);
     return KERN_OK;
 }
 
@@ -166,6 +170,6 @@ KERN_PREPARE(rglru_backward, kern_rglru_backward_args) {
 }
 
 KERN_RUN(rglru_backward, kern_rglru_backward_args) {
-    kern_over(rglru_backward_blocks, cpu, rows, a, block_count(a->width), 200.0 * (double)rows->n_tokens * a->width);
+    kern_over(rglru_backward_units, cpu, rows, a, unit_count(a->width), 200.0 * (double)rows->n_tokens * a->width);
     return KERN_OK;
 }
