@@ -2,7 +2,8 @@
 // mesa-trainer logits DIR --tokens IDS --out FILE: logits of given ids, and with --grads the loss and every gradient.
 //
 // IDS is 1,2,3 or @FILE with decimal ids separated by commas or white space. No tokenizer is needed. The output is one
-// safetensors file: `logits` (ids, vocab), and with --grads `loss` [1] and `grad.NAME`.
+// safetensors file: `logits` (ids, vocab), and with --grads `loss` [1] and `grad.NAME`. With --lines each line of FILE
+// is a sequence of its own: `logits.0`, `logits.1` and so on, which spares loading the model for each.
 #include <ctype.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -20,7 +21,7 @@ typedef struct logits_options {
     const char *tokens, *out, *device, *cg_mode;
     int64_t split, cg_steps;
     double cg_tolerance;
-    bool gradients;
+    bool gradients, lines;
 } logits_options;
 
 // Decimal ids separated by commas or white space. *ids is new memory.
@@ -127,9 +128,85 @@ static eng_status compute(trn_probe *probe, const logits_options *o, eng_error *
     return status;
 }
 
+typedef struct sequences {
+    float **logits; // (ids, vocab) each
+    eng_st_source *source;
+    char (*name)[32];
+    size_t count;
+} sequences;
+
+static void free_sequences(sequences *all) {
+    for (size_t i = 0; i < all->count; i++)
+        free(all->logits[i]);
+    free(all->logits);
+    free(all->source);
+    free(all->name);
+}
+
+// The logits of one line of ids. text ends in NUL; where: "FILE: line 7".
+static eng_status add_sequence(trn_probe *probe, const char *text, const char *where, kern_solver solver,
+                               sequences *all, eng_error *error) {
+    const int32_t vocabulary = probe->model->config.vocab_size;
+    int32_t *ids = NULL, count = 0;
+    eng_status status = parse_ids(text, where, vocabulary, &ids, &count, error);
+    float *logits = status == ENG_OK ? malloc(sizeof *logits * (size_t)count * (size_t)vocabulary) : NULL;
+
+    if (status == ENG_OK && !logits)
+        status = eng_fail(error, ENG_NO_MEMORY, "%s: out of memory for the logits of %d ids", where, count);
+    if (status == ENG_OK)
+        status = trn_probe_logits(probe, ids, count, count, solver, logits, error);
+    free(ids);
+    if (status != ENG_OK) {
+        free(logits);
+        return status;
+    }
+    const size_t i = all->count++;
+    all->logits[i] = logits;
+    snprintf(all->name[i], sizeof all->name[i], "logits.%zu", i);
+    all->source[i] = (eng_st_source){all->name[i], ENG_F32, 2, {count, vocabulary}, logits};
+    return ENG_OK;
+}
+
+static eng_status compute_lines(trn_probe *probe, const logits_options *o, eng_error *error) {
+    char *text = NULL, *rest = NULL, where[300];
+    size_t length = 0, lines = 0;
+    sequences all = {0};
+    kern_solve_mode mode = KERN_SOLVE_TOLERANCE;
+    eng_status status = trn_parse_cg_mode(o->cg_mode, &mode, error);
+    if (status == ENG_OK)
+        status = eng_read_file(o->tokens + 1, ID_FILE_LIMIT, &text, &length, error);
+    if (status != ENG_OK)
+        return status;
+    const kern_solver solver = {.mode = mode, .max_steps = (int32_t)o->cg_steps, .tolerance = (float)o->cg_tolerance};
+    for (size_t i = 0; i < length; i++)
+        lines += text[i] == '\n';
+    all.logits = calloc(lines + 1, sizeof *all.logits);
+    all.source = calloc(lines + 1, sizeof *all.source);
+    all.name = calloc(lines + 1, sizeof *all.name);
+    if (strlen(text) != length)
+        status = eng_fail(error, ENG_FORMAT, "%s: a NUL byte at %zu", o->tokens + 1, strlen(text));
+    else if (!all.logits || !all.source || !all.name)
+        status = eng_fail(error, ENG_NO_MEMORY, "%s: out of memory for %zu lines", o->tokens + 1, lines);
+    for (char *line = strtok_r(text, "\n", &rest); line && status == ENG_OK; line = strtok_r(NULL, "\n", &rest)) {
+        snprintf(where, sizeof where, "%.200s: sequence %zu", o->tokens + 1, all.count);
+        status = add_sequence(probe, line, where, solver, &all, error);
+    }
+    if (status == ENG_OK && all.count == 0)
+        status = eng_fail(error, ENG_INVALID, "%s: no ids", o->tokens + 1);
+    if (status == ENG_OK)
+        status = eng_st_write(o->out, all.source, all.count, NULL, error);
+    if (status == ENG_OK)
+        printf("%s: %zu sequences\n", o->out, all.count);
+    free_sequences(&all);
+    free(text);
+    return status;
+}
+
 static eng_status check_options(const logits_options *o, eng_error *error) {
     if (!o->tokens || !o->out)
         return eng_fail(error, ENG_INVALID, "--tokens and --out are needed");
+    if (o->lines && (o->tokens[0] != '@' || o->gradients || o->split >= 0))
+        return eng_fail(error, ENG_INVALID, "--lines: only with --tokens @FILE, and without --grads and --split");
     if (!(o->cg_tolerance >= 0 && o->cg_tolerance <= 1))
         return eng_fail(error, ENG_INVALID, "--cg-tolerance: not in 0..1");
     if (!(o->cg_steps >= 0 && o->cg_steps <= 256))
@@ -144,6 +221,7 @@ int trn_command_logits(int argc, char **argv) {
         {"out", "FILE", TRN_STRING, &o.out, "the .safetensors file to write"},
         {"grads", NULL, TRN_FLAG, &o.gradients, "also loss [1] and grad.NAME: mean cross entropy over all ids given"},
         {"split", "N", TRN_INTEGER, &o.split, "the first N ids as prompt, the rest one by one as generated"},
+        {"lines", NULL, TRN_FLAG, &o.lines, "each line of @FILE is a sequence of its own: logits.0, logits.1 ..."},
         {"device", "NAME", TRN_STRING, &o.device, "cpu, cpu:16, cuda:0 (default cpu)"},
         {"cg-mode", "MODE", TRN_STRING, &o.cg_mode, "tolerance (default), steps, exact or fixed"},
         {"cg-steps", "N", TRN_INTEGER, &o.cg_steps, "bound of steps, or their number (default 30)"},
@@ -168,7 +246,7 @@ int trn_command_logits(int argc, char **argv) {
     if (status == ENG_OK)
         status = trn_probe_open(dir, o.device, &probe, &error);
     if (status == ENG_OK)
-        status = compute(&probe, &o, &error);
+        status = o.lines ? compute_lines(&probe, &o, &error) : compute(&probe, &o, &error);
     trn_probe_close(&probe);
     if (status == ENG_OK)
         return TRN_EXIT_OK;
