@@ -85,6 +85,19 @@ static inline vf vf_sqrt(vf x) {
 #endif
 }
 
+// x in the first `left` lanes, 0 in the others.
+static inline vf vf_keep(vf x, int64_t left) {
+    static const int32_t lane[16] = {0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15};
+    vi lanes;
+    memcpy(&lanes, lane, sizeof lanes);
+    return left >= KERN_VL ? x : (vf)((vi)x & (lanes < (int32_t)left));
+}
+
+// The slot's part of a state operand; NULL where the operation or the row has none.
+static inline float *kern_slot_state(const kern_rows *rows, kern_ptr state, int32_t slot) {
+    return state.p && slot >= 0 ? (float *)((char *)state.p + (size_t)slot * rows->slot_stride) : NULL;
+}
+
 // The vector at p + i and its store, where fewer than KERN_VL elements may be left.
 static inline vf vf_load_upto(const float *p, int64_t left) {
     return left >= KERN_VL ? vf_load(p) : vf_load_part(p, (int)left);

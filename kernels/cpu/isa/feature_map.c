@@ -11,14 +11,6 @@
 
 enum { DPFP_ROLLS = 4, WRAP = 16 }; // at least the rolls, a whole line
 
-// x in the first `left` lanes, 0 in the others.
-static inline vf keep(vf x, int32_t left) {
-    static const int32_t lane[16] = {0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15};
-    vi lanes;
-    memcpy(&lanes, lane, sizeof lanes);
-    return (vf)((vi)x & (lanes < left));
-}
-
 static vf largest_size(const float *z, int32_t width) {
     vf top = {0};
     for (int32_t i = 0; i < width; i += KERN_VL) {
@@ -36,7 +28,7 @@ static void hedgehog(const float *z, float *y, int32_t width) {
         vf twice = 2.0f * vf_load_upto(z + i, left), up = vf_exp(twice - top), down = vf_exp(-twice - top);
         vf_store_upto(y + i, up, left);
         vf_store_upto(y + width + i, down, left);
-        sum += keep(up + down, left);
+        sum += vf_keep(up + down, left);
     }
     const float scale = 1.0f / vf_sum(sum);
     for (int32_t i = 0; i < 2 * width; i += KERN_VL)
@@ -50,7 +42,7 @@ static void hedgehog_backward(const float *z, const float *dy, float *dz, int32_
     for (int32_t i = 0; i < width; i += KERN_VL) {
         const int32_t left = width - i;
         vf twice = 2.0f * vf_load_upto(z + i, left), up = vf_exp(twice - top), down = vf_exp(-twice - top);
-        sum += keep(up + down, left);
+        sum += vf_keep(up + down, left);
         along += up * vf_load_upto(dy + i, left) + down * vf_load_upto(dy + width + i, left);
     }
     const float scale = 1.0f / vf_sum(sum), mean = vf_sum(along) * scale;

@@ -93,9 +93,9 @@ static inline vf decay(const kern_gates *f, vf z, vf rate, vf *dt) {
     return -rate * *dt;
 }
 
-// e^A_log of the vector at head h: of the heads from h on (channels 1) or of head h alone.
-static inline vf rate_at(const kern_gates *f, const float *A_log, int32_t h, int32_t left) {
-    return vf_exp(f->channels == 1 ? vf_load_upto(A_log + h, left) : vf_set(A_log[h]));
+// e^A_log: with channels 1 of the heads from c on, otherwise what head h found once.
+static inline vf rate_at(const kern_gates *f, const float *A_log, vf head_rate, int32_t c, int32_t left) {
+    return f->channels == 1 ? vf_exp(vf_load_upto(A_log + c, left)) : head_rate;
 }
 
 static void parameter_decay_range(const kern_cpu *cpu, const kern_rows *rows, const void *args, int64_t first,
@@ -107,11 +107,12 @@ static void parameter_decay_range(const kern_cpu *cpu, const kern_rows *rows, co
     const int32_t runs = f->channels == 1 ? 1 : f->heads, run = f->channels == 1 ? f->heads : f->channels;
     for (int64_t t = first; t < end; t++) {
         for (int32_t h = 0; h < runs; h++) {
+            const vf head_rate = vf_exp(vf_set(a->A_log.f[h]));
             for (int32_t c = 0; c < run; c += KERN_VL) {
                 const int32_t left = run - c, channel = h * run + c;
                 const int64_t at = t * runs * run + channel;
                 vf z = vf_load_upto(a->a.f + at, left) + vf_load_upto(a->dt_bias.f + channel, left), dt = {0};
-                vf g = decay(f, z, rate_at(f, a->A_log.f, f->channels == 1 ? c : h, left), &dt);
+                vf g = decay(f, z, rate_at(f, a->A_log.f, head_rate, c, left), &dt);
                 vf_store_upto(a->g.f + at, g, left);
                 if (f->write_law == KERN_WRITE_LAW_STEP)
                     vf_store_upto(a->beta.f + at, dt, left);
@@ -141,12 +142,12 @@ static void token_gradients(const kern_gates_backward_args *a, int64_t t, float 
     const kern_gates *f = &a->gates;
     const int32_t runs = f->channels == 1 ? 1 : f->heads, run = f->channels == 1 ? f->heads : f->channels;
     for (int32_t h = 0; h < runs; h++) {
-        vf head_log = {0};
+        vf head_log = {0}, head_rate = vf_exp(vf_set(a->A_log.f[h]));
         for (int32_t c = 0; c < run; c += KERN_VL) {
             const int32_t left = run - c, channel = h * run + c;
             const int64_t at = t * runs * run + channel;
             vf z = vf_load_upto(a->a.f + at, left) + vf_load_upto(a->dt_bias.f + channel, left), dlog;
-            vf rate = rate_at(f, a->A_log.f, f->channels == 1 ? c : h, left), dbeta = {0};
+            vf rate = rate_at(f, a->A_log.f, head_rate, c, left), dbeta = {0};
             if (f->write_law == KERN_WRITE_LAW_STEP)
                 dbeta = vf_load_upto(a->dbeta.f + at, left);
             vf dz = decay_gradient(f, z, rate, vf_load_upto(a->dg.f + at, left), dbeta, &dlog);

@@ -19,15 +19,11 @@ static inline vf capped(soft_cap c, vf z) {
     return c.cap > 0 ? vf_soft_cap(z, c.cap, c.inverse) : z;
 }
 
-static float *slot_state(const kern_rows *rows, kern_ptr state, int32_t slot) {
-    return state.p && slot >= 0 ? (float *)((char *)state.p + (size_t)slot * rows->slot_stride) : NULL;
-}
-
 // The heads [h, h + left) of one row.
 static void scan_row(const kern_maxplus_gates_args *a, const kern_rows *rows, const kern_row *row, int32_t h,
                      int32_t left) {
     const soft_cap cap = soft_cap_of(a->soft_cap);
-    float *state = slot_state(rows, a->state, row->slot);
+    float *state = kern_slot_state(rows, a->state, row->slot);
     vf m = state ? vf_load_upto(state + h, left) : vf_set(0);
     for (int32_t t = row->token0; t < row->token0 + row->length; t++) {
         const int64_t at = (int64_t)t * a->heads + h;

@@ -36,14 +36,6 @@ static inline vf factor(const norm_vector *n, int32_t i, int32_t left) {
     return n->weight ? vf_load_upto(n->weight + i, left) + n->offset : vf_set(1);
 }
 
-// x in the first `left` lanes, 0 in the others.
-static inline vf keep(vf x, int32_t left) {
-    static const int32_t lane[16] = {0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15};
-    vi lanes;
-    memcpy(&lanes, lane, sizeof lanes);
-    return left >= KERN_VL ? x : (vf)((vi)x & (lanes < left));
-}
-
 static inline __attribute__((always_inline)) void find_statistics(norm_vector *n) {
     const int32_t width = n->width;
     float squares;
@@ -56,7 +48,7 @@ static inline __attribute__((always_inline)) void find_statistics(norm_vector *n
             sum += input(n, i, width - i);
         n->mean = vf_sum(sum) / (float)width;
         for (int32_t i = 0; i < width; i += KERN_VL) {
-            vf u = keep(input(n, i, width - i) - n->mean, width - i);
+            vf u = vf_keep(input(n, i, width - i) - n->mean, width - i);
             square_sum += u * u;
         }
         squares = vf_sum(square_sum);

@@ -15,10 +15,6 @@ enum { CHANNELS = 1024, UNIT = 64 }; // of a block, of what a thread may take
 
 static const float decay_scale = 8.0f;
 
-static float *slot_state(const kern_rows *rows, kern_ptr state, int32_t slot) {
-    return state.p && slot >= 0 ? (float *)((char *)state.p + (size_t)slot * rows->slot_stride) : NULL;
-}
-
 // The next block of the channels [*channel, end): its width.
 static int32_t next_block(int32_t channel, int64_t end, int32_t width) {
     int64_t last = end * UNIT < width ? end * UNIT : width;
@@ -51,7 +47,7 @@ static void token_step(const kern_rglru_args *a, int64_t at, int32_t count, bool
 static void scan_row(const kern_rglru_args *a, const kern_rows *rows, const kern_row *row, int32_t channel,
                      int32_t count, const float *softplus) {
     float h[CHANNELS] __attribute__((aligned(64)));
-    float *state = slot_state(rows, a->state, row->slot);
+    float *state = kern_slot_state(rows, a->state, row->slot);
     if (state)
         memcpy(h, state + channel, (size_t)count * sizeof(float));
     else

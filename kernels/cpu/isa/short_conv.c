@@ -94,10 +94,6 @@ static void convolve_token(const float *const *input, const float *turned, int32
 
 // ---------------------------------------------------------------------------------------------------------- forward
 
-static float *slot_state(const kern_rows *rows, kern_ptr state, int32_t slot) {
-    return state.p && slot >= 0 ? (float *)((char *)state.p + (size_t)slot * rows->slot_stride) : NULL;
-}
-
 static void short_conv_range(const kern_cpu *cpu, const kern_rows *rows, const void *args, int64_t first, int64_t end) {
     const kern_short_conv_args *a = args;
     float *turned = kern_cpu_workspace(cpu, kern_team_thread());
@@ -108,7 +104,7 @@ static void short_conv_range(const kern_cpu *cpu, const kern_rows *rows, const v
         const float *bias = a->bias.f ? a->bias.f + a->channel0 + channel : NULL;
         turn_weights(weight, a->taps, count, turned, CHANNELS);
         for (int32_t t = (int32_t)first; t < end; t++) {
-            const float *state = slot_state(rows, a->state, rows->row[rows->token_row[t]].slot);
+            const float *state = kern_slot_state(rows, a->state, rows->row[rows->token_row[t]].slot);
             find_inputs(rows, a->x.f, state, t, a->taps, a->channels, channel, input);
             convolve_token(input, turned, CHANNELS, bias, a->y.f + (int64_t)t * a->channels + channel, count, a->taps,
                            a->activation);
@@ -123,7 +119,7 @@ static void store_states(const kern_cpu *cpu, const kern_rows *rows, const void 
     const size_t bytes = (size_t)a->channels * sizeof(float);
     for (int64_t r = first; r < end; r++) {
         const kern_row *row = &rows->row[r];
-        float *state = slot_state(rows, a->state, row->slot);
+        float *state = kern_slot_state(rows, a->state, row->slot);
         if (!state)
             continue;
         const int32_t last = row->token0 + row->length - 1, start = rows->token_start[last];
