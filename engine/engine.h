@@ -116,7 +116,7 @@ typedef struct eng_logit_bias {
     float bias; // added to the logit; -INFINITY bans the id
 } eng_logit_bias;
 
-enum { ENG_MAX_TOP = 20, ENG_MAX_STOP_IDS = 64 };
+enum { ENG_MAX_TOP = 20, ENG_MAX_STOP_IDS = 64, ENG_MAX_CHOICES = 128 };
 
 typedef struct eng_request {
     const int32_t *ids; // the whole prompt, BOS included; at least one id; borrowed for the call
@@ -140,6 +140,7 @@ typedef struct eng_request {
     bool token_compute;    // solver figures of each token
     bool fail_unconverged; // end with ENG_UNCONVERGED on the first solve that hits its bound
     int32_t priority;      // lower first among those that wait
+    int32_t choices;       // answers to the one prompt, drawn as sampling.choice and those after it; 0: one
     uint64_t owner;        // who asks (an API key): those that wait are admitted in turns over the owners
     void *user;            // handed back in every event
 } eng_request;
@@ -177,21 +178,24 @@ typedef struct eng_usage {
     eng_compute prompt, completion;
 } eng_usage;
 
-// What happened to one request in one step. Pointers live until the callback returns. Over all events of a request
+// What happened to one request in one step. Pointers live until the callback returns. Over all events of a choice
 // there are usage->completion_tokens drawn tokens, an end-of-text id included, which has no text (like every special
 // token). The callback may call eng_submit, eng_cancel and eng_pause, for any request; eng_step refuses to be called
 // from it.
+//
+// With several choices each has its own events, its last one and its usage; the first tells the prompt's tokens. What
+// another choice did not read itself, because the first had read it, are its usage's cached tokens.
 typedef struct eng_event {
     uint64_t id;
+    int32_t choice; // 0 .. choices - 1
     void *user;
     const eng_token *prompt; // with prompt_logprobs: the prompt's next tokens, in order
     size_t prompt_count;
-    const eng_token
-        *tokens; // tokens drawn whose text is settled now (may be none although text comes, and the reverse)
+    const eng_token *tokens; // drawn ones whose text is settled now (may be none although text comes, and the reverse)
     size_t token_count;
     const char *text; // finished UTF-8: no partial character, no part of a stop string
     size_t text_length;
-    eng_finish finish; // not NONE: the last event of this request, its slot is free
+    eng_finish finish; // not NONE: the last event of this choice, its slot is free
     eng_status status; // with ENG_FINISH_ERROR
     const char *message;
     const eng_usage *usage; // always current
@@ -202,7 +206,7 @@ typedef void (*eng_event_fn)(void *context, const eng_event *event);
 // prompt or a knob out of range; ENG_TOO_LONG: prompt + max_tokens beyond the context; ENG_FULL: the queue is full.
 ENG_EXPORT ENG_CHECKED eng_status eng_submit(eng_engine *engine, const eng_request *request, uint64_t *id,
                                              eng_error *error);
-// Ends a request wherever it is, without an event. An unknown or finished id is no fault.
+// Ends a request wherever it is, all choices, without an event. An unknown or finished id is no fault.
 ENG_EXPORT void eng_cancel(eng_engine *engine, uint64_t id);
 // A paused request keeps its state and is skipped by eng_step (a reader that does not keep up).
 ENG_EXPORT void eng_pause(eng_engine *engine, uint64_t id, bool paused);
@@ -213,7 +217,7 @@ ENG_EXPORT ENG_CHECKED eng_status eng_step(eng_engine *engine, eng_event_fn on_e
                                            eng_error *error);
 
 typedef struct eng_gauges {
-    uint64_t queued_requests, queued_tokens, running;
+    uint64_t queued_requests, queued_tokens, running; // requests: each choice is one
     uint64_t states_used, states_total;
     uint64_t kv_pages_used, kv_pages_total;
     uint64_t device_allocations; // since the device was opened; constant once serving

@@ -6,12 +6,26 @@
 // output. A job that ends closes its session at once: by the time its last event is told the slot is free.
 #include "engine/request.h"
 
-#include <inttypes.h>
 #include <math.h>
 #include <stdlib.h>
 #include <string.h>
 
 // ----------------------------------------------------------------------------------------------------- create, free
+
+eng_prompt *eng_prompt_create(const int32_t *ids, size_t count) {
+    eng_prompt *prompt = malloc(sizeof *prompt + sizeof *ids * count);
+    if (!prompt)
+        return NULL;
+    prompt->references = 1;
+    prompt->count = (int64_t)count;
+    memcpy(prompt->ids, ids, sizeof *ids * count);
+    return prompt;
+}
+
+void eng_prompt_release(eng_prompt *prompt) {
+    if (prompt && --prompt->references == 0)
+        free(prompt);
+}
 
 // Ids that end the text. Those of the model are banned for good instead with ignore_eos.
 static bool copy_ending(const eng_config *config, const eng_request *request, eng_job *job) {
@@ -31,10 +45,8 @@ static bool copy_ending(const eng_config *config, const eng_request *request, en
 
 static eng_status copy_lists(const eng_job_rules *rules, const eng_request *request, eng_job *job) {
     const eng_config *config = &rules->model->config;
-    job->prompt = malloc(sizeof *job->prompt * request->count);
-    if (!job->prompt || !copy_ending(config, request, job))
+    if (!copy_ending(config, request, job))
         return ENG_NO_MEMORY;
-    memcpy(job->prompt, request->ids, sizeof *job->prompt * request->count);
     const eng_edit_bans bans = {.ending = job->ending,
                                 .ending_count = request->min_tokens > 0 ? job->ending_count : 0,
                                 .banned = config->eos_id,
@@ -42,15 +54,17 @@ static eng_status copy_lists(const eng_job_rules *rules, const eng_request *requ
     return eng_edits_create(request, &bans, config->vocab_size, &job->edits);
 }
 
-static void copy_values(const eng_request *request, eng_job *job) {
+static void copy_values(const eng_request *request, int32_t choice, eng_job *job) {
     job->user = request->user;
     job->prompt_count = (int64_t)request->count;
     job->max_tokens = request->max_tokens;
     job->min_tokens = request->min_tokens;
+    job->choice = choice;
     job->sampling = request->sampling;
+    job->sampling.choice += (uint32_t)choice;
     job->knobs = request->knobs;
     job->logprobs = request->logprobs;
-    job->prompt_logprobs = request->prompt_logprobs;
+    job->prompt_logprobs = request->prompt_logprobs && choice == 0;
     job->token_compute = request->token_compute;
     job->include_stop = request->include_stop;
     job->fail_unconverged = request->fail_unconverged;
@@ -59,17 +73,16 @@ static void copy_values(const eng_request *request, eng_job *job) {
     job->usage.prompt_tokens = job->prompt_count;
 }
 
-eng_status eng_job_create(const eng_job_rules *rules, const eng_request *request, uint64_t id, eng_job **out,
-                          eng_error *error) {
-    eng_status status = eng_request_check(rules, request, error);
-    if (status != ENG_OK)
-        return status;
+eng_status eng_job_create(const eng_job_rules *rules, const eng_request *request, eng_prompt *prompt, uint64_t id,
+                          int32_t choice, eng_job **out, eng_error *error) {
     eng_job *job = calloc(1, sizeof *job);
     if (!job)
         return eng_fail(error, ENG_NO_MEMORY, "out of memory for a request");
     job->id = id;
-    copy_values(request, job);
-    status = copy_lists(rules, request, job);
+    job->prompt = prompt;
+    prompt->references++;
+    copy_values(request, choice, job);
+    eng_status status = copy_lists(rules, request, job);
     if (status != ENG_OK)
         status = eng_fail(error, status, "out of memory for a request of %zu ids", request->count);
     if (status == ENG_OK && rules->tokenizer)
@@ -88,16 +101,20 @@ void eng_job_free(eng_job *job) {
     eng_session_close(&job->session);
     eng_text_free(job->text);
     eng_edits_free(&job->edits);
-    free(job->prompt);
+    eng_prompt_release(job->prompt);
     free(job->ending);
     eng_token_list_free(&job->read);
     eng_token_list_free(&job->drawn);
     free(job);
 }
 
+int64_t eng_request_length(int64_t prompt_count, int64_t max_tokens) {
+    int64_t read_again = max_tokens > 0 ? max_tokens - 1 : 0; // the last id drawn is never read
+    return read_again > INT64_MAX - prompt_count ? INT64_MAX : prompt_count + read_again;
+}
+
 int64_t eng_job_length(const eng_job *job) {
-    int64_t read_again = job->max_tokens > 0 ? job->max_tokens - 1 : 0; // the last id drawn is never read
-    return read_again > INT64_MAX - job->prompt_count ? INT64_MAX : job->prompt_count + read_again;
+    return eng_request_length(job->prompt_count, job->max_tokens);
 }
 
 // -------------------------------------------------------------------------------------------------------------- steps
@@ -158,7 +175,7 @@ static bool keep_read(eng_job *job, const eng_batch *batch, int32_t index, int32
         eng_token *kept = eng_token_list_add(&job->read);
         if (!kept)
             return false;
-        *kept = (eng_token){.id = job->prompt[0], .logprob = NAN};
+        *kept = (eng_token){.id = job->prompt->ids[0], .logprob = NAN};
     }
     for (int32_t token = 0; token < count && first + token + 1 < job->prompt_count; token++)
         if (!keep(job, &job->read, batch, index, token))
@@ -221,7 +238,7 @@ eng_piece eng_job_piece(eng_job *job, int32_t count) {
     bool draws = !reading || job->session.read + count == job->prompt_count;
     return (eng_piece){.session = &job->session,
                        .kind = reading ? KERN_ROW_PROMPT : KERN_ROW_GENERATED,
-                       .ids = reading ? job->prompt + job->session.read : job->session.tail,
+                       .ids = reading ? job->prompt->ids + job->session.read : job->session.tail,
                        .count = count,
                        .knobs = job->knobs,
                        .logits = draws,
@@ -254,7 +271,7 @@ void eng_job_accept(const eng_job_rules *rules, eng_job *job, const eng_batch *b
     if (!whole)
         return;
     job->phase = ENG_PHASE_GENERATING;
-    free(job->prompt);
+    eng_prompt_release(job->prompt);
     job->prompt = NULL;
     if (draws)
         accept_id(rules, job, result.id);
@@ -267,6 +284,7 @@ void eng_job_accept(const eng_job_rules *rules, eng_job *job, const eng_batch *b
 bool eng_job_event(eng_job *job, eng_event *out) {
     bool final = job->finish != ENG_FINISH_NONE;
     *out = (eng_event){.id = job->id,
+                       .choice = job->choice,
                        .user = job->user,
                        .prompt = eng_token_list_view(&job->read),
                        .prompt_count = job->read.count,

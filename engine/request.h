@@ -24,14 +24,24 @@ typedef enum eng_phase {
     ENG_PHASE_ENDED,      // no session; finish and error say why
 } eng_phase;
 
+// Ids that several jobs read.
+typedef struct eng_prompt {
+    int64_t references, count;
+    int32_t ids[];
+} eng_prompt;
+
 typedef struct eng_job {
     struct eng_job *previous, *next; // the list it is in
     uint64_t id;
     void *user;
     eng_phase phase;
     bool paused;
-    int32_t *prompt; // (prompt_count) until it is read
+    int32_t choice;
+    struct eng_job *leader; // the choice whose state it will start from, while it waits for that; NULL: starts anew
+    int32_t followers;      // jobs whose leader it is
+    eng_prompt *prompt;     // until it is read
     int64_t prompt_count, max_tokens;
+    int64_t queued_tokens; // what it counts in the queue
     eng_sampling sampling;
     eng_knobs knobs;
     int32_t *ending; // (ending_count) ids that end the text: end-of-text and stop ids
@@ -62,11 +72,15 @@ typedef struct eng_job_rules {
 
 // What engine.h says of the request, as far as it depends on the model alone.
 ENG_CHECKED eng_status eng_request_check(const eng_job_rules *rules, const eng_request *request, eng_error *error);
-// Checks the request and copies what it borrows. *out: eng_job_free.
-ENG_CHECKED eng_status eng_job_create(const eng_job_rules *rules, const eng_request *request, uint64_t id,
-                                      eng_job **out, eng_error *error);
-void eng_job_free(eng_job *job); // NULL is accepted; closes its session
-// The most ids that the job's session can come to read.
+// Copies what the request, which has been checked, borrows. prompt: a reference is taken. *out: eng_job_free.
+ENG_CHECKED eng_status eng_job_create(const eng_job_rules *rules, const eng_request *request, eng_prompt *prompt,
+                                      uint64_t id, int32_t choice, eng_job **out, eng_error *error);
+// A copy with one reference; NULL: no memory.
+eng_prompt *eng_prompt_create(const int32_t *ids, size_t count);
+void eng_prompt_release(eng_prompt *prompt); // NULL is accepted
+void eng_job_free(eng_job *job);             // NULL is accepted; closes its session
+// The most ids that a session for such a request can come to read.
+int64_t eng_request_length(int64_t prompt_count, int64_t max_tokens);
 int64_t eng_job_length(const eng_job *job);
 
 // What the job reads next as a piece of `count` ids, borrowed from the job until it accepts the result.

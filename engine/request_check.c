@@ -159,5 +159,10 @@ eng_status eng_request_check(const eng_job_rules *rules, const eng_request *requ
         status = check_biases(rules, request, error);
     if (status == ENG_OK)
         status = check_penalties(request, error);
-    return status == ENG_OK ? check_logprobs(request, error) : status;
+    if (status == ENG_OK)
+        status = check_logprobs(request, error);
+    if (status == ENG_OK && (request->choices < 0 || request->choices > ENG_MAX_CHOICES))
+        return eng_fail(error, ENG_INVALID, "choices is %" PRId32 "; its range is 1 (or 0) to %d", request->choices,
+                        ENG_MAX_CHOICES);
+    return status;
 }

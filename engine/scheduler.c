@@ -29,6 +29,8 @@ struct eng_scheduler {
     eng_owner *owners;
     uint64_t clock;
     uint64_t step; // number of the present step
+    int admitted;  // in it
+    eng_job *owed; // a prompt that found no room in the last step, though it was its turn
     uint64_t waiting_tokens, last_id;
     bool stepping;
     eng_job *buried;   // ended while stepping, linked by next
@@ -57,8 +59,8 @@ static void unlink_job(job_list *list, eng_job *job) {
     list->count--;
 }
 
-static eng_job *find(const job_list *list, uint64_t id) {
-    eng_job *job = list->head;
+static eng_job *find(const job_list *list, const eng_job *after, uint64_t id) {
+    eng_job *job = after ? after->next : list->head;
     while (job && job->id != id)
         job = job->next;
     return job;
@@ -106,9 +108,34 @@ static void free_chain(eng_job *job) {
     }
 }
 
+// Where a leader stops for its followers: the last grid boundary before the prompt's end.
+static int64_t fork_place(const eng_scheduler *scheduler, const eng_job *job) {
+    int32_t chunk = scheduler->options.chunk;
+    return (job->prompt_count - 1) / chunk * chunk;
+}
+
+static bool leads(const eng_scheduler *scheduler, const eng_job *job) {
+    return job->phase == ENG_PHASE_READING && job->session.read == fork_place(scheduler, job);
+}
+
+static void unfollow(eng_job *job) {
+    if (job->leader)
+        job->leader->followers--;
+    job->leader = NULL;
+}
+
+static void lose_followers(eng_scheduler *scheduler, const eng_job *leader) {
+    for (eng_job *job = scheduler->waiting.head; job && leader->followers > 0; job = job->next)
+        if (job->leader == leader)
+            unfollow(job);
+}
+
 // Out of its list; its memory goes now or, inside a step, at the step's end.
 static void bury(eng_scheduler *scheduler, job_list *list, eng_job *job) {
     unlink_job(list, job);
+    scheduler->owed = scheduler->owed == job ? NULL : scheduler->owed;
+    unfollow(job);
+    lose_followers(scheduler, job);
     leave_owner(scheduler, job);
     if (!scheduler->stepping) {
         eng_job_free(job);
@@ -150,89 +177,141 @@ void eng_scheduler_free(eng_scheduler *scheduler) {
 
 // -------------------------------------------------------------------------------------------------- submit and cancel
 
-static eng_status check_room(const eng_scheduler *scheduler, const eng_job *job, eng_error *error) {
+static eng_status check_room(const eng_scheduler *scheduler, const eng_request *request, eng_error *error) {
     const eng_scheduler_options *options = &scheduler->options;
-    uint64_t tokens = (uint64_t)job->prompt_count;
-    eng_status status = eng_pool_check_length(options->pool, eng_job_length(job), error);
+    eng_status status =
+        eng_pool_check_length(options->pool, eng_request_length((int64_t)request->count, request->max_tokens), error);
     if (status != ENG_OK)
         return status;
-    if (tokens > options->queue_tokens)
-        return eng_fail(error, ENG_TOO_LONG, "a prompt of %" PRIu64 " ids; the queue holds %" PRIu64, tokens,
+    if (request->count > options->queue_tokens)
+        return eng_fail(error, ENG_TOO_LONG, "a prompt of %zu ids; the queue holds %" PRIu64, request->count,
                         options->queue_tokens);
     if (scheduler->waiting.count >= options->queue_requests)
         return eng_fail(error, ENG_FULL, "%" PRIu64 " requests are waiting already", scheduler->waiting.count);
-    if (tokens > options->queue_tokens - scheduler->waiting_tokens)
+    if (request->count > options->queue_tokens - scheduler->waiting_tokens)
         return eng_fail(error, ENG_FULL, "%" PRIu64 " of the queue's %" PRIu64 " prompt ids are taken",
                         scheduler->waiting_tokens, options->queue_tokens);
     return ENG_OK;
 }
 
-eng_status eng_scheduler_submit(eng_scheduler *scheduler, const eng_request *request, uint64_t *id, eng_error *error) {
+static eng_status enqueue(eng_scheduler *scheduler, const eng_request *request, eng_prompt *prompt, int32_t choice,
+                          eng_job *leader, eng_error *error) {
     eng_job *job;
-    eng_status status = eng_job_create(&scheduler->options.rules, request, scheduler->last_id + 1, &job, error);
+    eng_status status =
+        eng_job_create(&scheduler->options.rules, request, prompt, scheduler->last_id + 1, choice, &job, error);
     if (status != ENG_OK)
         return status;
-    status = check_room(scheduler, job, error);
-    if (status == ENG_OK && !join_owner(scheduler, job, request->owner))
-        status = eng_fail(error, ENG_NO_MEMORY, "out of memory for a request");
-    if (status != ENG_OK) {
+    if (!join_owner(scheduler, job, request->owner)) {
         eng_job_free(job);
-        return status;
+        return eng_fail(error, ENG_NO_MEMORY, "out of memory for a request");
     }
+    if (leader && fork_place(scheduler, leader) > 0) {
+        job->leader = leader;
+        leader->followers++;
+    }
+    job->queued_tokens = leader ? 0 : job->prompt_count; // the prompt is there once
+    scheduler->waiting_tokens += (uint64_t)job->queued_tokens;
     append(&scheduler->waiting, job);
-    scheduler->waiting_tokens += (uint64_t)job->prompt_count;
-    *id = ++scheduler->last_id;
     return ENG_OK;
 }
 
-void eng_scheduler_cancel(eng_scheduler *scheduler, uint64_t id) {
-    eng_job *job = find(&scheduler->running, id);
-    job_list *list = &scheduler->running;
-    if (!job) {
-        list = &scheduler->waiting;
-        job = find(list, id);
-        if (!job)
-            return;
-        scheduler->waiting_tokens -= (uint64_t)job->prompt_count;
+// All choices or none. The limit of the queue may be passed by the choices of one request.
+eng_status eng_scheduler_submit(eng_scheduler *scheduler, const eng_request *request, uint64_t *id, eng_error *error) {
+    eng_status status = eng_request_check(&scheduler->options.rules, request, error);
+    if (status == ENG_OK)
+        status = check_room(scheduler, request, error);
+    if (status != ENG_OK)
+        return status;
+    eng_prompt *prompt = eng_prompt_create(request->ids, request->count);
+    if (!prompt)
+        return eng_fail(error, ENG_NO_MEMORY, "out of memory for a prompt of %zu ids", request->count);
+    int32_t choices = request->choices > 1 ? request->choices : 1;
+    eng_job *leader = NULL;
+    for (int32_t choice = 0; choice < choices && status == ENG_OK; choice++) {
+        status = enqueue(scheduler, request, prompt, choice, leader, error);
+        leader = leader ? leader : scheduler->waiting.tail;
     }
+    eng_prompt_release(prompt);
+    if (status != ENG_OK)
+        eng_scheduler_cancel(scheduler, scheduler->last_id + 1);
+    else
+        *id = ++scheduler->last_id;
+    return status;
+}
+
+static void drop(eng_scheduler *scheduler, job_list *list, eng_job *job) {
     eng_job_cancel(job);
     bury(scheduler, list, job);
 }
 
+void eng_scheduler_cancel(eng_scheduler *scheduler, uint64_t id) {
+    eng_job *job;
+    while ((job = find(&scheduler->running, NULL, id)) != NULL)
+        drop(scheduler, &scheduler->running, job);
+    while ((job = find(&scheduler->waiting, NULL, id)) != NULL) {
+        scheduler->waiting_tokens -= (uint64_t)job->queued_tokens;
+        drop(scheduler, &scheduler->waiting, job);
+    }
+}
+
 void eng_scheduler_pause(eng_scheduler *scheduler, uint64_t id, bool paused) {
-    eng_job *job = find(&scheduler->running, id);
-    if (!job)
-        job = find(&scheduler->waiting, id);
-    if (job)
-        job->paused = paused;
+    const job_list *const lists[] = {&scheduler->running, &scheduler->waiting};
+    for (int i = 0; i < 2; i++)
+        for (eng_job *job = NULL; (job = find(lists[i], job, id)) != NULL;)
+            job->paused = paused;
 }
 
 // ---------------------------------------------------------------------------------------------- composition of a step
 
-// By priority, turn of the owner, place in the list.
+// By priority, turn of the owner, place in the list, of those whose leader, if any, has come to its place.
 static eng_job *next_waiting(const eng_scheduler *scheduler) {
-    eng_job *best = scheduler->waiting.head;
-    for (eng_job *job = best; job; job = job->next)
-        if (job->priority < best->priority ||
+    eng_job *best = NULL;
+    for (eng_job *job = scheduler->waiting.head; job; job = job->next) {
+        if (job->leader && !leads(scheduler, job->leader))
+            continue;
+        if (!best || job->priority < best->priority ||
             (job->priority == best->priority && job->owner->admitted < best->owner->admitted))
             best = job;
+    }
     return best;
+}
+
+// No slot is free: leaders go on, and those who would have copied their state start anew when their turn comes.
+static void release_leaders(eng_scheduler *scheduler) {
+    for (eng_job *job = scheduler->waiting.head; job; job = job->next)
+        if (job->leader && leads(scheduler, job->leader))
+            unfollow(job);
+}
+
+static eng_status open_session(const eng_scheduler *scheduler, eng_job *job, eng_error *error) {
+    const eng_scheduler_options *options = &scheduler->options;
+    if (!job->leader)
+        return eng_session_open(options->pool, options->stream, eng_job_length(job), &job->session, error);
+    eng_status status =
+        eng_session_fork(&job->leader->session, options->stream, eng_job_length(job), &job->session, error);
+    if (status == ENG_OK) {
+        job->usage.cached_tokens = job->session.read;
+        unfollow(job);
+    }
+    return status;
 }
 
 // At most ENG_STEP_ADMISSIONS: a slot that is opened is cleared, which takes time from those that generate.
 static eng_status admit(eng_scheduler *scheduler, eng_error *error) {
-    const eng_scheduler_options *options = &scheduler->options;
-    for (int admitted = 0; scheduler->waiting.head && admitted < ENG_STEP_ADMISSIONS; admitted++) {
+    for (scheduler->admitted = 0; scheduler->admitted < ENG_STEP_ADMISSIONS; scheduler->admitted++) {
         eng_job *job = next_waiting(scheduler);
         eng_error reason = {0};
-        eng_status status =
-            eng_session_open(options->pool, options->stream, eng_job_length(job), &job->session, &reason);
-        if (status == ENG_FULL)
+        if (!job)
             return ENG_OK;
+        eng_status status = open_session(scheduler, job, &reason);
+        if (status == ENG_FULL) {
+            release_leaders(scheduler);
+            return ENG_OK;
+        }
         if (status != ENG_OK)
             return eng_fail(error, status, "%s", reason.text);
         unlink_job(&scheduler->waiting, job);
-        scheduler->waiting_tokens -= (uint64_t)job->prompt_count;
+        scheduler->waiting_tokens -= (uint64_t)job->queued_tokens;
         job->owner->admitted = ++scheduler->clock;
         job->phase = ENG_PHASE_READING;
         append(&scheduler->running, job);
@@ -271,14 +350,14 @@ static eng_status add_generating(eng_scheduler *scheduler, eng_error *error) {
     return ENG_OK;
 }
 
-static bool reads(const eng_job *job) {
-    return !job->paused && job->phase == ENG_PHASE_READING;
+static bool reads(const eng_scheduler *scheduler, const eng_job *job) {
+    return !job->paused && job->phase == ENG_PHASE_READING && !(job->followers > 0 && leads(scheduler, job));
 }
 
 static int64_t count_readers(const eng_scheduler *scheduler) {
     int64_t readers = 0;
     for (const eng_job *job = scheduler->running.head; job; job = job->next)
-        readers += reads(job);
+        readers += reads(scheduler, job);
     return readers;
 }
 
@@ -286,53 +365,85 @@ static int64_t count_readers(const eng_scheduler *scheduler) {
 static eng_job *next_reader(const eng_scheduler *scheduler) {
     eng_job *best = NULL;
     for (eng_job *job = scheduler->running.head; job; job = job->next)
-        if (reads(job) && job->examined != scheduler->step && (!best || job->owner->read < best->owner->read))
+        if (reads(scheduler, job) && job->examined != scheduler->step &&
+            (!best || job->owner->read < best->owner->read))
             best = job;
     return best;
 }
 
 // The ids a prompt reads in this step: to the next grid boundary and, with a larger share, whole chunks beyond it.
 static int32_t prompt_piece(const eng_scheduler *scheduler, const eng_job *job, int64_t share) {
-    int64_t left = job->prompt_count - job->session.read;
+    int64_t end = job->followers > 0 ? fork_place(scheduler, job) : job->prompt_count;
+    int64_t left = end - job->session.read;
     int64_t count = eng_batch_piece_length(scheduler->options.batch, &job->session, left);
     if (!job->prompt_logprobs) // whose logits have room for one chunk
         count += (share - 1) * scheduler->options.chunk;
     return (int32_t)(count < left ? count : left);
 }
 
-// Prompts in turns until the step's budget is spent. However few its ids, a piece costs a pass over the weights: it
-// counts as a quarter of a chunk at least.
-static eng_status add_prompts(eng_scheduler *scheduler, eng_error *error) {
-    int32_t chunk = scheduler->options.chunk;
-    int64_t readers = count_readers(scheduler);
-    int64_t chunks = scheduler->stepped_count > 0 ? 1 : ENG_IDLE_CHUNKS;
-    int64_t budget = chunks * chunk, share = readers > 0 && chunks > readers ? chunks / readers : 1;
-    for (eng_job *job; (job = next_reader(scheduler)) != NULL;) {
-        bool added;
-        int32_t count = prompt_piece(scheduler, job, share), cost = count < chunk / 4 ? chunk / 4 : count;
-        if (cost > budget)
-            break;
-        job->examined = scheduler->step;
-        eng_status status = add_piece(scheduler, job, count, &added, error);
-        if (status != ENG_OK)
-            return status;
-        if (!added)
-            continue;
-        budget -= cost;
+// However few its ids, a piece costs a pass over the weights: it counts as a quarter of a chunk at least.
+static int64_t prompt_cost(const eng_scheduler *scheduler, int32_t count) {
+    int32_t least = scheduler->options.chunk / 4;
+    return count < least ? least : count;
+}
+
+// What finds no room comes first in the next step, before those that generate.
+static eng_status add_prompt(eng_scheduler *scheduler, eng_job *job, int32_t count, int64_t *budget, eng_error *error) {
+    bool added;
+    job->examined = scheduler->step;
+    eng_status status = add_piece(scheduler, job, count, &added, error);
+    if (status != ENG_OK)
+        return status;
+    if (added) {
+        *budget -= prompt_cost(scheduler, count);
         job->owner->read = ++scheduler->clock;
+    } else if (!scheduler->owed) {
+        scheduler->owed = job;
     }
     return ENG_OK;
+}
+
+static eng_status add_owed(eng_scheduler *scheduler, int64_t *budget, eng_error *error) {
+    eng_job *job = scheduler->owed;
+    scheduler->owed = NULL;
+    if (!job || !reads(scheduler, job))
+        return ENG_OK;
+    return add_prompt(scheduler, job, prompt_piece(scheduler, job, 1), budget, error);
+}
+
+// Prompts in turns until the step's budget is spent.
+static eng_status add_prompts(eng_scheduler *scheduler, int64_t chunks, int64_t budget, eng_error *error) {
+    int64_t readers = count_readers(scheduler), share = readers > 0 && chunks > readers ? chunks / readers : 1;
+    for (eng_job *job; (job = next_reader(scheduler)) != NULL;) {
+        int32_t count = prompt_piece(scheduler, job, share);
+        if (prompt_cost(scheduler, count) > budget)
+            break;
+        eng_status status = add_prompt(scheduler, job, count, &budget, error);
+        if (status != ENG_OK)
+            return status;
+    }
+    return ENG_OK;
+}
+
+static eng_status compose(eng_scheduler *scheduler, eng_error *error) {
+    int64_t budget = 0, chunks = 1;
+    eng_status status = admit(scheduler, error);
+    if (status == ENG_OK)
+        status = add_owed(scheduler, &budget, error);
+    int32_t prompts = scheduler->stepped_count;
+    if (status == ENG_OK)
+        status = add_generating(scheduler, error);
+    if (scheduler->stepped_count == prompts) // nobody's next token waits for this step
+        chunks = ENG_IDLE_CHUNKS;
+    budget += chunks * scheduler->options.chunk;
+    return status == ENG_OK ? add_prompts(scheduler, chunks, budget, error) : status;
 }
 
 static eng_status run_batch(eng_scheduler *scheduler, eng_error *error) {
     scheduler->stepped_count = 0;
     scheduler->step++;
     eng_batch_clear(scheduler->options.batch);
-    eng_status status = admit(scheduler, error);
-    if (status == ENG_OK)
-        status = add_generating(scheduler, error);
-    if (status == ENG_OK)
-        status = add_prompts(scheduler, error);
+    eng_status status = compose(scheduler, error);
     return status == ENG_OK ? eng_batch_run(scheduler->options.batch, error) : status;
 }
 
@@ -369,7 +480,7 @@ eng_status eng_scheduler_step(eng_scheduler *scheduler, eng_event_fn on_event, v
     scheduler->stepping = false;
     free_chain(scheduler->buried);
     scheduler->buried = NULL;
-    *worked = scheduler->stepped_count > 0;
+    *worked = scheduler->stepped_count > 0 || scheduler->admitted > 0;
     return ENG_OK;
 }
 

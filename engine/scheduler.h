@@ -8,8 +8,11 @@
 //
 // Those that wait are admitted by priority, then in turns over their owners, then in the order of submission; prompts
 // are read in turns over their owners as well. An owner's turn is when it was last served, or came: each that is ahead
-// goes at most once before it. A job whose turn it is and that must wait for a slot or pages holds up the others, so at
-// equal priority nothing starves.
+// goes at most once before it. Choices of one request are jobs of their own. The first reads the prompt up to its last
+// grid boundary and waits there while the others take copies of its state, each in its turn; what is left of the prompt
+// each reads itself, so that an answer has the bits it has alone. When no slot is free nobody waits for copies: those
+// left read the whole prompt later. A job whose turn it is and that must wait for a slot or pages holds up the others,
+// so at equal priority nothing starves.
 #ifndef ENGINE_SCHEDULER_H
 #define ENGINE_SCHEDULER_H
 

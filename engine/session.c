@@ -134,8 +134,16 @@ eng_status eng_pool_check_length(const eng_pool *pool, int64_t max_length, eng_e
                     (double)pool->page_count * (double)pool->page_stride);
 }
 
-eng_status eng_session_open(eng_pool *pool, kern_stream *stream, int64_t max_length, eng_session *out,
-                            eng_error *error) {
+static void *slot_address(const eng_pool *pool, int32_t slot) {
+    return (char *)pool->states + (size_t)slot * pool->slot_stride;
+}
+
+static void *page_address(const eng_pool *pool, int32_t page) {
+    return (char *)pool->pages + (size_t)page * pool->page_stride;
+}
+
+// A slot and a promise of pages beside `shared` ones that others hold already; the slot's content is the caller's.
+static eng_status reserve(eng_pool *pool, int64_t max_length, int32_t shared, eng_session *out, eng_error *error) {
     if (max_length < 1)
         return eng_fail(error, ENG_INVALID, "a session needs room for at least one token");
     eng_status fits = eng_pool_check_length(pool, max_length, error);
@@ -144,24 +152,77 @@ eng_status eng_session_open(eng_pool *pool, kern_stream *stream, int64_t max_len
     int32_t pages = (int32_t)pages_for(pool, max_length);
     if (pool->free_slots == 0)
         return eng_fail(error, ENG_FULL, "all %" PRId32 " state slots are in use", pool->slots);
-    if (pages > pool->free_pages - pool->promised)
-        return eng_fail(error, ENG_FULL, "%" PRId32 " KV pages are needed, %" PRId32 " are free", pages,
+    if (pages - shared > pool->free_pages - pool->promised)
+        return eng_fail(error, ENG_FULL, "%" PRId32 " KV pages are needed, %" PRId32 " are free", pages - shared,
                         pool->free_pages - pool->promised);
     int32_t *page = pages ? malloc(sizeof *page * (size_t)pages) : NULL;
     if (pages && !page)
         return eng_fail(error, ENG_NO_MEMORY, "out of memory for a page table");
-    int32_t slot = pool->free_slot[pool->free_slots - 1];
-    if (pool->slot_stride) {
-        kern_status status =
-            kern_zero(stream, (char *)pool->states + (size_t)slot * pool->slot_stride, pool->slot_stride);
-        if (status) {
-            free(page);
-            return eng_fail_kernel(error, status, "clearing a state slot");
-        }
+    pool->promised += pages - shared;
+    *out =
+        (eng_session){.pool = pool, .slot = pool->free_slot[--pool->free_slots], .page = page, .page_capacity = pages};
+    return ENG_OK;
+}
+
+static void take_page(eng_session *session) {
+    eng_pool *pool = session->pool;
+    int32_t page = pool->free_page[--pool->free_pages];
+    pool->promised--;
+    pool->references[page] = 1;
+    session->page[session->pages++] = page;
+}
+
+eng_status eng_session_open(eng_pool *pool, kern_stream *stream, int64_t max_length, eng_session *out,
+                            eng_error *error) {
+    eng_session session = {0};
+    eng_status status = reserve(pool, max_length, 0, &session, error);
+    if (status != ENG_OK)
+        return status;
+    kern_status cleared =
+        pool->slot_stride ? kern_zero(stream, slot_address(pool, session.slot), pool->slot_stride) : KERN_OK;
+    if (cleared) {
+        eng_session_close(&session);
+        return eng_fail_kernel(error, cleared, "clearing a state slot");
     }
-    pool->free_slots--;
-    pool->promised += pages;
-    *out = (eng_session){.pool = pool, .slot = slot, .page = page, .page_capacity = pages};
+    *out = session;
+    return ENG_OK;
+}
+
+static kern_status copy_state(const eng_session *from, kern_stream *stream, eng_session *to) {
+    eng_pool *pool = from->pool;
+    kern_status status = KERN_OK;
+    if (pool->slot_stride)
+        status = kern_copy(stream, slot_address(pool, to->slot), slot_address(pool, from->slot), pool->slot_stride);
+    if (status || !pool->page_stride || from->read % KERN_PAGE_TOKENS == 0)
+        return status;
+    take_page(to);
+    return kern_copy(stream, page_address(pool, to->page[to->pages - 1]), page_address(pool, from->page[to->pages - 1]),
+                     pool->page_stride);
+}
+
+eng_status eng_session_fork(const eng_session *from, kern_stream *stream, int64_t max_length, eng_session *out,
+                            eng_error *error) {
+    eng_pool *pool = from->pool;
+    eng_session session = {0};
+    if (max_length < from->read)
+        return eng_fail(error, ENG_INVALID, "a fork needs room for the %" PRId64 " tokens that were read", from->read);
+    int32_t shared = pool->page_stride ? (int32_t)(from->read / KERN_PAGE_TOKENS) : 0;
+    eng_status status = reserve(pool, max_length, shared, &session, error);
+    if (status != ENG_OK)
+        return status;
+    session.read = from->read;
+    session.tail[0] = from->tail[0];
+    session.tail_count = from->tail_count;
+    for (; session.pages < shared; session.pages++) {
+        session.page[session.pages] = from->page[session.pages];
+        pool->references[session.page[session.pages]]++;
+    }
+    kern_status copied = copy_state(from, stream, &session);
+    if (copied) {
+        eng_session_close(&session);
+        return eng_fail_kernel(error, copied, "copying a state");
+    }
+    *out = session;
     return ENG_OK;
 }
 
@@ -173,14 +234,10 @@ eng_status eng_session_grow(eng_session *session, kern_stream *stream, int64_t l
                         length, session->page_capacity);
     while (session->pages < wanted) {
         int32_t page = pool->free_page[pool->free_pages - 1];
-        kern_status status =
-            kern_zero(stream, (char *)pool->pages + (size_t)page * pool->page_stride, pool->page_stride);
+        kern_status status = kern_zero(stream, page_address(pool, page), pool->page_stride);
         if (status)
             return eng_fail_kernel(error, status, "clearing a KV page");
-        pool->free_pages--;
-        pool->promised--;
-        pool->references[page] = 1;
-        session->page[session->pages++] = page;
+        take_page(session);
     }
     return ENG_OK;
 }

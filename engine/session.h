@@ -39,6 +39,10 @@ typedef struct eng_session {
 // Takes a zeroed slot and reserves pages for max_length tokens. ENG_FULL: not now. Writes nothing on failure.
 ENG_CHECKED eng_status eng_session_open(eng_pool *pool, kern_stream *stream, int64_t max_length, eng_session *out,
                                         eng_error *error);
+// A second session that has read what `from` has read, and continues on its own: a slot with a copy of the state, full
+// pages shared, the page under way copied. Takes and reserves like eng_session_open.
+ENG_CHECKED eng_status eng_session_fork(const eng_session *from, kern_stream *stream, int64_t max_length,
+                                        eng_session *out, eng_error *error);
 // Takes the pages of the first `length` tokens out of those reserved; ENG_TOO_LONG beyond them. eng_batch_add calls it.
 ENG_CHECKED eng_status eng_session_grow(eng_session *session, kern_stream *stream, int64_t length, eng_error *error);
 void eng_session_close(eng_session *session); // slot and pages go back; a session never opened (pool NULL) is accepted

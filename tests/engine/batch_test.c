@@ -425,6 +425,43 @@ START_TEST(impossible_pieces_are_refused) {
 }
 END_TEST
 
+// Two timelines that part in the middle of a KV page, each against one that read everything by itself.
+START_TEST(a_fork_continues_as_if_alone) {
+    enum { PREFIX = 80, REST = 10 };
+    int32_t ids[2][PREFIX + REST], index;
+    open_batch_on("cpu:16", _i);
+    float *alone = new_logits(2), *forked = new_logits(2);
+    for (int k = 0; k < 2; k++) {
+        small_prompt(71 + (uint64_t)k, ids[k], PREFIX + REST);
+        memcpy(ids[k], ids[0], sizeof(int32_t) * PREFIX);
+        eng_session session = open_session();
+        eng_batch_clear(batch);
+        index = add(&session, KERN_ROW_PROMPT, ids[k], PREFIX + REST, &standard, true, NULL);
+        run();
+        keep_logits(index, alone + k * vocab);
+        eng_session_close(&session);
+    }
+    eng_session first = open_session(), second;
+    eng_batch_clear(batch);
+    (void)add(&first, KERN_ROW_PROMPT, ids[0], PREFIX, &standard, false, NULL);
+    run();
+    ck_assert_int_eq(eng_session_fork(&first, world.stream, PREFIX + REST, &second, NULL), ENG_OK);
+    eng_session *const sessions[] = {&first, &second};
+    for (int k = 0; k < 2; k++) { // one after the other: the first must not write into what the second reads
+        eng_batch_clear(batch);
+        index = add(sessions[k], KERN_ROW_PROMPT, ids[k] + PREFIX, REST, &standard, true, NULL);
+        run();
+        keep_logits(index, forked + k * vocab);
+    }
+    check_same(forked, alone, 2, "a fork", PREFIX + REST);
+    eng_session_close(&first);
+    eng_session_close(&second);
+    free(alone);
+    free(forked);
+    close_batch();
+}
+END_TEST
+
 static eng_status try_scored(eng_session *session, const int32_t *ids, int32_t count, int32_t edits, int32_t top) {
     int32_t index;
     static kern_logit_edit edit[ROWS * SMALL_VOCAB + 1];
@@ -650,6 +687,7 @@ static Suite *batch_suite(void) {
     tcase_add_test(cases, impossible_pieces_are_refused);
     tcase_add_test(cases, logits_and_edits_of_a_step_are_bounded);
     tcase_add_loop_test(cases, scored_pieces_predict_every_id, 0, SMALL_MODELS);
+    tcase_add_loop_test(cases, a_fork_continues_as_if_alone, 0, SMALL_MODELS);
     tcase_add_test(cases, knobs_and_sampling_map_to_the_kernels);
     tcase_add_loop_test(cases, golden_models_come_out, 0, sizeof golden / sizeof *golden);
     suite_add_tcase(suite, cases);

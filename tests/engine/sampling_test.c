@@ -42,7 +42,7 @@ static void keep(told *to, const eng_token *token) {
 }
 
 static void hear(void *context, const eng_event *event) {
-    reply *to = event->user;
+    reply *to = (reply *)event->user + event->choice;
     (void)context;
     ck_assert_int_eq(to->finish, ENG_FINISH_NONE);
     ck_assert(to->drawn_count == 0 || event->prompt_count == 0); // the prompt comes first
@@ -57,12 +57,14 @@ static void hear(void *context, const eng_event *event) {
     to->usage = *event->usage;
 }
 
-static void ask(eng_engine *engine, eng_request request, reply *to) {
+// to: one reply a choice.
+static uint64_t ask(eng_engine *engine, eng_request request, reply *to) {
     uint64_t id;
     eng_error error = {0};
-    memset(to, 0, sizeof *to);
+    memset(to, 0, sizeof *to * (size_t)(request.choices > 1 ? request.choices : 1));
     request.user = to;
     ck_assert_msg(eng_submit(engine, &request, &id, &error) == ENG_OK, "%s", error.text);
+    return id;
 }
 
 static void listen(eng_engine *engine) {
@@ -379,8 +381,10 @@ START_TEST(long_lists_of_edits_take_turns) {
     for (int i = 0; i < 2; i++)
         ask(engine, request, &together[i]);
     int steps = 0;
-    for (bool worked = true; worked; steps += worked)
+    for (bool worked = true; worked; steps += worked) {
         ck_assert_int_eq(eng_step(engine, hear, NULL, &worked, NULL), ENG_OK);
+        ck_assert_int_le(abs((int)together[0].drawn_count - (int)together[1].drawn_count), 1);
+    }
     ck_assert_int_eq(steps, 2 * WANTED); // one of them in each
     const reply *alone = reply_to(engine, request);
     ck_assert_uint_eq(alone->drawn_count, WANTED);
@@ -542,6 +546,93 @@ START_TEST(alone_equals_among_others) {
 }
 END_TEST
 
+// ------------------------------------------------------------------------------------------------------------- choices
+
+enum { CHOICES = 6 };
+
+static eng_request choosing(const eng_engine *engine, const int32_t *prompt, size_t count) {
+    eng_request request = greedy(engine, prompt, count, 15);
+    request.sampling = (eng_sampling){.temperature = 1, .top_p = 1, .seed = 9, .choice = 3};
+    request.logprobs = 2;
+    request.prompt_logprobs = true;
+    request.presence_penalty = 0.5F;
+    request.ignore_eos = true;
+    return request;
+}
+
+// The same answers whether there are slots for all, for some or for one only.
+START_TEST(choices_are_requests_that_share_a_prompt) {
+    static reply choice[CHOICES];
+    int32_t prompt[160];
+    static const int32_t rows[] = {8, 3, 1};
+    static const size_t counts[] = {160, 129, 128, 40};
+    small_prompt(61, prompt, 160);
+    for (int r = 0; r < 3; r++) {
+        eng_engine *engine = open_rows(_i, rows[r]);
+        int64_t chunk = eng_info(engine)->chunk;
+        for (int c = 0; c < 4; c++) {
+            eng_request request = choosing(engine, prompt, counts[c]);
+            request.choices = CHOICES;
+            ask(engine, request, choice);
+            listen(engine);
+            request.choices = 0;
+            for (int i = 0; i < CHOICES; i++) {
+                int64_t shared = rows[r] >= CHOICES && i > 0 ? ((int64_t)counts[c] - 1) / chunk * chunk : 0;
+                const reply *alone = reply_to(engine, request);
+                ck_assert_int_eq(choice[i].finish, ENG_FINISH_LENGTH);
+                ck_assert_uint_eq(choice[i].prompt_count, i == 0 ? counts[c] : 0);
+                ck_assert_mem_eq(choice[i].drawn, alone->drawn, sizeof alone->drawn);
+                ck_assert_str_eq(choice[i].text, alone->text);
+                ck_assert_mem_eq(&choice[i].usage.completion, &alone->usage.completion, sizeof(eng_compute));
+                ck_assert_int_eq(choice[i].usage.prompt_tokens, (int64_t)counts[c]);
+                if (rows[r] != 3)
+                    ck_assert_int_eq(choice[i].usage.cached_tokens, shared);
+                if (small_models[_i].mesa)
+                    ck_assert_uint_eq(choice[i].usage.prompt.solves,
+                                      4 * (uint64_t)((int64_t)counts[c] - choice[i].usage.cached_tokens));
+                request.sampling.choice++;
+            }
+            ck_assert_int_ne(memcmp(choice[0].drawn, choice[1].drawn, sizeof choice[0].drawn), 0);
+        }
+        eng_close(engine);
+    }
+}
+END_TEST
+
+START_TEST(choices_end_together_when_cancelled) {
+    static reply choice[CHOICES];
+    int32_t prompt[160];
+    small_prompt(62, prompt, 160);
+    for (int rows = 1; rows < 8; rows += 2) {
+        eng_engine *engine = open_rows(SMALL_LLAMA, rows);
+        for (int steps = 0; steps < 8; steps++) {
+            bool worked;
+            eng_request request = choosing(engine, prompt, 160);
+            request.choices = CHOICES;
+            uint64_t id = ask(engine, request, choice);
+            ck_assert_uint_eq(gauges_of(engine).queued_tokens, 160); // the prompt is there once
+            for (int i = 0; i < steps; i++)
+                ck_assert_int_eq(eng_step(engine, hear, NULL, &worked, NULL), ENG_OK);
+            eng_pause(engine, id, true);
+            for (worked = true; worked;) // those admitted meanwhile stand still as well
+                ck_assert_int_eq(eng_step(engine, hear, NULL, &worked, NULL), ENG_OK);
+            if (steps % 2) {
+                eng_pause(engine, id, false);
+                listen(engine);
+                for (int i = 0; i < CHOICES; i++)
+                    ck_assert_int_eq(choice[i].finish, ENG_FINISH_LENGTH);
+            } else {
+                eng_cancel(engine, id);
+            }
+            eng_gauges gauges = gauges_of(engine);
+            ck_assert_uint_eq(gauges.running + gauges.queued_requests + gauges.queued_tokens, 0);
+            ck_assert_uint_eq(gauges.states_used + gauges.kv_pages_used, 0);
+        }
+        eng_close(engine);
+    }
+}
+END_TEST
+
 // ------------------------------------------------------------------------------------------------------------ refusals
 
 START_TEST(bad_sampling_is_refused_by_name) {
@@ -560,6 +651,8 @@ START_TEST(bad_sampling_is_refused_by_name) {
     REFUSE("logprobs", bad.logprobs = 21);
     REFUSE("logprobs", bad.logprobs = -2);
     REFUSE("prompt_logprobs", bad.prompt_logprobs = true);
+    REFUSE("choices", bad.choices = -1);
+    REFUSE("choices", bad.choices = ENG_MAX_CHOICES + 1);
     REFUSE("min_tokens", bad.min_tokens = 6);
     REFUSE("min_tokens", bad.min_tokens = -1);
     REFUSE("presence_penalty", bad.presence_penalty = 2.1F);
@@ -593,6 +686,8 @@ static Suite *sampling_suite(void) {
     tcase_add_test(cases, stop_ids_end_it);
     tcase_add_test(cases, a_stop_string_may_be_kept);
     tcase_add_loop_test(cases, alone_equals_among_others, 0, SMALL_MODELS);
+    tcase_add_loop_test(cases, choices_are_requests_that_share_a_prompt, 0, SMALL_MODELS);
+    tcase_add_test(cases, choices_end_together_when_cancelled);
     tcase_add_test(cases, bad_sampling_is_refused_by_name);
     suite_add_tcase(suite, cases);
     return suite;

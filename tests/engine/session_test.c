@@ -114,6 +114,43 @@ START_TEST(pages_are_promised_then_taken) {
 }
 END_TEST
 
+START_TEST(a_fork_shares_full_pages) {
+    eng_session a, b = {0}, c = {0};
+    open_pool(SMALL_LLAMA, 3, 6);
+    size_t stride = eng_pool_page_stride(pool);
+    char *pages = eng_pool_pages(pool);
+    ck_assert_int_eq(eng_session_open(pool, world.stream, 200, &a, NULL), ENG_OK); // 4 pages
+    ck_assert_int_eq(eng_session_grow(&a, world.stream, 100, NULL), ENG_OK);
+    a.read = 100;
+    for (int i = 0; i < a.pages; i++)
+        memset(pages + (size_t)a.page[i] * stride, 'a' + i, stride);
+    ck_assert_int_eq(eng_session_fork(&a, world.stream, 99, &b, NULL), ENG_INVALID);
+    ck_assert_int_eq(eng_session_fork(&a, world.stream, 257, &b, NULL), ENG_FULL); // 4 pages more, 2 are free
+    ck_assert_ptr_null(b.pool);
+    ck_assert_int_eq(eng_session_fork(&a, world.stream, 150, &b, NULL), ENG_OK); // 2 pages more
+    ck_assert_int_eq(used_pages(), 6);
+    ck_assert_int_eq(b.read, 100);
+    ck_assert_int_ne(b.slot, a.slot);
+    ck_assert_int_eq(b.page[0], a.page[0]);
+    ck_assert_int_ne(b.page[1], a.page[1]); // what is under way is copied
+    ck_assert_mem_eq(pages + (size_t)b.page[1] * stride, pages + (size_t)a.page[1] * stride, stride);
+    int32_t shared = a.page[0];
+    eng_session_close(&a);
+    ck_assert_int_eq(used_pages(), 3);
+    ck_assert_int_eq(pages[(size_t)shared * stride], 'a'); // still b's
+    ck_assert_int_eq(eng_session_grow(&b, world.stream, 150, NULL), ENG_OK);
+    b.read = 128;
+    ck_assert_int_eq(eng_session_fork(&b, world.stream, 128, &c, NULL), ENG_OK); // on a page's end nothing is copied
+    ck_assert_int_eq(c.pages, 2);
+    ck_assert_int_eq(used_pages(), 3);
+    eng_session_close(&b);
+    ck_assert_int_eq(used_pages(), 2);
+    eng_session_close(&c);
+    ck_assert_int_eq(used_pages() + used_slots(), 0);
+    close_pool();
+}
+END_TEST
+
 START_TEST(what_never_fits_is_told_in_bytes) {
     eng_session session = {0};
     eng_error error = {0};
@@ -150,6 +187,7 @@ static Suite *session_suite(void) {
     tcase_add_test(cases, slots_run_out_and_come_back);
     tcase_add_test(cases, a_slot_is_lent_zeroed);
     tcase_add_test(cases, pages_are_promised_then_taken);
+    tcase_add_test(cases, a_fork_shares_full_pages);
     tcase_add_test(cases, what_never_fits_is_told_in_bytes);
     tcase_add_test(cases, impossible_pools_are_refused);
     suite_add_tcase(suite, cases);
