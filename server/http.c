@@ -5,6 +5,7 @@
 // ready connections, whose sockets are edge triggered); after a connection has ended it is run once more, because at
 // its limit it listens again only at the start of a run; nobody but run_listener runs it, never from inside its
 // callbacks. The library's timeout is one of idleness, so header and body deadlines are kept here and swept.
+#include <errno.h>
 #include <signal.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -131,26 +132,43 @@ static void send_timeout(const srv_connection *connection) {
     srv_buf_free(&json);
 }
 
+static void drop(srv_connection *connection) {
+    connection->deadline_ms = 0;
+    shutdown(connection->descriptor, SHUT_RDWR);
+    connection->listener->due = true;
+}
+
 static void expire(srv_connection *connection) {
     srv_exchange *exchange = connection->exchange;
 
-    connection->deadline_ms = 0;
     if (exchange && exchange->expects_body && !exchange->dispatched) {
         send_timeout(connection);
         exchange->reply.status = MHD_HTTP_REQUEST_TIMEOUT; // for the log
     }
-    shutdown(connection->descriptor, SHUT_RDWR);
-    connection->listener->due = true;
+    drop(connection);
+}
+
+// Where data and the end of input arrive together, the library reads the data, waits for news that will not come, and
+// keeps the connection until its time is over.
+static bool has_left(const srv_connection *connection) {
+    char byte;
+    const ssize_t got = recv(connection->descriptor, &byte, 1, MSG_PEEK | MSG_DONTWAIT);
+
+    return got == 0 || (got < 0 && errno != EAGAIN && errno != EINTR);
 }
 
 static void on_sweep(void *context) {
     srv_http *http = context;
     const uint64_t now = srv_loop_now(http->server->loop);
+    const bool look = ++http->sweeps % SRV_SWEEPS_A_LOOK == 0;
 
+    // Connections that wait for input; the others are watched, or are being written to.
     for (size_t i = 0; i < http->count; i++)
         for (srv_connection *at = http->listeners[i].first; at; at = at->next)
             if (at->deadline_ms && now >= at->deadline_ms)
                 expire(at);
+            else if (at->deadline_ms && look && has_left(at))
+                drop(at);
     srv_http_flush(http);
 }
 

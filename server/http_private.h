@@ -55,6 +55,7 @@ struct srv_http {
     size_t connections;
     size_t body_bytes; // reserved by all exchanges
     srv_timer *sweep;
+    uint64_t sweeps;
 };
 
 // http_exchange.c: callbacks of the library; closure: the srv_listener.

@@ -61,6 +61,7 @@ enum {
     SRV_LISTEN_BACKLOG = 1024,
     SRV_CONNECTION_SPARE_BYTES = 16384, // of libmicrohttpd's pool, beside the header bytes
     SRV_SWEEP_MS = 250,                 // how often deadlines are looked at
+    SRV_SWEEPS_A_LOOK = 4,              // and whether who was to send has left
     SRV_DRAIN_POLL_MS = 50,
     SRV_DRAIN_GRACE_MS = 500, // for the last events after the drain deadline
 
