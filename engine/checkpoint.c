@@ -244,6 +244,8 @@ static eng_status place_tensors(eng_checkpoint *checkpoint, eng_error *error) {
         const eng_tensor *tensor = &model->tensor[i];
         eng_place *place = &checkpoint->place[i];
         *place = find_place(checkpoint, tensor->name);
+        if (!place->entry && tensor->alias[0])
+            *place = find_place(checkpoint, tensor->alias);
         if (!place->entry && i == model->embed && model->config.tied)
             *place = find_place(checkpoint, head_name);
         char wanted[SHAPE_TEXT];

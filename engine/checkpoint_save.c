@@ -56,12 +56,6 @@ static eng_status write_json(const char *dir, const char *name, const json_t *ob
 
 // ---- config.json and generation_config.json
 
-static const char *architecture(const eng_config *config) {
-    if (config->dialect == ENG_DIALECT_LLAMA)
-        return "LlamaForCausalLM";
-    return strcmp(config->model_type, "mesa_net") == 0 ? "MesaNetForCausalLM" : "TransformerForCausalLM";
-}
-
 static eng_status write_config(const char *dir, const eng_config *config, eng_dtype dtype, eng_error *error) {
     json_t *root;
     eng_status status = eng_json_parse(config->json, strlen(config->json), "config.json", &root, error);
@@ -72,7 +66,7 @@ static eng_status write_config(const char *dir, const eng_config *config, eng_dt
     if (json_object_get(root, "dtype"))
         failed |= json_object_set_new(root, "dtype", json_string(name));
     if (!json_object_get(root, "architectures"))
-        failed |= json_object_set_new(root, "architectures", json_pack("[s]", architecture(config)));
+        failed |= json_object_set_new(root, "architectures", json_pack("[s]", config->architecture));
     status = failed ? no_memory(error) : write_json(dir, "config.json", root, error);
     json_decref(root);
     return status;

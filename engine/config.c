@@ -16,7 +16,6 @@
 
 enum {
     MAX_VOCABULARY = 1 << 24,
-    MAX_LAYERS = 1024,
     MAX_INTERMEDIATE = 1 << 20,
     MAX_KNOB_STEPS = 256,
     INTERMEDIATE_GRAIN = 256,
@@ -25,19 +24,34 @@ enum {
 static const int64_t max_positions = (int64_t)1 << 40;
 static const double default_tolerance = 1e-4;
 
+enum { OWN_MLP = -1 };
+
 typedef struct family {
-    const char *model_type;
+    const char *model_type, *architecture;
     eng_dialect dialect;
     const char *norm_eps;
-    int32_t hidden_size, layers;
-    int32_t intermediate_size; // 0: from hidden_ratio
+    int32_t vocab_size, hidden_size, layers;
+    int32_t intermediate_size; // 0: from hidden_ratio; OWN_MLP: read_backbone sets it
+    double hidden_ratio;
+    bool tied;
+    void (*read_backbone)(eng_keys *keys, eng_config *config); // may be NULL
     void (*read_layers)(eng_keys *keys, eng_config *config);
 } family;
 
+#define FLA_FAMILY(type, architecture, layers, ratio)                                                \
+    {                                                                                                \
+        type, architecture, ENG_DIALECT_FLA, "norm_eps", 32000, 2048, layers, 0, ratio, false, NULL, \
+            eng_config_fla_layers                                                                    \
+    }
+
 static const family families[] = {
-    {"mesa_net", ENG_DIALECT_FLA, "norm_eps", 2048, 24, 0, eng_config_mesa_layers},
-    {"transformer", ENG_DIALECT_FLA, "norm_eps", 2048, 24, 0, eng_config_transformer_layers},
-    {"llama", ENG_DIALECT_LLAMA, "rms_norm_eps", 4096, 32, 11008, eng_config_llama_layers},
+    FLA_FAMILY("mesa_net", "MesaNetForCausalLM", 24, 4),
+    {"transformer", "TransformerForCausalLM", ENG_DIALECT_FLA, "norm_eps", 32000, 2048, 24, 0, 4, false, NULL,
+     eng_config_transformer_layers},
+    {"llama", "LlamaForCausalLM", ENG_DIALECT_LLAMA, "rms_norm_eps", 32000, 4096, 32, 11008, 4, false, NULL,
+     eng_config_llama_layers},
+    {"recurrent_gemma", "RecurrentGemmaForCausalLM", ENG_DIALECT_GEMMA, "rms_norm_eps", 256000, 2560, 26, OWN_MLP, 0,
+     true, eng_config_gemma_backbone, eng_config_gemma_layers},
 };
 
 static const family *find_family(eng_keys *keys) {
@@ -50,7 +64,7 @@ static const family *find_family(eng_keys *keys) {
         if (strcmp(families[i].model_type, type) == 0)
             return &families[i];
     }
-    eng_keys_fail(keys, ENG_UNSUPPORTED, "model_type", "'%.32s' is not supported (mesa_net, transformer, llama)", type);
+    eng_keys_fail(keys, ENG_UNSUPPORTED, "model_type", "'%.32s' is not supported", type);
     return NULL;
 }
 
@@ -87,31 +101,34 @@ static void refuse_unbuilt(eng_keys *keys) {
 }
 
 // FLA's rule: truncate, then round up to a multiple of 256.
-static int64_t intermediate_from_ratio(eng_keys *keys, int32_t hidden) {
-    double ratio = eng_keys_number(keys, "hidden_ratio", 4, 1e-3, 64);
+static int64_t intermediate_from_ratio(eng_keys *keys, int32_t hidden, double fallback) {
+    double ratio = eng_keys_number(keys, "hidden_ratio", fallback, 1e-3, 64);
     int64_t width = (int64_t)(hidden * ratio * 2 / 3);
     return (width + INTERMEDIATE_GRAIN - 1) / INTERMEDIATE_GRAIN * INTERMEDIATE_GRAIN;
 }
 
 static void read_sizes(eng_keys *keys, const family *family, eng_config *config) {
-    config->vocab_size = (int32_t)eng_keys_integer(keys, "vocab_size", 32000, 1, MAX_VOCABULARY);
+    config->vocab_size = (int32_t)eng_keys_integer(keys, "vocab_size", family->vocab_size, 1, MAX_VOCABULARY);
     config->hidden_size = (int32_t)eng_keys_integer(keys, "hidden_size", family->hidden_size, 1, ENG_CONFIG_MAX_HIDDEN);
-    config->layers = (int32_t)eng_keys_integer(keys, "num_hidden_layers", family->layers, 1, MAX_LAYERS);
+    config->layers = (int32_t)eng_keys_integer(keys, "num_hidden_layers", family->layers, 1, ENG_CONFIG_MAX_LAYERS);
     int64_t intermediate = family->intermediate_size;
     if (intermediate == 0 && !eng_keys_value(keys, "intermediate_size")) {
-        intermediate = intermediate_from_ratio(keys, config->hidden_size);
+        intermediate = intermediate_from_ratio(keys, config->hidden_size, family->hidden_ratio);
         if (intermediate < 1 || intermediate > MAX_INTERMEDIATE)
             eng_keys_fail(keys, ENG_FORMAT, "hidden_ratio", "gives an intermediate size of %lld",
                           (long long)intermediate);
     }
-    config->intermediate_size = (int32_t)eng_keys_integer(keys, "intermediate_size", intermediate, 1, MAX_INTERMEDIATE);
+    if (intermediate >= 0)
+        config->intermediate_size =
+            (int32_t)eng_keys_integer(keys, "intermediate_size", intermediate, 1, MAX_INTERMEDIATE);
+    config->mlp_activation = KERN_SILU;
     config->max_positions = eng_keys_integer(keys, "max_position_embeddings", 2048, 1, max_positions);
     config->trained_length = eng_keys_integer(keys, "trained_length", config->max_positions, 1, max_positions);
 }
 
 static void read_backbone(eng_keys *keys, const family *family, eng_config *config) {
     config->norm_eps = (float)eng_keys_number(keys, family->norm_eps, 1e-6, FLT_MIN, 1);
-    config->tied = eng_keys_flag(keys, "tie_word_embeddings", false);
+    config->tied = eng_keys_flag(keys, "tie_word_embeddings", family->tied);
     config->scale_embeddings = eng_keys_flag(keys, "scale_embeddings", false);
     config->mlp_bias = family->dialect == ENG_DIALECT_LLAMA && eng_keys_flag(keys, "mlp_bias", false);
     config->logits_soft_cap = (float)eng_keys_number(keys, "logits_soft_cap", 0, 0, 1e6);
@@ -205,11 +222,14 @@ static void read_all(eng_keys *keys, eng_config *config) {
     if (!family)
         return;
     strcpy(config->model_type, family->model_type);
+    config->architecture = family->architecture;
     config->dialect = family->dialect;
     refuse_unbuilt(keys);
     read_sizes(keys, family, config);
     read_backbone(keys, family, config);
     read_ids(keys, config);
+    if (family->read_backbone)
+        family->read_backbone(keys, config);
     if (keys->status != ENG_OK)
         return;
     config->layer = calloc((size_t)config->layers, sizeof *config->layer);

@@ -11,15 +11,22 @@
 
 // Bounds that keep every product of sizes below 2^63 and every width in an int32_t.
 enum {
+    ENG_CONFIG_MAX_LAYERS = 1024,
     ENG_CONFIG_MAX_HIDDEN = 1 << 17,
     ENG_CONFIG_MAX_HEADS = 4096,
     ENG_CONFIG_MAX_HEAD_WIDTH = 1024,
     ENG_CONFIG_MAX_WINDOW = 1 << 20,
 };
 
-void eng_config_mesa_layers(eng_keys *keys, eng_config *config);        // model_type mesa_net and its hybrids
+void eng_config_fla_layers(eng_keys *keys, eng_config *config);         // the mixer of that model_type, and its hybrids
 void eng_config_transformer_layers(eng_keys *keys, eng_config *config); // model_type transformer and its hybrids
 void eng_config_llama_layers(eng_keys *keys, eng_config *config);       // model_type llama
+void eng_config_gemma_layers(eng_keys *keys, eng_config *config);       // model_type recurrent_gemma
+
+// What differs from the common keys before the layers are read.
+void eng_config_gemma_backbone(eng_keys *keys, eng_config *config);
+
+void eng_config_set_layers(eng_config *config, const eng_layer_config *layer); // all alike
 
 // Sets the end-of-text ids from eos_token_id (a number, a list or null), which must be there. The ids of
 // generation_config.json replace those of config.json, as in the public loaders.

@@ -1,9 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
-// The mixers of a config.json: Mesa layers, softmax layers, and which layer is which.
+// The mixers of a config.json: Mesa layers, softmax layers, and which layer is which (recurrent ones:
+// config_recurrent.c).
 //
 // Two ways to write a hybrid are read. FLA's: an `attn` object, or a list of them, each with the layers that it turns
-// into softmax layers. This project's: `layer_types`, one mixer name a layer, where Mesa layers take the top-level keys
-// and softmax layers those of an `attn` object without `layers`, or the top-level ones of model_type transformer.
+// into softmax layers. This project's: `layer_types`, one mixer name a layer, where recurrent layers take the top-level
+// keys and softmax layers those of an `attn` object without `layers`, or the top-level ones of model_type transformer.
 // Defaults are the public configuration classes' own.
 #include "engine/config_internal.h"
 
@@ -66,6 +67,7 @@ static eng_attention_config read_fla_attention(eng_keys *keys, int32_t hidden, i
     attention.qk_norm = eng_keys_flag(keys, "qk_norm", false);
     attention.rope_theta = eng_keys_number(keys, "rope_theta", 10000, 1, 1e12);
     attention.rope_factor = 1;
+    attention.rotary = attention.head_width;
     return attention;
 }
 
@@ -74,7 +76,7 @@ static eng_keys keys_of(const eng_keys *parent, const json_t *object, const char
         .object = object, .path = parent->path, .scope = scope, .status = parent->status, .error = parent->error};
 }
 
-static void set_all(eng_config *config, const eng_layer_config *layer) {
+void eng_config_set_layers(eng_config *config, const eng_layer_config *layer) {
     for (int32_t i = 0; i < config->layers; i++)
         config->layer[i] = *layer;
 }
@@ -105,15 +107,6 @@ static void apply_attn(eng_keys *keys, eng_config *config, const json_t *object)
     keys->status = attn.status;
 }
 
-static bool names_mixer(const json_t *list, const char *name) {
-    for (size_t i = 0; i < json_array_size(list); i++) {
-        const char *entry = json_string_value(json_array_get(list, i));
-        if (entry && strcmp(entry, name) == 0)
-            return true;
-    }
-    return false;
-}
-
 static void read_layer_types_attention(eng_keys *keys, eng_config *config, eng_layer_config *layer) {
     layer->mixer = &eng_mixer_attention;
     const json_t *object = eng_keys_value(keys, "attn");
@@ -132,38 +125,43 @@ static void read_layer_types_attention(eng_keys *keys, eng_config *config, eng_l
         keys->status = attn.status;
 }
 
+// The layer that a name of layer_types stands for, read from the top-level keys.
+static bool read_named_layer(eng_keys *keys, eng_config *config, const char *name, eng_layer_config *layer) {
+    *layer = (eng_layer_config){0};
+    if (strcmp(name, eng_mixer_attention.name) == 0) {
+        read_layer_types_attention(keys, config, layer);
+        return true;
+    }
+    if (strcmp(name, eng_mixer_mesa.name) == 0) {
+        layer->mixer = &eng_mixer_mesa;
+        layer->mesa = read_mesa(keys);
+        return true;
+    }
+    return false;
+}
+
 static void apply_layer_types(eng_keys *keys, eng_config *config, const json_t *list) {
     if (!json_is_array(list) || json_array_size(list) != (size_t)config->layers) {
         eng_keys_fail(keys, ENG_FORMAT, "layer_types", "must be a list of %d names, one a layer", config->layers);
         return;
     }
-    eng_layer_config mesa = {.mixer = &eng_mixer_mesa}, attention = {0};
-    if (names_mixer(list, eng_mixer_mesa.name))
-        mesa.mesa = read_mesa(keys);
-    if (names_mixer(list, eng_mixer_attention.name))
-        read_layer_types_attention(keys, config, &attention);
     for (int32_t i = 0; keys->status == ENG_OK && i < config->layers; i++) {
         const char *name = json_string_value(json_array_get(list, (size_t)i));
-        const eng_mixer *mixer = name ? eng_mixer_find(name) : NULL;
-        if (mixer == &eng_mixer_mesa)
-            config->layer[i] = mesa;
-        else if (mixer == &eng_mixer_attention)
-            config->layer[i] = attention;
-        else
+        if (!name || !read_named_layer(keys, config, name, &config->layer[i]))
             eng_keys_fail(keys, ENG_UNSUPPORTED, "layer_types", "entry %d ('%.32s') is no mixer of this version", i,
                           name ? name : "no string");
     }
 }
 
-void eng_config_mesa_layers(eng_keys *keys, eng_config *config) {
+void eng_config_fla_layers(eng_keys *keys, eng_config *config) {
     const json_t *types = eng_keys_value(keys, "layer_types");
     if (types) {
         apply_layer_types(keys, config, types);
         return;
     }
-    eng_layer_config layer = {.mixer = &eng_mixer_mesa};
-    layer.mesa = read_mesa(keys);
-    set_all(config, &layer);
+    eng_layer_config layer;
+    read_named_layer(keys, config, config->model_type, &layer);
+    eng_config_set_layers(config, &layer);
     const json_t *attn = eng_keys_value(keys, "attn");
     if (!json_is_array(attn)) {
         if (attn)
@@ -182,7 +180,7 @@ void eng_config_transformer_layers(eng_keys *keys, eng_config *config) {
     }
     eng_layer_config layer = {.mixer = &eng_mixer_attention};
     layer.attention = read_fla_attention(keys, config->hidden_size, fla_default_heads);
-    set_all(config, &layer);
+    eng_config_set_layers(config, &layer);
 }
 
 static void read_llama3(eng_keys *rope, eng_attention_config *attention) {
@@ -262,8 +260,9 @@ void eng_config_llama_layers(eng_keys *keys, eng_config *config) {
     } else {
         read_hidden_share(keys, "num_attention_heads", config->hidden_size, attention);
     }
+    attention->rotary = attention->head_width;
     attention->qkv_bias = attention->output_bias = eng_keys_flag(keys, "attention_bias", false);
     check_llama_layer_types(keys);
     read_llama_rope(keys, attention);
-    set_all(config, &layer);
+    eng_config_set_layers(config, &layer);
 }

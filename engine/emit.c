@@ -88,6 +88,7 @@ void eng_emit_norm(eng_emit *emit, kern_ptr x, int32_t weight, kern_ptr gate, ke
                                      .groups = groups,
                                      .width = (int32_t)emit->model->tensor[weight].shape[0],
                                      .eps = eps,
+                                     .weight_offset = emit->model->config.norm_offset,
                                      .activation = KERN_SILU});
 }
 
@@ -104,6 +105,7 @@ void eng_emit_norm_backward(eng_emit *emit, kern_ptr x, int32_t weight, kern_ptr
                                               .groups = groups,
                                               .width = (int32_t)emit->model->tensor[weight].shape[0],
                                               .eps = eps,
+                                              .weight_offset = emit->model->config.norm_offset,
                                               .accumulate = accumulate,
                                               .activation = KERN_SILU});
 }

@@ -31,7 +31,7 @@ static void emit_mlp(eng_emit *emit, int32_t layer, block_kept *block, kern_ptr 
                                  .up = block->up,
                                  .y = block->activated,
                                  .width = config->intermediate_size,
-                                 .activation = KERN_SILU});
+                                 .activation = config->mlp_activation});
     if (output.ref != 0)
         eng_emit_linear(emit, block->activated, tensor->down_proj, tensor->down_bias, block->middle, output);
 }
@@ -49,17 +49,19 @@ static kern_ptr emit_block(eng_emit *emit, int32_t layer, kern_ptr input, block_
     int32_t hidden = emit->model->config.hidden_size;
     eng_recompute recompute = emit->options->recompute;
     uint64_t mark = emit->scratch;
+    bool has_mlp = emit->model->config.intermediate_size > 0;
     kern_ptr output = input;
     block->input = block->middle = input;
     if (eng_trains(emit)) {
         output = eng_emit_saved_bytes(emit, sizeof(float) * (uint64_t)hidden * (uint64_t)emit->tokens);
         emit->keep = recompute != ENG_RECOMPUTE_BLOCK;
-        block->middle = eng_emit_activation(emit, hidden);
+        block->middle = has_mlp ? eng_emit_activation(emit, hidden) : output;
         emit->keep = recompute == ENG_RECOMPUTE_NONE;
     }
     emit_mixer(emit, layer, block, block->middle);
     emit->keep = eng_trains(emit) && recompute != ENG_RECOMPUTE_BLOCK;
-    emit_mlp(emit, layer, block, output);
+    if (has_mlp)
+        emit_mlp(emit, layer, block, output);
     emit->scratch = mark;
     return output;
 }
@@ -79,7 +81,7 @@ static void emit_mlp_backward(eng_emit *emit, int32_t layer, const block_kept *b
                                           .dgate = d_gate,
                                           .dup = d_activated,
                                           .width = config->intermediate_size,
-                                          .activation = KERN_SILU});
+                                          .activation = config->mlp_activation});
     eng_emit_linear_backward(emit, block->mlp_normed, tensor->gate_proj, tensor->gate_bias, d_gate, d_normed, false);
     eng_emit_linear_backward(emit, block->mlp_normed, tensor->up_proj, tensor->up_bias, d_activated, d_normed, true);
     eng_emit_norm_backward(emit, block->middle, tensor->mlp_norm, eng_null(), d_normed, d_residual, eng_null(), 1,
@@ -90,14 +92,17 @@ static void emit_mlp_backward(eng_emit *emit, int32_t layer, const block_kept *b
 static void emit_block_backward(eng_emit *emit, int32_t layer, block_kept *block, kern_ptr d_residual) {
     const eng_config *config = &emit->model->config;
     eng_recompute recompute = emit->options->recompute;
+    bool has_mlp = config->intermediate_size > 0;
     uint64_t mark = emit->scratch;
     emit->keep = false;
     if (recompute == ENG_RECOMPUTE_BLOCK) {
-        block->middle = eng_emit_scratch(emit, config->hidden_size);
+        block->middle = has_mlp ? eng_emit_scratch(emit, config->hidden_size) : eng_null();
         emit_mixer(emit, layer, block, block->middle);
-        emit_mlp(emit, layer, block, eng_null());
+        if (has_mlp)
+            emit_mlp(emit, layer, block, eng_null());
     }
-    emit_mlp_backward(emit, layer, block, d_residual);
+    if (has_mlp)
+        emit_mlp_backward(emit, layer, block, d_residual);
     if (recompute == ENG_RECOMPUTE_MIXER)
         emit_mixer(emit, layer, block, eng_null());
     kern_ptr d_normed = eng_emit_scratch(emit, config->hidden_size);
@@ -108,7 +113,10 @@ static void emit_block_backward(eng_emit *emit, int32_t layer, block_kept *block
 }
 
 static float embed_scale(const eng_config *config) {
-    return config->scale_embeddings ? sqrtf((float)config->hidden_size) : 1.0F;
+    if (!config->scale_embeddings)
+        return 1.0F;
+    float scale = sqrtf((float)config->hidden_size);
+    return config->round_scale ? eng_bf16_to_f32(eng_bf16_from_f32(scale)) : scale;
 }
 
 static void emit_head_logits(eng_emit *emit) {

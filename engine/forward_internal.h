@@ -10,7 +10,7 @@
 #include "engine/forward.h"
 #include "engine/mixer.h"
 
-enum { ENG_MAX_KEPT = 24 };
+enum { ENG_MAX_KEPT = 32 };
 
 struct eng_emit {
     const eng_model *model;

@@ -5,7 +5,7 @@
 
 #include <string.h>
 
-static const eng_mixer *const mixers[] = {&eng_mixer_mesa, &eng_mixer_attention};
+static const eng_mixer *const mixers[] = {&eng_mixer_mesa, &eng_mixer_attention, &eng_mixer_rglru};
 
 const eng_mixer *eng_mixer_find(const char *name) {
     for (size_t i = 0; i < sizeof mixers / sizeof *mixers; i++)

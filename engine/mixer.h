@@ -13,6 +13,8 @@
 
 typedef struct eng_emit eng_emit; // forward_internal.h
 
+struct eng_recurrent; // mixer_recurrent.h
+
 typedef struct eng_mixer {
     const char *name; // config name in layer_types, "mesa_net", "attention"
     // Declares the layer's tensors (prefix such as "model.layers.3.attn.") and its state and page bytes.
@@ -24,10 +26,13 @@ typedef struct eng_mixer {
     void (*backward)(eng_emit *emit, int32_t layer, kern_ptr x, kern_ptr dy, kern_ptr dx);
     double (*flops)(const eng_model *model, int32_t layer, double position,
                     double cg_steps); // a token, projections apart
+    // Mixers on the recurrence family only: what the shared forward and backward emit.
+    void (*describe)(const eng_model *model, int32_t layer, struct eng_recurrent *out);
 } eng_mixer;
 
 extern const eng_mixer eng_mixer_mesa;
 extern const eng_mixer eng_mixer_attention;
+extern const eng_mixer eng_mixer_rglru;
 
 const eng_mixer *eng_mixer_find(const char *name); // NULL: none
 

@@ -19,13 +19,13 @@ static const float qk_norm_eps = 1e-5F; // fixed in the public code (models.md 9
 
 // Angular frequencies of the rotated pairs, with linear or Llama 3 scaling (models.md 9.2).
 static float *rope_frequencies(const eng_attention_config *attention) {
-    int32_t pairs = attention->head_width / 2;
+    int32_t pairs = attention->rotary / 2;
     float *frequency = malloc(sizeof *frequency * (size_t)pairs);
     if (!frequency)
         return NULL;
     const double two_pi = 6.283185307179586476925286766559;
     for (int32_t i = 0; i < pairs; i++) {
-        double omega = pow(attention->rope_theta, -2.0 * i / attention->head_width);
+        double omega = pow(attention->rope_theta, -2.0 * i / attention->rotary);
         if (attention->rope_scaling == ENG_ROPE_LINEAR)
             omega /= attention->rope_factor;
         if (attention->rope_scaling == ENG_ROPE_LLAMA3) {
@@ -48,7 +48,7 @@ static eng_status declare_storage(eng_model *model, int32_t layer, eng_error *er
     else
         eng_model_add_pages(model, layer, 2 * key_bytes * KERN_PAGE_TOKENS);
     float *frequency = rope_frequencies(attention);
-    int32_t constant = frequency ? eng_model_add_constant(model, frequency, attention->head_width / 2) : -1;
+    int32_t constant = frequency ? eng_model_add_constant(model, frequency, attention->rotary / 2) : -1;
     if (constant < 0)
         return eng_fail(error, ENG_NO_MEMORY, "out of memory for the RoPE table");
     model->layer[layer].constant = constant;
@@ -60,8 +60,8 @@ static eng_status declare(eng_model *model, int32_t layer, const char *prefix, e
     const eng_attention_config *attention = &config->layer[layer].attention;
     int64_t d = config->hidden_size, head = attention->head_width;
     int64_t q_width = attention->heads * head, kv_width = attention->kv_heads * head;
-    eng_init normal = {ENG_INIT_NORMAL, config->initializer_range}, residual = normal;
-    eng_init zero = {ENG_INIT_CONSTANT, 0}, one = {ENG_INIT_CONSTANT, 1};
+    eng_init normal = {.kind = ENG_INIT_NORMAL, .value = config->initializer_range}, residual = normal;
+    eng_init zero = {.kind = ENG_INIT_CONSTANT}, one = {.kind = ENG_INIT_CONSTANT, .value = 1};
     if (!config->init_fla)
         residual.value /= sqrtf(2.0F * (float)config->layers);
     const struct {
@@ -98,13 +98,13 @@ static eng_status declare(eng_model *model, int32_t layer, const char *prefix, e
 }
 
 static void emit_rope(eng_emit *emit, int32_t layer, kern_ptr x, int32_t heads, bool inverse) {
-    int32_t head_width = emit->model->config.layer[layer].attention.head_width;
+    const eng_attention_config *attention = &emit->model->config.layer[layer].attention;
     eng_emit_op(emit, KERN_OP_ROPE,
                 &(kern_rope_args){.x = x,
                                   .frequency = eng_param(emit->model->tensors + emit->model->layer[layer].constant),
                                   .heads = heads,
-                                  .head_width = head_width,
-                                  .rotary = head_width,
+                                  .head_width = attention->head_width,
+                                  .rotary = attention->rotary,
                                   .inverse = inverse});
 }
 
@@ -204,4 +204,5 @@ static double flops(const eng_model *model, int32_t layer, double position, doub
     return 4.0 * attention->heads * attention->head_width * keys;
 }
 
-const eng_mixer eng_mixer_attention = {"attention", declare, forward, backward, flops};
+const eng_mixer eng_mixer_attention = {
+    .name = "attention", .declare = declare, .forward = forward, .backward = backward, .flops = flops};

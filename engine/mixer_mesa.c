@@ -66,12 +66,16 @@ static eng_status declare(eng_model *model, int32_t layer, const char *prefix, e
     const eng_config *config = &model->config;
     const eng_mesa_config *mesa = &config->layer[layer].mesa;
     int64_t d = config->hidden_size, width = (int64_t)mesa->heads * mesa->head_width;
-    eng_init normal = {ENG_INIT_NORMAL, config->initializer_range};
-    eng_init residual = normal, zero = {ENG_INIT_CONSTANT, 0}, one = {ENG_INIT_CONSTANT, 1}, decay = zero;
-    eng_init lambda = {ENG_INIT_CONSTANT, logf(expf(1.0F - mesa->lambda_bound) - 1.0F)}; // softplus + bound = 1
+    eng_init normal = {.kind = ENG_INIT_NORMAL, .value = config->initializer_range};
+    eng_init residual = normal, zero = {.kind = ENG_INIT_CONSTANT}, one = {.kind = ENG_INIT_CONSTANT, .value = 1};
+    eng_init decay = zero;
+    // softplus + bound = 1
+    eng_init lambda = {.kind = ENG_INIT_CONSTANT, .value = logf(expf(1.0F - mesa->lambda_bound) - 1.0F)};
     if (!config->init_fla) {
         residual.value /= sqrtf(2.0F * (float)config->layers);
-        decay = (eng_init){ENG_INIT_HORIZON, (float)(config->trained_length > 0 ? config->trained_length : 2048)};
+        decay = (eng_init){.kind = ENG_INIT_HORIZON,
+                           .value = (float)(config->trained_length > 0 ? config->trained_length : 2048),
+                           .divisor = 1};
     }
     if (mesa->lambda_bound >= 1.0F)
         lambda.value = 0;
@@ -316,4 +320,5 @@ static double flops(const eng_model *model, int32_t layer, double position, doub
     return mesa->heads * square * (3.0 * 2.0 + 2.0 + 2.0 * (cg_steps + 1.0));
 }
 
-const eng_mixer eng_mixer_mesa = {"mesa_net", declare, forward, backward, flops};
+const eng_mixer eng_mixer_mesa = {
+    .name = "mesa_net", .declare = declare, .forward = forward, .backward = backward, .flops = flops};

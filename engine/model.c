@@ -15,16 +15,30 @@
 enum { SLOT_ALIGNMENT = 64, FIRST_CAPACITY = 64 };
 
 typedef struct names {
-    const char *embed, *mixer_norm, *mlp_norm, *mixer;
+    const char *embed, *embed_alias, *block, *mixer_norm, *mixer, *mlp_norm, *gate, *up, *down, *final_norm;
 } names;
 
 static const names dialect_names[] = {
-    [ENG_DIALECT_FLA] = {"model.embeddings.weight", "attn_norm.weight", "mlp_norm.weight", "attn."},
-    [ENG_DIALECT_LLAMA] = {"model.embed_tokens.weight", "input_layernorm.weight", "post_attention_layernorm.weight",
-                           "self_attn."},
+    [ENG_DIALECT_FLA] = {"model.embeddings.weight", NULL, "model.layers.%d.", "attn_norm.weight", "attn.",
+                         "mlp_norm.weight", "mlp.gate_proj.", "mlp.up_proj.", "mlp.down_proj.", "model.norm.weight"},
+    [ENG_DIALECT_LLAMA] = {"model.embed_tokens.weight", NULL, "model.layers.%d.", "input_layernorm.weight",
+                           "self_attn.", "post_attention_layernorm.weight", "mlp.gate_proj.", "mlp.up_proj.",
+                           "mlp.down_proj.", "model.norm.weight"},
+    [ENG_DIALECT_MAMBA2] = {.embed = "backbone.embeddings.weight",
+                            .embed_alias = "backbone.embedding.weight",
+                            .block = "backbone.layers.%d.",
+                            .mixer_norm = "norm.weight",
+                            .mixer = "mixer.",
+                            .final_norm = "backbone.norm_f.weight"},
+    [ENG_DIALECT_XLSTM] = {"backbone.embeddings.weight", "embedding.weight", "backbone.blocks.%d.", "norm_mlstm.weight",
+                           "mlstm_layer.", "norm_ffn.weight", "ffn.proj_up_gate.", "ffn.proj_up.", "ffn.proj_down.",
+                           "backbone.out_norm.weight"},
+    [ENG_DIALECT_GEMMA] = {"model.embed_tokens.weight", NULL, "model.layers.%d.", "temporal_pre_norm.weight",
+                           "temporal_block.", "channel_pre_norm.weight", "mlp_block.gate_proj.", "mlp_block.up_proj.",
+                           "mlp_block.down_proj.", "model.final_norm.weight"},
 };
 
-static const eng_init zeros = {ENG_INIT_CONSTANT, 0}, ones = {ENG_INIT_CONSTANT, 1};
+static const eng_init zeros = {.kind = ENG_INIT_CONSTANT, .value = 0};
 
 static eng_tensor *next_tensor(eng_model *model) {
     bool full =
@@ -54,6 +68,10 @@ int32_t eng_model_add_tensor(eng_model *model, int32_t layer, const char *prefix
     return model->tensors++;
 }
 
+void eng_model_add_alias(eng_model *model, int32_t tensor, const char *prefix, const char *leaf) {
+    snprintf(model->tensor[tensor].alias, sizeof model->tensor[tensor].alias, "%s%s", prefix, leaf);
+}
+
 static size_t aligned(size_t bytes) {
     return (bytes + SLOT_ALIGNMENT - 1) / SLOT_ALIGNMENT * SLOT_ALIGNMENT;
 }
@@ -62,6 +80,7 @@ void eng_model_add_state(eng_model *model, int32_t layer, size_t bytes) {
     eng_layer *owner = &model->layer[layer];
     if (owner->state_bytes == 0)
         owner->state_offset = model->state_bytes;
+    owner->state_part[owner->state_parts++] = owner->state_bytes;
     owner->state_bytes += aligned(bytes);
     model->state_bytes += aligned(bytes);
 }
@@ -86,10 +105,9 @@ int32_t eng_model_add_constant(eng_model *model, float *value, int32_t count) {
     return model->constants++;
 }
 
-static int32_t add_matrix(eng_model *model, int32_t layer, const char *prefix, const char *leaf, eng_init init,
-                          int64_t rows, int64_t columns) {
-    bool linear = strstr(leaf, "_proj") || strcmp(leaf, "lm_head.weight") == 0;
-    return eng_model_add_tensor(model, layer, prefix, leaf, ENG_ROLE_MATRIX, linear, init, 2,
+static int32_t add_matrix(eng_model *model, int32_t layer, const char *prefix, const char *leaf, bool decay,
+                          eng_init init, int64_t rows, int64_t columns) {
+    return eng_model_add_tensor(model, layer, prefix, leaf, ENG_ROLE_MATRIX, decay, init, 2,
                                 (int64_t[]){rows, columns});
 }
 
@@ -98,59 +116,76 @@ static int32_t add_vector(eng_model *model, int32_t layer, const char *prefix, c
     return eng_model_add_tensor(model, layer, prefix, leaf, ENG_ROLE_VECTOR, false, init, 1, &width);
 }
 
+// A norm starts as multiplication by 1.
+static int32_t add_norm(eng_model *model, int32_t layer, const char *prefix, const char *leaf) {
+    eng_init one = {.kind = ENG_INIT_CONSTANT, .value = 1.0F - model->config.norm_offset};
+    return add_vector(model, layer, prefix, leaf, one, model->config.hidden_size);
+}
+
+// One of the MLP's linear maps, stem "mlp.up_proj." and the like, with its bias.
+static bool add_linear(eng_model *model, int32_t layer, const char *prefix, const char *stem, eng_init init,
+                       int64_t rows, int64_t columns, int32_t *weight, int32_t *bias) {
+    char leaf[48];
+    snprintf(leaf, sizeof leaf, "%sweight", stem);
+    *weight = add_matrix(model, layer, prefix, leaf, true, init, rows, columns);
+    *bias = -1;
+    if (!model->config.mlp_bias)
+        return *weight >= 0;
+    snprintf(leaf, sizeof leaf, "%sbias", stem);
+    *bias = add_vector(model, layer, prefix, leaf, zeros, rows);
+    return *weight >= 0 && *bias >= 0;
+}
+
 static bool declare_mlp(eng_model *model, int32_t layer, const char *prefix) {
     const eng_config *config = &model->config;
+    const names *names = &dialect_names[config->dialect];
     int64_t hidden = config->hidden_size, inner = config->intermediate_size;
-    eng_init linear = {ENG_INIT_NORMAL, config->initializer_range}, residual = linear;
+    eng_init linear = {.kind = ENG_INIT_NORMAL, .value = config->initializer_range}, residual = linear;
     if (!config->init_fla)
         residual.value /= sqrtf(2.0F * (float)config->layers);
     eng_layer *owner = &model->layer[layer];
-    owner->gate_proj = add_matrix(model, layer, prefix, "mlp.gate_proj.weight", linear, inner, hidden);
-    owner->up_proj = add_matrix(model, layer, prefix, "mlp.up_proj.weight", linear, inner, hidden);
-    owner->down_proj = add_matrix(model, layer, prefix, "mlp.down_proj.weight", residual, hidden, inner);
-    owner->gate_bias = owner->up_bias = owner->down_bias = -1;
-    bool done = owner->gate_proj >= 0 && owner->up_proj >= 0 && owner->down_proj >= 0;
-    if (!config->mlp_bias)
-        return done;
-    owner->gate_bias = add_vector(model, layer, prefix, "mlp.gate_proj.bias", zeros, inner);
-    owner->up_bias = add_vector(model, layer, prefix, "mlp.up_proj.bias", zeros, inner);
-    owner->down_bias = add_vector(model, layer, prefix, "mlp.down_proj.bias", zeros, hidden);
-    return done && owner->gate_bias >= 0 && owner->up_bias >= 0 && owner->down_bias >= 0;
+    owner->mlp_norm = add_norm(model, layer, prefix, names->mlp_norm);
+    return owner->mlp_norm >= 0 &&
+           add_linear(model, layer, prefix, names->gate, linear, inner, hidden, &owner->gate_proj, &owner->gate_bias) &&
+           add_linear(model, layer, prefix, names->up, linear, inner, hidden, &owner->up_proj, &owner->up_bias) &&
+           add_linear(model, layer, prefix, names->down, residual, hidden, inner, &owner->down_proj, &owner->down_bias);
 }
 
 static eng_status declare_layer(eng_model *model, int32_t layer, eng_error *error) {
     const names *names = &dialect_names[model->config.dialect];
-    int64_t hidden = model->config.hidden_size;
     eng_layer *owner = &model->layer[layer];
     for (int i = 0; i < ENG_MAX_MIXER_TENSORS; i++)
         owner->mixer[i] = -1;
     owner->constant = -1;
-    char prefix[48], mixer_prefix[64];
-    snprintf(prefix, sizeof prefix, "model.layers.%d.", layer);
-    snprintf(mixer_prefix, sizeof mixer_prefix, "%s%s", prefix, names->mixer);
-    owner->mixer_norm = add_vector(model, layer, prefix, names->mixer_norm, ones, hidden);
+    char block[32], mixer_prefix[64];
+    snprintf(block, sizeof block, names->block, layer);
+    snprintf(mixer_prefix, sizeof mixer_prefix, "%s%s", block, names->mixer);
+    owner->mixer_norm = add_norm(model, layer, block, names->mixer_norm);
     eng_status status = model->config.layer[layer].mixer->declare(model, layer, mixer_prefix, error);
     if (status != ENG_OK)
         return status;
-    owner->mlp_norm = add_vector(model, layer, prefix, names->mlp_norm, ones, hidden);
-    bool done = declare_mlp(model, layer, prefix) && owner->mixer_norm >= 0 && owner->mlp_norm >= 0;
+    bool done = owner->mixer_norm >= 0 && (model->config.intermediate_size == 0 || declare_mlp(model, layer, block));
     return done ? ENG_OK : eng_fail(error, ENG_NO_MEMORY, "no memory for the tensor table");
 }
 
 static eng_status declare_all(eng_model *model, eng_error *error) {
     const eng_config *config = &model->config;
+    const names *names = &dialect_names[config->dialect];
     int64_t vocabulary = config->vocab_size, hidden = config->hidden_size;
-    eng_init linear = {ENG_INIT_NORMAL, config->initializer_range}, embed = linear;
+    eng_init linear = {.kind = ENG_INIT_NORMAL, .value = config->initializer_range}, embed = linear;
     if (config->scale_embeddings)
         embed.value = 1.0F / sqrtf((float)hidden);
-    model->embed = add_matrix(model, -1, "", dialect_names[config->dialect].embed, embed, vocabulary, hidden);
+    model->embed = add_matrix(model, -1, "", names->embed, false, embed, vocabulary, hidden);
+    if (model->embed >= 0 && names->embed_alias)
+        eng_model_add_alias(model, model->embed, "", names->embed_alias);
     for (int32_t i = 0; i < config->layers; i++) {
         eng_status status = declare_layer(model, i, error);
         if (status != ENG_OK)
             return status;
     }
-    model->final_norm = add_vector(model, -1, "", "model.norm.weight", ones, hidden);
-    model->head = config->tied ? model->embed : add_matrix(model, -1, "", "lm_head.weight", linear, vocabulary, hidden);
+    model->final_norm = add_norm(model, -1, "", names->final_norm);
+    model->head =
+        config->tied ? model->embed : add_matrix(model, -1, "", "lm_head.weight", true, linear, vocabulary, hidden);
     bool done = model->embed >= 0 && model->final_norm >= 0 && model->head >= 0;
     return done ? ENG_OK : eng_fail(error, ENG_NO_MEMORY, "no memory for the tensor table");
 }

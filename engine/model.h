@@ -16,11 +16,18 @@
 #include "engine/engine.h"
 #include "engine/safetensors.h"
 #include "engine/status.h"
+#include "kernels/kernels.h"
 
 // Names and conventions of the family of files a config belongs to.
-typedef enum eng_dialect { ENG_DIALECT_FLA, ENG_DIALECT_LLAMA } eng_dialect;
+typedef enum eng_dialect {
+    ENG_DIALECT_FLA,
+    ENG_DIALECT_LLAMA,
+    ENG_DIALECT_MAMBA2,
+    ENG_DIALECT_XLSTM,
+    ENG_DIALECT_GEMMA,
+} eng_dialect;
 
-enum { ENG_MAX_EOS = 8, ENG_MAX_MIXER_TENSORS = 24, ENG_NAME_SIZE = 128 };
+enum { ENG_MAX_EOS = 8, ENG_MAX_MIXER_TENSORS = 32, ENG_MAX_STATE_PARTS = 4, ENG_NAME_SIZE = 128 };
 
 typedef struct eng_mesa_config { // models.md 2.1, 2.7
     int32_t heads, head_width, conv_taps;
@@ -35,11 +42,50 @@ typedef enum eng_rope_scaling { ENG_ROPE_DEFAULT, ENG_ROPE_LINEAR, ENG_ROPE_LLAM
 typedef struct eng_attention_config { // models.md 1.5, 9
     int32_t heads, kv_heads, head_width;
     int32_t window; // 0: full
+    int32_t rotary; // channels of a head that are rotated, from the first on
     bool qkv_bias, output_bias, qk_norm;
     double rope_theta;
     eng_rope_scaling rope_scaling;
     double rope_factor, rope_low, rope_high, rope_original_length;
 } eng_attention_config;
+
+// Learned maps of a linear-attention head (models.md 8.3); the others are activations.
+typedef enum eng_feature_map {
+    ENG_FEATURE_MAP_NONE,
+    ENG_FEATURE_MAP_PRODUCT, // elementwise_product
+    ENG_FEATURE_MAP_HEDGEHOG,
+    ENG_FEATURE_MAP_T2R,
+    ENG_FEATURE_MAP_DPFP,
+} eng_feature_map;
+
+// Every mixer on the recurrence family, models.md 3-8, 10, 12. Its config reader sets what its kind has.
+typedef struct eng_recurrent_config {
+    int32_t decay, update;                       // kern_decay, kern_update
+    int32_t heads;                               // states
+    int32_t query_heads, key_heads, value_heads; // as the recurrence maps them to states
+    int32_t key_width, value_width;              // of a head
+    int32_t taps;                                // 0: no convolution
+    int32_t key_activation, value_activation;    // kern_activation, after the convolution
+    bool qk_norm, qk_norm_sums;                  // L2, or divided by the sum
+    bool weighted;                               // a write gate
+    bool constant_write;                         // always write_factor
+    float write_factor;                          // 2: negative eigenvalues
+    bool output_norm, output_gate;
+    bool plain_norm_name;                       // gla, retnet: g_norm, not g_norm_swish_gate
+    eng_feature_map feature_map;                // linear_attn
+    bool shared_map, norm_q, norm_k, normalise; // linear_attn
+    float clamp_min;                            // gla; 0: none
+    float lower_bound;                          // kda; 0: none
+    bool conv_bias, linear_bias;                // mamba2
+    bool skip_per_channel, norm_before_gate;    // mamba2
+    int32_t norm_groups;                        // mamba2
+    float step_min, step_max;                   // mamba2
+    float gate_soft_cap, cell_eps;              // mlstm
+} eng_recurrent_config;
+
+typedef struct eng_rglru_config { // models.md 13
+    int32_t width, blocks, taps;
+} eng_rglru_config;
 
 struct eng_mixer;
 
@@ -48,16 +94,23 @@ typedef struct eng_layer_config {
     union {
         eng_mesa_config mesa;
         eng_attention_config attention;
+        eng_recurrent_config recurrent;
+        eng_rglru_config rglru;
     };
 } eng_layer_config;
 
 typedef struct eng_config {
     char model_type[32];
     eng_dialect dialect;
-    int32_t vocab_size, hidden_size, intermediate_size, layers;
+    const char *architecture; // class of the public code
+    int32_t vocab_size, hidden_size, layers;
+    int32_t intermediate_size; // 0: blocks without MLP
+    int32_t mlp_activation;    // kern_activation
     float norm_eps;
+    float norm_offset;     // norms multiply by weight + norm_offset
     bool tied;             // tie_word_embeddings
     bool scale_embeddings; // x = sqrt(hidden_size) embed
+    bool round_scale;      // that factor is rounded to bf16
     bool mlp_bias;
     float logits_soft_cap; // 0: none
     float initializer_range;
@@ -80,19 +133,33 @@ ENG_CHECKED eng_status eng_config_parse(const char *json, size_t length, const c
 void eng_config_free(eng_config *config); // frees what it holds, not the struct
 
 typedef enum eng_role {
-    ENG_ROLE_MATRIX, // kern_weight (out, in): linear, embed, head
+    ENG_ROLE_MATRIX, // kern_weight (out, in), leading dimensions as one: linear, embed, head
     ENG_ROLE_VECTOR, // float32 device memory: norms, biases, convolutions, lambda
 } eng_role;
 
-typedef enum eng_init_kind { ENG_INIT_NORMAL, ENG_INIT_CONSTANT, ENG_INIT_HORIZON } eng_init_kind;
+typedef enum eng_init_kind {
+    ENG_INIT_NORMAL,
+    ENG_INIT_CONSTANT,
+    ENG_INIT_HORIZON,         // s(b)^(1 / divisor) = 1 - 1 / horizon
+    ENG_INIT_HORIZON_STEP,    // e^-softplus(b) = 1 - 1 / horizon
+    ENG_INIT_HORIZON_BOUNDED, // e^(-divisor s(b)) = 1 - 1 / horizon
+    ENG_INIT_LINEAR,          // from low to value over the groups
+    ENG_INIT_LOG_UNIFORM,     // ln U(low, value)
+    ENG_INIT_STEP,            // softplus(b) = e^U(ln low, ln value)
+    ENG_INIT_RGLRU,           // a^2 = U(low, value), a = e^-8 softplus(b)
+} eng_init_kind;
 
 typedef struct eng_init {
     eng_init_kind kind;
-    float value; // NORMAL: standard deviation; CONSTANT: the value; HORIZON: context length of log-spaced decay biases
+    float value; // NORMAL: standard deviation; CONSTANT: the value; HORIZON*: context, the longest of the horizons
+    float low;
+    int32_t groups; // equal neighbours form this many groups (heads); 0: every element is one
+    float divisor;
 } eng_init;
 
 typedef struct eng_tensor {
-    char name[ENG_NAME_SIZE]; // as in the file
+    char name[ENG_NAME_SIZE];  // as in the file
+    char alias[ENG_NAME_SIZE]; // its other spelling in files; empty: none
     int ndim;
     int64_t shape[4];
     int64_t count;
@@ -113,9 +180,11 @@ typedef struct eng_layer {
     int32_t mixer_norm, mlp_norm, gate_proj, up_proj, down_proj; // indices into the tensor table
     int32_t gate_bias, up_bias, down_bias;                       // -1: none
     int32_t mixer[ENG_MAX_MIXER_TENSORS];                        // its own, in its enum's order; -1: absent
-    int32_t constant;                                            // its table among the constants; -1: none
+    int32_t constant;                                            // its first table among the constants; -1: none
     size_t state_offset, state_bytes;                            // inside a state slot; 64-byte aligned
-    size_t page_offset, page_bytes;                              // inside a KV page of all layers; 0 bytes: none
+    size_t state_part[ENG_MAX_STATE_PARTS];                      // offsets inside the layer's state
+    int32_t state_parts;
+    size_t page_offset, page_bytes; // inside a KV page of all layers; 0 bytes: none
 } eng_layer;
 
 typedef struct eng_model {

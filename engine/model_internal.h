@@ -12,8 +12,10 @@
 // blocks.
 int32_t eng_model_add_tensor(eng_model *model, int32_t layer, const char *prefix, const char *leaf, eng_role role,
                              bool decay, eng_init init, int ndim, const int64_t *shape);
+// The other name under which files may hold the tensor.
+void eng_model_add_alias(eng_model *model, int32_t tensor, const char *prefix, const char *leaf);
 // Bytes of recurrent state that a session keeps for the layer. Each call starts at a multiple of 64 inside the slot,
-// and the calls of one layer lie one after another.
+// and the calls of one layer (at most ENG_MAX_STATE_PARTS) lie one after another, their offsets in state_part.
 void eng_model_add_state(eng_model *model, int32_t layer, size_t bytes);
 // Bytes that a KV page of 64 tokens holds for the layer.
 void eng_model_add_pages(eng_model *model, int32_t layer, size_t bytes);

@@ -145,8 +145,9 @@ static eng_status upload(loader *loader, void *memory, const eng_tensor *tensor)
 static eng_status create_matrix(loader *loader, int32_t index, kern_dtype dtype, const void *host, float *master) {
     eng_weights *weights = loader->weights;
     const eng_tensor *tensor = &weights->model->tensor[index];
+    int64_t columns = tensor->shape[tensor->ndim - 1];
     kern_weight_desc desc = {
-        .dtype = dtype, .rows = tensor->shape[0], .cols = tensor->shape[1], .host = host, .master = master};
+        .dtype = dtype, .rows = tensor->count / columns, .cols = columns, .host = host, .master = master};
     kern_weight *weight = NULL;
     kern_status status = kern_weight_create(weights->device, &desc, &weight);
     if (status != KERN_OK)
@@ -229,26 +230,68 @@ eng_status eng_weights_load(const eng_checkpoint *checkpoint, kern_device *devic
     return loader_finish(&loader, status, out);
 }
 
-// Biases b with sigmoid(b) = 1 - 1/horizon, horizons log-spaced over the heads from 4 tokens to the context.
-static void fill_horizons(float *values, int64_t heads, float context) {
-    const double shortest = 4, longest = context > shortest ? context : shortest;
-    for (int64_t i = 0; i < heads; i++) {
-        double fraction = heads > 1 ? (double)i / (double)(heads - 1) : 0.5;
-        values[i] = (float)log(shortest * pow(longest / shortest, fraction) - 1);
+// The bias of a decay gate that remembers `horizon` tokens: decay 1 - 1 / horizon.
+static double horizon_bias(const eng_init *init, double horizon) {
+    double log_decay = log1p(-1 / horizon);
+    if (init->kind == ENG_INIT_HORIZON_STEP)
+        return log(expm1(-log_decay));
+    double s = init->kind == ENG_INIT_HORIZON ? exp(init->divisor * log_decay) : -log_decay / init->divisor;
+    return log(s) - log1p(-s);
+}
+
+// Horizons log-spaced over the groups from 4 tokens to the context.
+static float horizon_at(const eng_init *init, double fraction) {
+    const double shortest = 4, longest = init->value > shortest ? init->value : shortest;
+    return (float)horizon_bias(init, shortest * pow(longest / shortest, fraction));
+}
+
+static float uniform_start(const eng_init *init, double fraction) {
+    double uniform = init->low + fraction * ((double)init->value - init->low);
+    switch (init->kind) {
+    case ENG_INIT_LOG_UNIFORM:
+        return (float)log(uniform);
+    case ENG_INIT_STEP: { // floored, as the public code does
+        double step = fmax(init->low * pow((double)init->value / init->low, fraction), 1e-4);
+        return (float)log(expm1(step));
+    }
+    default:
+        return (float)log(expm1(-log(uniform) / 16)); // ENG_INIT_RGLRU: a^2 = e^-16 softplus(b)
     }
 }
 
+static double uniform_at(uint64_t seed, int32_t index, int64_t element) {
+    uint32_t words[4];
+    eng_philox(seed, (uint64_t)index, (uint64_t)element, words);
+    return (words[0] + 0.5) * 0x1p-32;
+}
+
 static void fill_start(float *values, const eng_tensor *tensor, uint64_t seed, int32_t index) {
-    switch (tensor->init.kind) {
-    case ENG_INIT_NORMAL:
-        eng_normals(seed, (uint64_t)index, 0, tensor->count, tensor->init.value, values);
-        break;
-    case ENG_INIT_HORIZON:
-        fill_horizons(values, tensor->count, tensor->init.value);
-        break;
-    case ENG_INIT_CONSTANT:
-        for (int64_t i = 0; i < tensor->count; i++)
-            values[i] = tensor->init.value;
+    const eng_init *init = &tensor->init;
+    int64_t groups = init->groups > 0 ? init->groups : tensor->count, members = tensor->count / groups;
+    if (init->kind == ENG_INIT_NORMAL) {
+        eng_normals(seed, (uint64_t)index, 0, tensor->count, init->value, values);
+        return;
+    }
+    for (int64_t i = 0; i < tensor->count; i++) {
+        double fraction = groups > 1 ? (double)(i / members) / (double)(groups - 1) : 0.5;
+        switch (init->kind) {
+        case ENG_INIT_NORMAL:
+        case ENG_INIT_CONSTANT:
+            values[i] = init->value;
+            break;
+        case ENG_INIT_HORIZON:
+        case ENG_INIT_HORIZON_STEP:
+        case ENG_INIT_HORIZON_BOUNDED:
+            values[i] = horizon_at(init, fraction);
+            break;
+        case ENG_INIT_LINEAR:
+            values[i] = (float)(init->low + fraction * ((double)init->value - init->low));
+            break;
+        case ENG_INIT_LOG_UNIFORM:
+        case ENG_INIT_STEP:
+        case ENG_INIT_RGLRU:
+            values[i] = uniform_start(init, uniform_at(seed, index, i));
+        }
     }
 }
 

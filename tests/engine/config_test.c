@@ -231,7 +231,7 @@ static const struct refusal {
     {"{\"model_type\": \"mesa_net\", \"a\": \"Infinity", ENG_FORMAT, "line 1"},
     {"{}", ENG_FORMAT, "model_type: is missing"},
     {"{\"model_type\": 3}", ENG_FORMAT, "model_type: is 3, must be a string"},
-    {"{\"model_type\": \"mamba2\"}", ENG_UNSUPPORTED, "model_type: 'mamba2'"},
+    {"{\"model_type\": \"rwkv7\"}", ENG_UNSUPPORTED, "model_type: 'rwkv7'"},
     {MESA "\"vocab_size\": -1}", ENG_FORMAT, "vocab_size: is -1, must be an integer from 1"},
     {MESA "\"vocab_size\": 1e300}", ENG_FORMAT, "vocab_size"},
     {MESA "\"vocab_size\": 9223372036854775807}", ENG_FORMAT, "vocab_size"},
@@ -294,6 +294,8 @@ static const struct refusal {
     {LLAMA "\"rope_parameters\": {\"partial_rotary_factor\": 0.5}}", ENG_UNSUPPORTED, "partial_rotary_factor"},
     {LLAMA "\"rope_parameters\": {}, \"rope_scaling\": {}}", ENG_FORMAT, "stands beside rope_parameters"},
     {LLAMA "\"rope_theta\": \"big\"}", ENG_FORMAT, "rope_theta"},
+    {"{\"model_type\": \"recurrent_gemma\", \"block_types\": [\"mlp\"]}", ENG_UNSUPPORTED, "block_types: 'mlp'"},
+    {"{\"model_type\": \"recurrent_gemma\", \"intermediate_size\": 7}", ENG_FORMAT, "intermediate_size"},
 };
 
 START_TEST(refused) {
@@ -343,6 +345,24 @@ START_TEST(table_of_mesa_net) {
     ck_assert_uint_eq(model->state_bytes, model->layer[1].state_offset + model->layer[1].state_bytes);
     ck_assert(eng_model_has_mesa(model) && !eng_model_has_pages(model));
     eng_model_free(model);
+}
+END_TEST
+
+START_TEST(table_of_other_backbones) {
+    eng_model *gemma = model_of("{\"model_type\": \"recurrent_gemma\", \"vocab_size\": 32, \"hidden_size\": 16,"
+                                "\"num_hidden_layers\": 4, \"num_attention_heads\": 2, \"intermediate_size\": 48}");
+    ck_assert_int_eq(gemma->config.intermediate_size, 24);
+    ck_assert_ptr_eq(gemma->config.layer[1].mixer, &eng_mixer_rglru);
+    ck_assert_ptr_eq(gemma->config.layer[2].mixer, &eng_mixer_attention);
+    ck_assert_ptr_eq(gemma->config.layer[3].mixer, &eng_mixer_rglru);
+    ck_assert_int_eq(gemma->config.layer[2].attention.rotary, 4);
+    ck_assert_int_eq(gemma->config.layer[2].attention.window, 2048);
+    ck_assert(gemma->config.tied && gemma->config.round_scale && gemma->head == gemma->embed);
+    ck_assert_float_eq(gemma->config.norm_offset, 1);
+    ck_assert_float_eq(gemma->tensor[gemma->final_norm].init.value, 0); // multiplies by 1 + 0
+    ck_assert_uint_eq(gemma->layer[0].state_bytes, 64 + 4 * 3 * 16);
+    ck_assert_int_eq(gemma->layer[2].page_bytes, 0);
+    eng_model_free(gemma);
 }
 END_TEST
 
@@ -411,6 +431,7 @@ static Suite *config_suite(void) {
     TCase *table = tcase_create("table");
     tcase_add_test(table, table_of_mesa_net);
     tcase_add_test(table, table_of_llama);
+    tcase_add_test(table, table_of_other_backbones);
     tcase_add_test(table, start_values);
     tcase_add_test(table, flops_grow_with_what_is_used);
     suite_add_tcase(suite, table);
