@@ -285,8 +285,8 @@ START_TEST(streams_add_up) {
         "\"prompt\":\"hi\",\"logprobs\":2,\"stop_token_ids\":[121],\"include_stop_str_in_output\":true",
         "\"prompt\":\"hi\",\"logprobs\":2,\"stop_token_ids\":[121]",
         // Longer than one step reads.
-        "\"prompt\":\"0123456789012345678901234567890123456789012345678901234567890123456789012345678901234567890123"
-        "456789012345678901234567890123456789012345678901234567890123456789\",\"echo\":true,\"logprobs\":1",
+        ("\"prompt\":\"0123456789012345678901234567890123456789012345678901234567890123456789012345678901234567890123"
+         "456789012345678901234567890123456789012345678901234567890123456789\",\"echo\":true,\"logprobs\":1"),
     };
     for (int script = 0; script < 2; script++)
         for (size_t i = 0; i < sizeof fields / sizeof *fields; i++) {
