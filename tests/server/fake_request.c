@@ -92,7 +92,8 @@ fake_request *fake_request_create(const eng_request *from, uint64_t id) {
         memcpy(request->stops[i], from->stops[i].bytes, from->stops[i].length);
         request->stop_table[i] = (eng_text){.bytes = request->stops[i], .length = from->stops[i].length};
     }
-    memcpy(request->stop_ids, from->stop_ids, from->stop_id_count * sizeof *request->stop_ids);
+    for (size_t i = 0; i < from->stop_id_count; i++)
+        request->stop_ids[i] = from->stop_ids[i];
     request->forced = -1;
     for (size_t i = 0; i < from->bias_count; i++)
         if (from->biases[i].bias >= 50)
