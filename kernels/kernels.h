@@ -423,31 +423,42 @@ typedef struct kern_normalise_backward_args {
     float eps;
 } kern_normalise_backward_args;
 
-// The recurrence family, models.md 11:  S~ = decay S;  u = w v | beta (v - S~^T k);  S = S~ + k u^T;  o = scale S^T q.
+// The recurrence family, models.md 11:  S~ = decay S;  u = w v | beta (v - S~^T k);  S = S~ + k u^T;
+// o = scale S^T q [+ skip * v].  H states; V' = V + (1 with unit_column) columns of a state; O = max(H, query heads)
+// heads of o. State s uses key head s / (H / key heads) and value head s / (H / value heads). With fewer query heads
+// than states, state s is read by query head s / (H / query heads); with more, query head j reads state
+// j / (query heads / H). Head j of o adds the value head of its state to skip.
 typedef enum kern_decay { KERN_DECAY_NONE, KERN_DECAY_HEAD, KERN_DECAY_SCALAR, KERN_DECAY_CHANNEL } kern_decay;
 typedef enum kern_update { KERN_UPDATE_ADD, KERN_UPDATE_DELTA } kern_update;
 typedef struct kern_recurrence {
-    int32_t decay, update;          // kern_decay, kern_update
-    int32_t weighted;               // the write weight (or beta) is an operand; otherwise 1
-    int32_t heads;                  // H, value heads = states
-    int32_t key_heads;              // q and k heads; value head j uses key head j / (heads / key_heads)
-    int32_t key_width, value_width; // D, V
+    int32_t decay, update; // kern_decay, kern_update
+    int32_t weighted;      // the write weight w (or beta) is an operand; otherwise 1
+    int32_t heads;         // H
+    int32_t query_heads, key_heads, value_heads; // 0: H
+    int32_t key_width, value_width;              // D, V
+    int32_t unit_column;                         // a constant 1 stands behind the V values of v (normalisers)
+    int32_t skip_width;                          // 0: no skip; 1 or V: its floats a head
     float scale;
 } kern_recurrence;
 typedef struct kern_recurrence_args {
-    kern_ptr q, k, v;   // (T, key_heads * D), (T, key_heads * D), (T, heads * V)
-    kern_ptr g;         // log decay: HEAD (heads), SCALAR (T, heads), CHANNEL (T, heads * D)
-    kern_ptr beta;      // optional (T, heads)
-    kern_ptr state;     // optional slot memory (heads, D, V) float32
-    kern_ptr o;         // (T, heads * V)
-    kern_ptr snapshots; // optional: the state before each chunk (n_chunks, heads, D, V), for backward
+    kern_ptr q, k, v;   // (T, query heads * D), (T, key heads * D), (T, value heads * V)
+    kern_ptr g;         // log decay <= 0: HEAD (H), SCALAR (T, H), CHANNEL (T, H * D)
+    kern_ptr beta;      // with weighted (T, H)
+    kern_ptr skip;      // with skip_width (O * skip_width)
+    kern_ptr state;     // optional slot memory (H, D, V') float32
+    kern_ptr o;         // (T, O * V')
+    kern_ptr snapshots; // optional: the state before each chunk (n_chunks, H, D, V'), for backward
     kern_recurrence family;
 } kern_recurrence_args;
+// Prompt rows only. Gradients of shared heads are sums in the order of the heads.
 typedef struct kern_recurrence_backward_args {
-    kern_ptr q, k, v, g, beta, snapshots;
-    kern_ptr d_o; // (T, heads * V)
-    kern_ptr dq, dk, dv, dg, dbeta;
-    kern_ptr dstate; // optional (n_rows, heads, D, V): in dL/dS at the row's end, out dL/dS at its start
+    kern_ptr q, k, v, g, beta, skip, snapshots;
+    kern_ptr d_o; // (T, O * V')
+    kern_ptr dq, dk, dv;
+    kern_ptr dg;        // SCALAR and CHANNEL, like g
+    kern_ptr dbeta;     // with weighted
+    kern_ptr grad_skip; // with skip_width, added
+    kern_ptr dstate;    // optional (n_rows, H, D, V'): in dL/dS at the row's end, out dL/dS at its start
     kern_recurrence family;
 } kern_recurrence_backward_args;
 

@@ -28,7 +28,7 @@ extern const kern_cpu_table kern_cpu_table_avx512;
 #endif
 
 // Raised by a change that alters the bits of any operation; part of the numeric profile.
-enum { KERN_CPU_REVISION = 1 };
+enum { KERN_CPU_REVISION = 2 };
 
 struct kern_cpu {
     kern_device device;

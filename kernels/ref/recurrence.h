@@ -2,22 +2,22 @@
 // The recurrence family in double, token by token, as models.md 11.1 and 11.3 write it. For tests.
 //
 // One row of `tokens` tokens. begins (may be NULL) is non-zero at tokens t > 0 that start a new document. Arrays have
-// the shapes of kernels.h: q, k (tokens, key_heads D), v and o (tokens, heads V), g (heads) or (tokens, heads), beta
-// (tokens, heads) or NULL, state (heads, D, V) in and out. Decay none, head, scalar; additive update.
+// the shapes of kernels.h with T = tokens; state (heads, D, V') goes in and out. Every decay, update and map of heads.
 #ifndef KERNELS_REF_RECURRENCE_H
 #define KERNELS_REF_RECURRENCE_H
 
 #include "kernels/kernels.h"
 
 typedef struct kern_ref_recurrence_inputs {
-    const double *q, *k, *v, *g, *beta;
+    const double *q, *k, *v, *g, *beta, *skip;
     const unsigned char *begins;
 } kern_ref_recurrence_inputs;
 
 typedef struct kern_ref_recurrence_gradients {
     double *dq, *dk, *dv;
-    double *dg, *dbeta; // (tokens, heads); NULL: not wanted
-    double *dstate;     // (heads, D, V): in at the end, out at the start; NULL: zero at the end
+    double *dg;            // per token, SCALAR and CHANNEL; NULL: not wanted
+    double *dbeta, *dskip; // NULL: not wanted
+    double *dstate;        // (heads, D, V'): in at the end, out at the start; NULL: zero at the end
 } kern_ref_recurrence_gradients;
 
 void kern_ref_recurrence(const kern_recurrence *family, int tokens, const kern_ref_recurrence_inputs *in, double *state,

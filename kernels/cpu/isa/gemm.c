@@ -6,13 +6,6 @@
 // same code with other constants, so that an odd edge costs speed, never other bits.
 #include "kernels/cpu/isa/gemm.h"
 
-// Whole loops of constant length: only then do the accumulators become registers.
-#if defined(__clang__)
-#define UNROLL _Pragma("clang loop unroll(full)")
-#else
-#define UNROLL _Pragma("GCC unroll 16")
-#endif
-
 typedef struct gemm_job {
     const float *a, *b;
     float *c;
@@ -28,9 +21,9 @@ static inline __attribute__((always_inline)) void tile(const gemm_job *job, int 
     const float *a = job->a + i * row_stride + p0 * depth_stride, *b = job->b + p0 * ldb + j;
     float *c = job->c + i * ldc + j;
     vf sum[GEMM_ROWS][GEMM_VECTORS];
-    UNROLL
+    KERN_UNROLL
     for (int r = 0; r < rows; r++) {
-        UNROLL
+        KERN_UNROLL
         for (int v = 0; v < vectors; v++)
             sum[r][v] = !job->add          ? (vf){0}
                         : lanes == KERN_VL ? vf_load(c + r * ldc + v * KERN_VL)
@@ -38,20 +31,20 @@ static inline __attribute__((always_inline)) void tile(const gemm_job *job, int 
     }
     for (int p = p0; p < p1; p++, a += depth_stride, b += ldb) {
         vf row[GEMM_VECTORS];
-        UNROLL
+        KERN_UNROLL
         for (int v = 0; v < vectors; v++)
             row[v] = lanes == KERN_VL ? vf_load(b + v * KERN_VL) : vf_load_part(b, lanes);
-        UNROLL
+        KERN_UNROLL
         for (int r = 0; r < rows; r++) {
             const float factor = a[r * row_stride];
-            UNROLL
+            KERN_UNROLL
             for (int v = 0; v < vectors; v++)
                 sum[r][v] += factor * row[v];
         }
     }
-    UNROLL
+    KERN_UNROLL
     for (int r = 0; r < rows; r++) {
-        UNROLL
+        KERN_UNROLL
         for (int v = 0; v < vectors; v++)
             if (lanes == KERN_VL)
                 vf_store(c + r * ldc + v * KERN_VL, sum[r][v]);
@@ -130,28 +123,18 @@ GEMM_FUNCTION(gemm_lower_nn) {
 }
 
 // Stage `s` of a transpose: the off-diagonal s x s blocks of every 2s x 2s block change places.
-#define LOW(lane, s) ((lane) & (s) ? KERN_VL + (lane) - (s) : (lane))
-#define HIGH(lane, s) ((lane) & (s) ? KERN_VL + (lane) : (lane) + (s))
-#define LANES4(f, l, s) f(l, s), f(l + 1, s), f(l + 2, s), f(l + 3, s)
-#if defined(KERN_ISA_AVX512)
-#define LANES(f, s) LANES4(f, 0, s), LANES4(f, 4, s), LANES4(f, 8, s), LANES4(f, 12, s)
-#elif defined(KERN_ISA_AVX2)
-#define LANES(f, s) LANES4(f, 0, s), LANES4(f, 4, s)
-#else
-#define LANES(f, s) LANES4(f, 0, s)
-#endif
-#define STAGE(row, s)                                                     \
-    UNROLL                                                                \
-    for (int i = 0; i < KERN_VL; i++)                                     \
-        if ((i & (s)) == 0) {                                             \
-            vf x = row[i], y = row[i + (s)];                              \
-            row[i] = __builtin_shufflevector(x, y, LANES(LOW, s));        \
-            row[i + (s)] = __builtin_shufflevector(x, y, LANES(HIGH, s)); \
+#define STAGE(row, s)                            \
+    KERN_UNROLL                                  \
+    for (int i = 0; i < KERN_VL; i++)            \
+        if ((i & (s)) == 0) {                    \
+            vf x = row[i], y = row[i + (s)];     \
+            row[i] = vf_mix_low(x, y, s);        \
+            row[i + (s)] = vf_mix_high(x, y, s); \
         }
 
 static void transpose_block(const float *x, int64_t ldx, float *y, int64_t ldy) {
     vf row[KERN_VL];
-    UNROLL
+    KERN_UNROLL
     for (int i = 0; i < KERN_VL; i++)
         row[i] = vf_load(x + i * ldx);
 #if defined(KERN_ISA_AVX512)
@@ -162,7 +145,7 @@ static void transpose_block(const float *x, int64_t ldx, float *y, int64_t ldy) 
 #endif
     STAGE(row, 2)
     STAGE(row, 1)
-    UNROLL
+    KERN_UNROLL
     for (int i = 0; i < KERN_VL; i++)
         vf_store(y + i * ldy, row[i]);
 }

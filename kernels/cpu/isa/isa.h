@@ -21,6 +21,13 @@
 
 #include "kernels/cpu/cpu.h"
 
+// Before a loop of constant length: only unrolled whole does an array of vectors live in registers.
+#if defined(__clang__)
+#define KERN_UNROLL _Pragma("clang loop unroll(full)")
+#else
+#define KERN_UNROLL _Pragma("GCC unroll 16")
+#endif
+
 #define KERN_PASTE2(a, b) a##_##b
 #define KERN_PASTE(a, b) KERN_PASTE2(a, b)
 // kern_cpu_NAME_ISA: an external name of this instruction set's build.
@@ -108,6 +115,20 @@ static inline vf vf_min(vf a, vf b) {
     return vf_select(a < b, a, b);
 }
 #endif
+// Steps of transposes: for s a power of two, lane l of vf_mix_low is x_l where bit s of l is clear and y_{l-s} where it
+// is set; lane l of vf_mix_high is x_{l+s} and y_l.
+#define VF_LOW(lane, s) ((lane) & (s) ? KERN_VL + (lane) - (s) : (lane))
+#define VF_HIGH(lane, s) ((lane) & (s) ? KERN_VL + (lane) : (lane) + (s))
+#define VF_LANES4(f, l, s) f(l, s), f(l + 1, s), f(l + 2, s), f(l + 3, s)
+#if defined(KERN_ISA_AVX512)
+#define VF_LANES(f, s) VF_LANES4(f, 0, s), VF_LANES4(f, 4, s), VF_LANES4(f, 8, s), VF_LANES4(f, 12, s)
+#elif defined(KERN_ISA_AVX2)
+#define VF_LANES(f, s) VF_LANES4(f, 0, s), VF_LANES4(f, 4, s)
+#else
+#define VF_LANES(f, s) VF_LANES4(f, 0, s)
+#endif
+#define vf_mix_low(x, y, s) __builtin_shufflevector(x, y, VF_LANES(VF_LOW, s))
+#define vf_mix_high(x, y, s) __builtin_shufflevector(x, y, VF_LANES(VF_HIGH, s))
 // Sum of the lanes by halving: lane i + lane i + VL/2, and so on.
 typedef float vf_quarter __attribute__((vector_size(16)));
 typedef float vf_half __attribute__((vector_size(32)));

@@ -202,11 +202,12 @@ static void run_token(const job *j, int64_t t, const kern_solver *solver, float 
     chunk_load(ws->k, s->d, a->k.f + at * s->depth, s->depth, 1, s->depth);
     chunk_load(ws->v, s->w, a->v.f + at * s->width, s->width, 1, s->width);
     chunk_scale_rows(ws->bk, ws->k, s->d, &root, 1);
-    chunk_scale_rows(ws->v, ws->v, s->w, &beta, 1);
-    step_state(hk, hk_ld, s->depth, s->d, gamma_m1, ws->bk, ws->bk, NULL, NULL);
+    const step_token keys = {.decay_m1 = &gamma_m1, .k = ws->bk, .v = ws->bk, .weight = 1};
+    step_state(&keys, hk, hk_ld, s->depth, s->d, NULL);
     kern_solve_report report = mesa_solve_token(hk, hk_ld, ws->lambda, s->depth, s->d, solver, ws->q, ws->x, ws->solve);
     mesa_report(report_of(j, t), 0, 0, report);
-    step_state(hv, hv_ld, s->depth, s->w, gamma_m1, ws->k, ws->v, ws->x, ws->o);
+    const step_token values = {.decay_m1 = &gamma_m1, .k = ws->k, .v = ws->v, .weight = beta, .q = ws->x};
+    step_state(&values, hv, hv_ld, s->depth, s->w, ws->o);
     if (a->x.p)
         chunk_store(a->x.f + at * s->depth, s->depth, ws->x, s->d, 1, s->depth);
     chunk_store(a->o.f + at * s->width, s->width, ws->o, s->w, 1, s->width);

@@ -15,6 +15,7 @@
 #define KERNELS_CPU_ISA_MESA_SOLVE_H
 
 #include "kernels/cpu/isa/recurrence_chunk.h"
+#include "kernels/cpu/isa/recurrence_step.h"
 
 typedef struct cg_lane {
     const float *q;
@@ -328,7 +329,9 @@ static inline void mesa_solve_chunk_exact(const mesa_system *system, const float
         if (decay->first[t] == t)
             memset(h, 0, (size_t)depth * width * sizeof(float));
         chunk_scale_rows(scaled, system->k + t * width, width, &root, 1);
-        step_state(h, width, depth, width, gamma - 1, scaled, scaled, NULL, NULL);
+        const float gamma_m1 = gamma - 1;
+        const step_token token = {.decay_m1 = &gamma_m1, .k = scaled, .v = scaled, .weight = 1};
+        step_state(&token, h, width, depth, width, NULL);
         mesa_report(report, stride, t,
                     mesa_exact(h, width, system->lambda, depth, width, q + t * width, x + t * width, factor, rest));
     }

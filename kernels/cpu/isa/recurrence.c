@@ -1,179 +1,205 @@
 // SPDX-License-Identifier: Apache-2.0
-// The recurrence family, forward, for one decay a head:
+// The recurrence family, forward (models.md 11):
 //
-//   S_t = gamma_t S_{t-1} + w_t k_t v_t^T        o_t = scale S_t^T q_t        S (D, V), gamma_t = e^{g_t}, w_t 1 or
-//   beta_t
+//   S~_t = gamma_t S_{t-1}      u_t = w_t v_t, or w_t (v_t - S~_t^T k_t)      S_t = S~_t + k_t u_t^T
+//   o_t = scale S_t^T q_t + skip * v_t                                        S (D, V')
 //
-// Prompt rows, chunk by chunk (S: state before the chunk, see recurrence_chunk.h for pair, from_start, to_end):
-//   O = scale (from_start * Q S) + (scale pair * Q K^T) (w * V)
-//   S = e^{c_C} S + (to_end * K)^T (w * V)
-// Generated rows: token by token, the state in place. Work items are (row, value head); a state lives in the thread's
-// workspace while its row lasts. Sums run over tokens in ascending order, so an item's bits depend on its row alone.
-//
-// Refused: decay a channel and the delta rule (other files' work), key heads that do not divide the heads.
-#include "kernels/cpu/isa/recurrence_chunk.h"
+// Prompt rows, block by block (recurrence_block.h; S: state before the block, P = scale Q K^T times the decays):
+//   O = scale (start * Q) S + P U          S = decay S + (end * K)^T U
+// Generated rows: token by token, the state in place. A work item is a strip of a state of a row; a prompt row's strip
+// lives in the thread's workspace while its row lasts. Sums run over tokens or channels in ascending order, so an
+// item's bits depend on its row alone.
+#include "kernels/cpu/isa/recurrence_block.h"
+#include "kernels/cpu/isa/recurrence_step.h"
 
 typedef struct workspace {
-    float *state;          // (D, V) padded
-    float *q, *k, *v, *o;  // chunks, padded
-    float *kt;             // (D, C)
-    float *pair, *product; // (C, C)
+    recurrence_block block;
+    float *state;      // (D, w)
+    float *q, *scaled; // (B, d)
+    float *o;          // (B, w) or (readers, w)
+    float *product;    // (B, B)
+    float *decay_m1;   // (d), step form
     size_t bytes;
 } workspace;
 
-static workspace lay_out(char *base, int depth, int width, int chunk) {
-    const size_t d = (size_t)gemm_pad(depth), w = (size_t)gemm_pad(width), c = (size_t)chunk;
-    size_t used = 0;
+static workspace lay_out(char *base, const recurrence_shape *s, const kern_recurrence *f) {
+    const size_t d = (size_t)s->d, w = (size_t)gemm_pad(s->strip), b = (size_t)s->block;
+    const size_t outputs = b > (size_t)s->readers ? b : (size_t)s->readers;
     workspace ws;
-    float **piece[] = {&ws.state, &ws.q, &ws.k, &ws.v, &ws.o, &ws.kt, &ws.pair, &ws.product};
-    const size_t count[] = {d * w, c * d, c * d, c * w, c * w, d * c, c * c, c * c};
+    float **piece[] = {&ws.state, &ws.q, &ws.scaled, &ws.o, &ws.product, &ws.decay_m1};
+    const size_t count[] = {d * w, b * d, b * d, outputs * w, b * b, d};
+    size_t used = 0;
     for (size_t i = 0; i < sizeof count / sizeof count[0]; i++) {
         *piece[i] = (float *)(base + used);
         used += kern_align64(count[i] * sizeof(float));
     }
+    block_lay_out(&ws.block, s, f, base, &used);
     ws.bytes = used;
     return ws;
 }
 
-kern_status KERN_NAME(recurrence_check)(const kern_recurrence *f, bool g, bool beta) {
-    if (f->heads < 1 || f->key_heads < 1 || f->key_width < 1 || f->value_width < 1 || f->heads % f->key_heads != 0)
+// a is divided into groups of b's, or the other way round.
+static bool divides(int a, int b) {
+    return a > b ? a % b == 0 : b % a == 0;
+}
+
+kern_status KERN_NAME(recurrence_check)(const kern_recurrence *f, bool g, bool beta, bool skip) {
+    if (f->heads < 1 || f->query_heads < 0 || f->key_heads < 0 || f->value_heads < 0 || f->key_width < 1 ||
+        f->value_width < 1 || f->key_heads > f->heads || f->value_heads > f->heads)
         return KERN_INVALID;
-    if (f->decay != KERN_DECAY_NONE && f->decay != KERN_DECAY_HEAD && f->decay != KERN_DECAY_SCALAR)
+    if ((f->query_heads && !divides(f->query_heads, f->heads)) || (f->key_heads && f->heads % f->key_heads) ||
+        (f->value_heads && f->heads % f->value_heads))
+        return KERN_INVALID;
+    if (f->decay < KERN_DECAY_NONE || f->decay > KERN_DECAY_CHANNEL || f->update < KERN_UPDATE_ADD ||
+        f->update > KERN_UPDATE_DELTA || (f->skip_width != 0 && f->skip_width != 1 && f->skip_width != f->value_width))
+        return KERN_INVALID;
+    if (f->key_width > RECURRENCE_KEY_MAX || f->value_width > RECURRENCE_VALUE_MAX)
         return KERN_UNSUPPORTED;
-    if (f->update != KERN_UPDATE_ADD || f->key_width > RECURRENCE_WIDTH_MAX || f->value_width > RECURRENCE_WIDTH_MAX)
-        return KERN_UNSUPPORTED;
-    if ((f->decay != KERN_DECAY_NONE) != g || (f->weighted != 0) != beta)
+    if ((f->decay != KERN_DECAY_NONE) != g || (f->weighted != 0) != beta || (f->skip_width != 0) != skip)
         return KERN_INVALID;
     return KERN_OK;
 }
 
 KERN_PREPARE(recurrence, kern_recurrence_args) {
     const kern_recurrence *f = &a->family;
-    kern_status status = KERN_NAME(recurrence_check)(f, a->g.ref != 0, a->beta.ref != 0);
+    kern_status status = KERN_NAME(recurrence_check)(f, a->g.ref != 0, a->beta.ref != 0, a->skip.ref != 0);
     if (status != KERN_OK)
         return status;
     if (!a->q.ref || !a->k.ref || !a->v.ref || !a->o.ref)
         return KERN_INVALID;
-    *thread_bytes = lay_out(NULL, f->key_width, f->value_width, cpu->chunk).bytes;
+    const recurrence_shape shape = recurrence_shape_of(f, cpu->chunk);
+    *thread_bytes = lay_out(NULL, &shape, f).bytes;
     return KERN_OK;
 }
 
-// g of the first token and its distance from token to token, for head h.
-static const float *decay_of(const kern_recurrence_args *a, int h, int64_t *stride) {
-    *stride = a->family.decay == KERN_DECAY_SCALAR ? a->family.heads : 0;
-    return a->family.decay == KERN_DECAY_NONE ? NULL : a->g.f + h;
-}
-
-static void run_chunk(const kern_rows *rows, const kern_chunk *chunk, const kern_recurrence_args *a, int h,
-                      const workspace *ws, int c) {
-    const kern_recurrence *f = &a->family;
-    const int depth = f->key_width, width = f->value_width, d = gemm_pad(depth), w = gemm_pad(width);
-    const int64_t keys = (int64_t)f->key_heads * depth, values = (int64_t)f->heads * width;
-    const int64_t key0 = (int64_t)chunk->token0 * keys + (int64_t)(h / (f->heads / f->key_heads)) * depth;
-    const int64_t value0 = (int64_t)chunk->token0 * values + (int64_t)h * width;
-    const int n = chunk->length;
-    int64_t stride;
-    const float *g = decay_of(a, h, &stride);
-    chunk_decay decay;
-    chunk_decay_fill(&decay, rows, chunk, g, stride, c, ws->pair);
-    chunk_load(ws->q, d, a->q.f + key0, keys, n, depth);
-    chunk_load(ws->k, d, a->k.f + key0, keys, n, depth);
-    chunk_load(ws->v, w, a->v.f + value0, values, n, width);
-    if (f->weighted) {
-        float weight[CHUNK_MAX];
+// o (n, w) of consecutive tokens of one reader: + skip * v, to its place.
+static void store_outputs(const recurrence_job *job, int64_t token0, int n, int reader, float *o, const float *v,
+                          float *to) {
+    const recurrence_shape *s = &job->shape;
+    const int skip_width = job->family->skip_width, head = job->state * s->readers + reader;
+    if (job->skip) {
+        const float *skip = job->skip + (int64_t)head * skip_width + (skip_width > 1 ? job->column0 : 0);
         for (int i = 0; i < n; i++)
-            weight[i] = a->beta.f[(int64_t)(chunk->token0 + i) * f->heads + h];
-        chunk_scale_rows(ws->v, ws->v, w, weight, n);
+            for (int j = 0; j < job->values; j++)
+                o[i * job->w + j] += skip[skip_width > 1 ? j : 0] * v[i * job->w + j];
     }
-    bool carries = chunk_carries(&decay);
-    if (carries) {
-        float factor[CHUNK_MAX];
-        for (int i = 0; i < n; i++)
-            factor[i] = f->scale * decay.from_start[i];
-        gemm_nn(n, w, depth, ws->q, d, ws->state, w, ws->o, w, 0);
-        chunk_scale_rows(ws->o, ws->o, w, factor, n);
-    }
-    chunk_transpose(ws->kt, c, decay.columns, ws->k, d, n, depth);
-    gemm_lower_nn(n, decay.columns, depth, ws->q, d, ws->kt, c, ws->product, c, 0);
-    chunk_mask_pairs(&decay, ws->product, f->scale);
-    gemm_nn_lower(n, w, n, ws->product, c, ws->v, w, ws->o, w, carries);
-    chunk_store(a->o.f + value0, values, ws->o, w, n, width);
-    chunk_scale_rows(ws->k, ws->k, d, decay.to_end, n);
-    chunk_advance_state(&decay, ws->state, w, ws->k, d, ws->v, w, depth, w);
+    chunk_store(to + output_at(job, token0, reader), (int64_t)s->outputs * s->columns, o, job->w, n, job->columns);
 }
 
-static void run_token(const kern_recurrence_args *a, int64_t t, int h, const workspace *ws, float *state, int64_t ld) {
-    const kern_recurrence *f = &a->family;
-    const int depth = f->key_width, width = f->value_width, w = gemm_pad(width);
-    const int64_t key0 = (t * f->key_heads + h / (f->heads / f->key_heads)) * depth;
-    int64_t stride;
-    const float *g = decay_of(a, h, &stride);
-    const float weight = f->weighted ? a->beta.f[t * f->heads + h] : 1.0f;
-    chunk_load(ws->v, w, a->v.f + (t * f->heads + h) * width, width, 1, width);
-    chunk_scale_rows(ws->v, ws->v, w, &weight, 1);
-    step_state(state, ld, depth, w, g ? expm1f(g[t * stride]) : 0.0f, a->k.f + key0, ws->v, a->q.f + key0, ws->o);
-    chunk_scale_rows(ws->o, ws->o, w, &f->scale, 1);
-    chunk_store(a->o.f + (t * f->heads + h) * width, width, ws->o, w, 1, width);
-}
-
-static void run_generated(const kern_rows *rows, const kern_row *row, const kern_recurrence_args *a, int h,
-                          const workspace *ws, float *slot) {
-    const kern_recurrence *f = &a->family;
-    const int depth = f->key_width, width = f->value_width, w = gemm_pad(width);
-    const bool in_place = slot && w == width;
-    float *state = in_place ? slot : ws->state;
-    if (slot && !in_place)
-        chunk_load(state, w, slot, width, depth, width);
-    else if (!slot)
-        memset(state, 0, (size_t)depth * w * sizeof(float));
-    for (int t = row->token0; t < row->token0 + row->length; t++) {
-        if (t > row->token0 && rows->token_start[t] == t)
-            memset(state, 0, (size_t)depth * w * sizeof(float));
-        run_token(a, t, h, ws, state, w);
+static void run_block(const recurrence_job *job, const kern_chunk *piece, workspace *ws, float *o) {
+    const recurrence_shape *s = &job->shape;
+    const float scale = job->family->scale;
+    const int n = piece->length, w = job->w, ld = s->block;
+    recurrence_block *block = &ws->block;
+    block_load(job, piece, block);
+    block_write(job, block, ws->state, ws->scaled);
+    const bool carries = chunk_carries(&block->decay);
+    for (int reader = 0; reader < s->readers; reader++) {
+        block_rows(block, ws->q, s->d, job->q + query_at(job, piece->token0, reader), (int64_t)s->queries * s->depth,
+                   s->depth);
+        if (carries) {
+            block_from_start(block, ws->scaled, ws->q, s->d, scale);
+            gemm_nn(n, w, s->depth, ws->scaled, s->d, ws->state, w, ws->o, w, 0);
+        }
+        block_pairs(block, s, ws->q, scale, ws->product);
+        gemm_nn_lower(n, w, n, ws->product, ld, block->u, w, ws->o, w, carries);
+        store_outputs(job, piece->token0, n, reader, ws->o, block->v, o);
     }
-    if (slot && !in_place)
-        chunk_store(slot, width, state, w, depth, width);
+    block_advance(job, block, ws->state);
 }
 
-static void run_prompt(const kern_rows *rows, int row, int chunk0, const kern_recurrence_args *a, int h,
-                       const workspace *ws, float *slot, int c) {
-    const kern_recurrence *f = &a->family;
-    const int depth = f->key_width, width = f->value_width, w = gemm_pad(width);
+static void run_prompt(const recurrence_job *job, int row, workspace *ws, float *slot, const kern_recurrence_args *a) {
+    const recurrence_shape *s = &job->shape;
+    const kern_rows *rows = job->rows;
     if (slot)
-        chunk_load(ws->state, w, slot, width, depth, width);
+        chunk_load(ws->state, job->w, slot, s->columns, s->depth, job->columns);
     else
-        memset(ws->state, 0, (size_t)depth * w * sizeof(float));
-    for (int i = chunk0; i < rows->n_chunks && rows->chunk[i].row == row; i++) {
+        memset(ws->state, 0, (size_t)(s->depth * job->w) * sizeof(float));
+    for (int i = chunk_of_row(rows, row); i < rows->n_chunks && rows->chunk[i].row == row; i++) {
         if (a->snapshots.p)
-            chunk_store(a->snapshots.f + ((int64_t)i * f->heads + h) * depth * width, width, ws->state, w, depth,
-                        width);
-        run_chunk(rows, &rows->chunk[i], a, h, ws, c);
+            chunk_store(a->snapshots.f + state_at(job, i), s->columns, ws->state, job->w, s->depth, job->columns);
+        for (int offset = 0; offset < rows->chunk[i].length; offset += s->block) {
+            const kern_chunk piece = block_piece(s, &rows->chunk[i], offset);
+            run_block(job, &piece, ws, a->o.f);
+        }
     }
     if (slot)
-        chunk_store(slot, width, ws->state, w, depth, width);
+        chunk_store(slot, s->columns, ws->state, job->w, s->depth, job->columns);
+}
+
+static void run_token(const recurrence_job *job, int64_t t, const workspace *ws, float *state, int ld, float *o) {
+    const recurrence_shape *s = &job->shape;
+    const kern_recurrence *f = job->family;
+    const float *q = job->q + query_at(job, t, 0);
+    float *v = ws->block.v;
+    chunk_load(v, job->w, job->v + value_at(job, t), job->values, 1, job->values);
+    if (job->values < job->columns)
+        v[job->values] = 1;
+    if (f->decay == KERN_DECAY_CHANNEL)
+        channel_decay_m1(job->g + gate_at(job, t), s->depth, ws->decay_m1);
+    else
+        ws->decay_m1[0] = f->decay == KERN_DECAY_NONE   ? 0.0f
+                          : f->decay == KERN_DECAY_HEAD ? expm1f(job->g[job->state])
+                                                        : expm1f(job->g[gate_at(job, t)]);
+    const step_token token = {.decay_m1 = ws->decay_m1,
+                              .decay_stride = f->decay == KERN_DECAY_CHANNEL,
+                              .k = job->k + key_at(job, t),
+                              .v = v,
+                              .weight = weight_at(job, t),
+                              .delta = f->update == KERN_UPDATE_DELTA,
+                              .q = q};
+    step_state(&token, state, ld, s->depth, job->columns, ws->o);
+    if (s->readers > 1)
+        gemm_nn(s->readers - 1, job->columns, s->depth, q + s->depth, s->depth, state, ld, ws->o + job->w, job->w, 0);
+    for (int reader = 0; reader < s->readers; reader++) {
+        chunk_scale_rows(ws->o + reader * job->w, ws->o + reader * job->w, job->w, &f->scale, 1);
+        store_outputs(job, t, 1, reader, ws->o + reader * job->w, v, o);
+    }
+}
+
+static void run_generated(const recurrence_job *job, const kern_row *row, const workspace *ws, float *slot, float *o) {
+    const recurrence_shape *s = &job->shape;
+    const int ld = slot ? s->columns : job->w;
+    float *state = slot ? slot : ws->state;
+    for (int t = row->token0; t < row->token0 + row->length; t++) {
+        if (t > row->token0 ? job->rows->token_start[t] == t : !slot)
+            for (int i = 0; i < s->depth; i++)
+                memset(state + (int64_t)i * ld, 0, (size_t)job->columns * sizeof(float));
+        run_token(job, t, ws, state, ld, o);
+    }
 }
 
 KERN_RUN(recurrence, kern_recurrence_args) {
-    const kern_recurrence *f = &a->family;
-    const int items = rows->n_rows * f->heads;
+    const recurrence_shape shape = recurrence_shape_of(&a->family, cpu->chunk);
+    const int row_items = shape.states * shape.strips;
     if (!a->state.p)
         for (int r = 0; r < rows->n_rows; r++)
             if (rows->row[r].slot >= 0)
                 return KERN_INVALID;
-#pragma omp parallel for schedule( \
-    dynamic) if (kern_worth_team(4.0 * rows->n_tokens * f->heads * f->key_width * f->value_width))
-    for (int item = 0; item < items; item++) {
-        const int r = item / f->heads, h = item % f->heads;
-        const kern_row *row = &rows->row[r];
-        workspace ws = lay_out(kern_cpu_workspace(cpu, kern_team_thread()), f->key_width, f->value_width, cpu->chunk);
-        float *slot = NULL;
-        if (row->slot >= 0)
-            slot = (float *)((char *)a->state.p + (size_t)row->slot * rows->slot_stride) +
-                   (size_t)h * f->key_width * f->value_width;
-        if (row->kind == KERN_ROW_GENERATED)
-            run_generated(rows, row, a, h, &ws, slot);
-        else
-            run_prompt(rows, r, chunk_of_row(rows, r), a, h, &ws, slot, cpu->chunk);
+#pragma omp parallel if (kern_worth_team(4.0 * rows->n_tokens * shape.outputs * shape.depth * shape.columns))
+    {
+        workspace ws = lay_out(kern_cpu_workspace(cpu, kern_team_thread()), &shape, &a->family);
+        recurrence_job job = {.family = &a->family,
+                              .rows = rows,
+                              .q = a->q.f,
+                              .k = a->k.f,
+                              .v = a->v.f,
+                              .g = a->g.f,
+                              .beta = a->beta.f,
+                              .skip = a->skip.f,
+                              .shape = shape};
+#pragma omp for schedule(dynamic)
+        for (int item = 0; item < rows->n_rows * row_items; item++) {
+            const kern_row *row = &rows->row[item / row_items];
+            float *slot = NULL;
+            recurrence_take_strip(&job, item % row_items / shape.strips, item % shape.strips);
+            if (row->slot >= 0)
+                slot = (float *)((char *)a->state.p + (size_t)row->slot * rows->slot_stride) + state_at(&job, 0);
+            if (row->kind == KERN_ROW_GENERATED)
+                run_generated(&job, row, &ws, slot, a->o.f);
+            else
+                run_prompt(&job, item / row_items, &ws, slot, a);
+        }
     }
     return KERN_OK;
 }

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// What the recurrences with one scalar decay a head share: one chunk of one head, its decays and document masks, padded
-// copies of its rows, the update of a state by a chunk and by a token.
+// What the recurrences share: one chunk of one head, its document masks and its decays where a head has one a token,
+// padded copies of its rows, the update of a state by a chunk.
 //
 // With c_i the running sum of log decays inside the chunk:
 //   pair_ij = e^{c_i - c_j}  for j <= i of one document, else 0       what token j still weighs at token i
@@ -16,10 +16,7 @@
 
 #include "kernels/cpu/isa/gemm.h"
 
-enum { CHUNK_MAX = 64, RECURRENCE_WIDTH_MAX = 1024 };
-
-// Whether the family is one that recurrence.c and recurrence_backward.c run, with the operands that it needs.
-kern_status KERN_NAME(recurrence_check)(const kern_recurrence *family, bool g, bool beta);
+enum { CHUNK_MAX = 64 };
 
 typedef struct chunk_decay {
     int length, columns;  // tokens, and rounded up to whole vectors
@@ -50,22 +47,29 @@ static inline int chunk_of_row(const kern_rows *rows, int row) {
     return low;
 }
 
-// The log decay of token t is g[t * stride] (g already at the head); NULL: no decay. pair has room for C * C floats.
-static inline void chunk_decay_fill(chunk_decay *decay, const kern_rows *rows, const kern_chunk *chunk, const float *g,
-                                    int64_t stride, int ld, float *pair) {
+// Length and documents of a chunk; no decays yet.
+static inline void chunk_documents(chunk_decay *decay, const kern_rows *rows, const kern_chunk *chunk) {
     const kern_row *row = &rows->row[chunk->row];
-    const int length = chunk->length;
-    float high[CHUNK_MAX] __attribute__((aligned(64))) = {0}, low[CHUNK_MAX] __attribute__((aligned(64))) = {0};
-    double sum = 0;
     decay->empty = row->slot < 0 && chunk->token0 == row->token0;
-    decay->length = length;
-    decay->columns = gemm_pad(length);
-    decay->ld = ld;
-    decay->pair = pair;
-    for (int i = 0; i < length; i++) {
+    decay->length = chunk->length;
+    decay->columns = gemm_pad(chunk->length);
+    for (int i = 0; i < chunk->length; i++) {
         int start = rows->token_start[chunk->token0 + i];
         bool carried = start < chunk->token0 || start == row->token0;
         decay->first[i] = carried ? -1 : start - chunk->token0;
+    }
+}
+
+// The log decay of token t is g[t * stride] (g already at the head); NULL: no decay. pair has room for C * C floats.
+static inline void chunk_decay_fill(chunk_decay *decay, const kern_rows *rows, const kern_chunk *chunk, const float *g,
+                                    int64_t stride, int ld, float *pair) {
+    const int length = chunk->length;
+    float high[CHUNK_MAX] __attribute__((aligned(64))) = {0}, low[CHUNK_MAX] __attribute__((aligned(64))) = {0};
+    double sum = 0;
+    chunk_documents(decay, rows, chunk);
+    decay->ld = ld;
+    decay->pair = pair;
+    for (int i = 0; i < length; i++) {
         if (decay->first[i] == i)
             sum = 0; // sums of different documents are never compared, and must not share their rounding
         sum += g ? (double)g[(chunk->token0 + i) * stride] : 0.0;
@@ -212,41 +216,6 @@ static inline void chunk_decay_gradient(const chunk_decay *decay, float *pairs, 
     }
     if (decay->empty)
         dg[0] = 0;
-}
-
-enum { STEP_VECTORS = 4 };
-
-// One token: S_d += gamma_m1 S_d + k_d u for the first `vectors` vectors of each of `depth` rows; with q, o = sum_d q_d
-// S_d.
-static inline __attribute__((always_inline)) void step_columns(float *state, int64_t ld, int depth, float gamma_m1,
-                                                               const float *k, const float *u, const float *q, float *o,
-                                                               const int vectors) {
-    vf write[STEP_VECTORS], sum[STEP_VECTORS];
-    for (int v = 0; v < vectors; v++) {
-        write[v] = vf_load(u + v * KERN_VL);
-        sum[v] = (vf){0};
-    }
-    for (int d = 0; d < depth; d++, state += ld)
-        for (int v = 0; v < vectors; v++) {
-            vf s = vf_load(state + v * KERN_VL);
-            s += s * gamma_m1 + k[d] * write[v];
-            vf_store(state + v * KERN_VL, s);
-            if (q)
-                sum[v] += q[d] * s;
-        }
-    if (q)
-        for (int v = 0; v < vectors; v++)
-            vf_store(o + v * KERN_VL, sum[v]);
-}
-
-// The same over `width` columns (whole vectors). q NULL: no read-out.
-static inline void step_state(float *state, int64_t ld, int depth, int width, float gamma_m1, const float *k,
-                              const float *u, const float *q, float *o) {
-    int j = 0;
-    for (; j + STEP_VECTORS * KERN_VL <= width; j += STEP_VECTORS * KERN_VL)
-        step_columns(state + j, ld, depth, gamma_m1, k, u + j, q, o + j, STEP_VECTORS);
-    for (; j < width; j += KERN_VL)
-        step_columns(state + j, ld, depth, gamma_m1, k, u + j, q, o + j, 1);
 }
 
 #endif
