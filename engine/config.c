@@ -24,7 +24,7 @@ enum {
 static const int64_t max_positions = (int64_t)1 << 40;
 static const double default_tolerance = 1e-4;
 
-enum { OWN_MLP = -1 };
+enum { NO_MLP = -1, OWN_MLP = -2 };
 
 typedef struct family {
     const char *model_type, *architecture;
@@ -46,10 +46,21 @@ typedef struct family {
 
 static const family families[] = {
     FLA_FAMILY("mesa_net", "MesaNetForCausalLM", 24, 4),
+    FLA_FAMILY("gated_deltanet", "GatedDeltaNetForCausalLM", 21, 4),
+    FLA_FAMILY("delta_net", "DeltaNetForCausalLM", 24, 4),
+    FLA_FAMILY("gla", "GLAForCausalLM", 24, 4),
+    FLA_FAMILY("kda", "KDAForCausalLM", 24, 4),
+    FLA_FAMILY("retnet", "RetNetForCausalLM", 24, 2),
+    FLA_FAMILY("linear_attn", "LinearAttentionForCausalLM", 24, 4),
+    FLA_FAMILY("recurrence", "RecurrenceForCausalLM", 24, 4),
     {"transformer", "TransformerForCausalLM", ENG_DIALECT_FLA, "norm_eps", 32000, 2048, 24, 0, 4, false, NULL,
      eng_config_transformer_layers},
     {"llama", "LlamaForCausalLM", ENG_DIALECT_LLAMA, "rms_norm_eps", 32000, 4096, 32, 11008, 4, false, NULL,
      eng_config_llama_layers},
+    {"mamba2", "Mamba2ForCausalLM", ENG_DIALECT_MAMBA2, "norm_eps", 32768, 4096, 64, NO_MLP, 0, false,
+     eng_config_mamba2_backbone, eng_config_mamba2_layers},
+    {"xlstm", "xLSTMForCausalLM", ENG_DIALECT_XLSTM, "norm_eps", 50304, 4096, 32, OWN_MLP, 0, false,
+     eng_config_xlstm_backbone, eng_config_xlstm_layers},
     {"recurrent_gemma", "RecurrentGemmaForCausalLM", ENG_DIALECT_GEMMA, "rms_norm_eps", 256000, 2560, 26, OWN_MLP, 0,
      true, eng_config_gemma_backbone, eng_config_gemma_layers},
 };

@@ -137,7 +137,7 @@ static bool read_named_layer(eng_keys *keys, eng_config *config, const char *nam
         layer->mesa = read_mesa(keys);
         return true;
     }
-    return false;
+    return eng_config_recurrent_layer(keys, config, name, layer);
 }
 
 static void apply_layer_types(eng_keys *keys, eng_config *config, const json_t *list) {

@@ -32,7 +32,16 @@ typedef struct eng_mixer {
 
 extern const eng_mixer eng_mixer_mesa;
 extern const eng_mixer eng_mixer_attention;
+extern const eng_mixer eng_mixer_linear_attn;
+extern const eng_mixer eng_mixer_retnet;
+extern const eng_mixer eng_mixer_gla;
+extern const eng_mixer eng_mixer_delta_net;
+extern const eng_mixer eng_mixer_gated_deltanet;
+extern const eng_mixer eng_mixer_kda;
+extern const eng_mixer eng_mixer_mamba2;
+extern const eng_mixer eng_mixer_mlstm;
 extern const eng_mixer eng_mixer_rglru;
+extern const eng_mixer eng_mixer_recurrence;
 
 const eng_mixer *eng_mixer_find(const char *name); // NULL: none
 

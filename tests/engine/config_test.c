@@ -294,8 +294,27 @@ static const struct refusal {
     {LLAMA "\"rope_parameters\": {\"partial_rotary_factor\": 0.5}}", ENG_UNSUPPORTED, "partial_rotary_factor"},
     {LLAMA "\"rope_parameters\": {}, \"rope_scaling\": {}}", ENG_FORMAT, "stands beside rope_parameters"},
     {LLAMA "\"rope_theta\": \"big\"}", ENG_FORMAT, "rope_theta"},
+    {"{\"model_type\": \"gla\", \"num_heads\": 3}", ENG_FORMAT, "expand_k: gives a width of 1024 for 3 heads"},
+    {"{\"model_type\": \"gla\", \"num_kv_heads\": 3}", ENG_FORMAT, "num_kv_heads: 3 does not divide the 4"},
+    {"{\"model_type\": \"gla\", \"feature_map\": \"gelu\"}", ENG_UNSUPPORTED, "feature_map: 'gelu'"},
+    {"{\"model_type\": \"gla\", \"clamp_min\": 0}", ENG_UNSUPPORTED, "clamp_min"},
+    {"{\"model_type\": \"retnet\", \"hidden_act\": \"gelu\"}", ENG_UNSUPPORTED, "hidden_act: 'gelu'"},
+    {"{\"model_type\": \"linear_attn\", \"feature_map\": \"cosformer\"}", ENG_UNSUPPORTED, "'cosformer'"},
+    {"{\"model_type\": \"delta_net\", \"qk_norm\": \"rms\"}", ENG_UNSUPPORTED, "qk_norm: 'rms'"},
+    {"{\"model_type\": \"delta_net\", \"qk_activation\": \"gelu\"}", ENG_UNSUPPORTED, "qk_activation: 'gelu'"},
+    {"{\"model_type\": \"gated_deltanet\", \"num_v_heads\": 8}", ENG_FORMAT, "num_heads: 6 does not divide the 8"},
+    {"{\"model_type\": \"kda\", \"lower_bound\": 5}", ENG_FORMAT, "lower_bound: is 5"},
+    {"{\"model_type\": \"mamba2\", \"num_heads\": 100}", ENG_FORMAT, "num_heads: 100 heads of width 64"},
+    {"{\"model_type\": \"mamba2\", \"n_groups\": 3}", ENG_FORMAT, "n_groups: 3 does not divide the 128 heads"},
+    {"{\"model_type\": \"mamba2\", \"time_step_limit\": [1]}", ENG_FORMAT, "time_step_limit"},
+    {"{\"model_type\": \"mamba2\", \"time_step_limit\": [1, 0.5]}", ENG_FORMAT, "time_step_limit.1"},
+    {"{\"model_type\": \"xlstm\", \"weight_mode\": \"fused\"}", ENG_UNSUPPORTED, "weight_mode: 'fused'"},
+    {"{\"model_type\": \"xlstm\", \"use_bias\": true}", ENG_UNSUPPORTED, "use_bias"},
+    {"{\"model_type\": \"xlstm\", \"add_out_norm\": false}", ENG_UNSUPPORTED, "add_out_norm"},
     {"{\"model_type\": \"recurrent_gemma\", \"block_types\": [\"mlp\"]}", ENG_UNSUPPORTED, "block_types: 'mlp'"},
     {"{\"model_type\": \"recurrent_gemma\", \"intermediate_size\": 7}", ENG_FORMAT, "intermediate_size"},
+    {"{\"model_type\": \"recurrence\", \"recurrence\": {\"decay\": \"slow\"}}", ENG_UNSUPPORTED,
+     "recurrence.decay: 'slow'"},
 };
 
 START_TEST(refused) {
@@ -348,7 +367,104 @@ START_TEST(table_of_mesa_net) {
 }
 END_TEST
 
+// Parameters and state of the other families, counted by hand. Every state part begins at a multiple of 64 bytes.
+START_TEST(table_of_recurrent_families) {
+    static const struct {
+        const char *json;
+        int64_t mixer; // parameters of a layer's mixer
+        size_t state;  // bytes of a layer
+        const char *tensor;
+        int ndim;
+        int64_t shape[3];
+    } wanted[] = {
+        {"{\"model_type\": \"linear_attn\", \"feature_map\": \"hedgehog\"," SMALL "\"hidden_act\": \"swish\"}",
+         4 * 16 * 16 + 8 + 2 * (8 * 8 + 8),
+         4 * 2 * 16 * 8,
+         "model.layers.1.attn.feature_map_k.layer.bias",
+         1,
+         {8}},
+        {"{\"model_type\": \"retnet\"," SMALL "\"fuse_norm\": false}",
+         2 * 16 * 16 + 3 * 16 * 32 + 16,
+         4 * 2 * 8 * 16,
+         "model.layers.0.attn.g_norm.weight",
+         1,
+         {16}},
+        {"{\"model_type\": \"gla\"," SMALL "\"num_kv_heads\": 1}",
+         8 * 16 + 4 * 16 + 8 * 16 + 16 * 16 + 4 * 16 + 4 + 16 * 16 + 8 + 16 * 16,
+         4 * 4 * 8,
+         "model.layers.0.attn.g_norm_swish_gate.weight",
+         1,
+         {8}},
+        {"{\"model_type\": \"delta_net\"," SMALL "\"qk_norm\": \"sum\"}",
+         4 * 16 * 16 + 3 * 16 * 4 + 2 * 16 + 8,
+         4 * 2 * 8 * 8 + 3 * 4 * 3 * 16,
+         "model.layers.0.attn.v_conv1d.weight",
+         3,
+         {16, 1, 4}},
+        {"{\"model_type\": \"gated_deltanet\"," SMALL "\"head_dim\": 8, \"num_v_heads\": 4}",
+         2 * 16 * 16 + 3 * 64 * 16 + 2 * 4 * 16 + 2 * 4 + (2 * 16 + 64) * 4 + 16,
+         4 * 4 * 8 * 16 + 4 * 3 * (2 * 16 + 64),
+         "model.layers.0.attn.A_log",
+         1,
+         {4}},
+        {"{\"model_type\": \"kda\"," SMALL "\"head_dim\": 8}",
+         4 * 16 * 16 + 2 * 16 + 2 * (8 * 16 + 16 * 8) + 2 + 16 + 16 + 3 * 16 * 4 + 8,
+         4 * 2 * 8 * 8 + 4 * 3 * 3 * 16,
+         "model.layers.0.attn.g_proj.1.bias",
+         1,
+         {16}},
+        {"{\"model_type\": \"recurrence\"," SMALL "\"head_dim\": 8, \"recurrence\": {\"decay\": \"channel\"}}",
+         4 * 16 * 16 + 16 * 16 + 16 + 3 * 16 * 4 + 8,
+         4 * 2 * 8 * 8 + 4 * 3 * 3 * 16,
+         "model.layers.0.attn.a_proj.bias",
+         1,
+         {16}},
+    };
+    for (size_t i = 0; i < sizeof wanted / sizeof wanted[0]; i++) {
+        eng_model *model = model_of(wanted[i].json);
+        int64_t layer = wanted[i].mixer + 2 * 16 + 3 * 24 * 16;
+        ck_assert_msg(model->parameters == (uint64_t)(2 * 32 * 16 + 2 * layer + 16), "%s: %llu parameters, wanted %lld",
+                      wanted[i].json, (unsigned long long)model->parameters, (long long)(2 * 32 * 16 + 2 * layer + 16));
+        ck_assert_msg(model->layer[0].state_bytes == wanted[i].state, "%s: %zu bytes of state", wanted[i].json,
+                      model->layer[0].state_bytes);
+        int32_t index = eng_model_find(model, wanted[i].tensor);
+        ck_assert_msg(index >= 0, "%s: no %s", wanted[i].json, wanted[i].tensor);
+        ck_assert_int_eq(model->tensor[index].ndim, wanted[i].ndim);
+        for (int d = 0; d < wanted[i].ndim; d++)
+            ck_assert_int_eq(model->tensor[index].shape[d], wanted[i].shape[d]);
+        ck_assert(!model->tensor[index].decay);
+        ck_assert_double_gt(eng_model_flops(model, 0, 0), 0);
+        eng_model_free(model);
+    }
+}
+END_TEST
+
 START_TEST(table_of_other_backbones) {
+    eng_model *mamba = model_of("{\"model_type\": \"mamba2\", \"vocab_size\": 32, \"hidden_size\": 16,"
+                                "\"num_hidden_layers\": 2, \"num_heads\": 4, \"head_dim\": 8, \"state_size\": 4,"
+                                "\"n_groups\": 2, \"time_step_limit\": [0.0, Infinity]}");
+    int64_t in = 2 * 32 + 2 * 8 + 4;
+    ck_assert_int_eq(mamba->parameters,
+                     2 * 32 * 16 + 16 + 2 * (16 + in * 16 + 48 * 4 + 48 + 3 * 4 + 32 + 16 * 32)); // no MLP
+    ck_assert_int_eq(mamba->config.intermediate_size, 0);
+    ck_assert_int_ge(eng_model_find(mamba, "backbone.layers.1.mixer.in_proj.weight"), 0);
+    ck_assert_str_eq(mamba->tensor[mamba->embed].alias, "backbone.embedding.weight");
+    ck_assert_float_eq(mamba->config.norm_eps, 1e-5F);
+    ck_assert_uint_eq(mamba->layer[0].state_bytes, 4 * 4 * 8 * 4 + 4 * 3 * 32 + 2 * 128); // 96 bytes lie in 128
+    eng_model_free(mamba);
+
+    eng_model *xlstm = model_of("{\"model_type\": \"xlstm\", \"vocab_size\": 32, \"embedding_dim\": 64,"
+                                "\"num_blocks\": 2, \"num_heads\": 2}");
+    ck_assert_int_eq(xlstm->config.layers, 2);
+    ck_assert_int_eq(xlstm->config.hidden_size, 64);
+    ck_assert_int_eq(xlstm->config.intermediate_size, 192); // 64 * 2.667 = 170.7, up to a multiple of 64
+    ck_assert_float_eq(xlstm->config.logits_soft_cap, 30);
+    int32_t q = eng_model_find(xlstm, "backbone.blocks.0.mlstm_layer.q.weight");
+    ck_assert_int_ge(q, 0);
+    ck_assert_str_eq(xlstm->tensor[q].alias, "backbone.blocks.0.mlstm_layer.query.weight");
+    ck_assert_uint_eq(xlstm->layer[0].state_bytes, 4 * 2 * 16 * 33 + 64); // C and n, then m
+    eng_model_free(xlstm);
+
     eng_model *gemma = model_of("{\"model_type\": \"recurrent_gemma\", \"vocab_size\": 32, \"hidden_size\": 16,"
                                 "\"num_hidden_layers\": 4, \"num_attention_heads\": 2, \"intermediate_size\": 48}");
     ck_assert_int_eq(gemma->config.intermediate_size, 24);
@@ -431,6 +547,7 @@ static Suite *config_suite(void) {
     TCase *table = tcase_create("table");
     tcase_add_test(table, table_of_mesa_net);
     tcase_add_test(table, table_of_llama);
+    tcase_add_test(table, table_of_recurrent_families);
     tcase_add_test(table, table_of_other_backbones);
     tcase_add_test(table, start_values);
     tcase_add_test(table, flops_grow_with_what_is_used);
