@@ -6,6 +6,7 @@
 # Sourced: need_python NAME MODULE... sets python, or ends the test as skipped; packages are those of NAME.txt beside
 # this file. Run: tests/clients/venv.sh makes all of them ahead of the tests, which have less time.
 venv_dir=$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)
+venv_build=${MESA_BUILD:-$venv_dir/../../build}/clients
 
 make_venv() { # NAME FOLDER
     rm -rf "$2"
@@ -14,8 +15,16 @@ make_venv() { # NAME FOLDER
         touch "$2/whole"
 }
 
+ensure_venv() { # NAME FOLDER: one at a time, tests run beside each other
+    mkdir -p "$(dirname "$2")"
+    (
+        flock 9
+        [ -f "$2/whole" ] || make_venv "$1" "$2" >"$2.log" 2>&1
+    ) 9>"$2.lock"
+}
+
 need_python() { # NAME MODULE...
-    local name=$1 folder=${MESA_BUILD:-build}/clients/$1 module imports=
+    local name=$1 folder=$venv_build/$1 module imports=
     shift
     command -v python3 >/dev/null || { echo "SKIP: python3 is not installed"; exit 77; }
     for module; do
@@ -25,27 +34,20 @@ need_python() { # NAME MODULE...
         python=python3
         return
     fi
-    mkdir -p "$(dirname "$folder")"
-    # Tests run at the same time.
-    exec 9>"$folder.lock"
-    flock 9
-    if [ ! -f "$folder/whole" ] && ! make_venv "$name" "$folder" >"$folder.log" 2>&1; then
+    if ! ensure_venv "$name" "$folder"; then
         tail -n 3 "$folder.log"
         echo "SKIP: the packages of tests/clients/$name.txt cannot be had"
         exit 77
     fi
-    exec 9>&-
     python=$folder/bin/python
     "$python" -c "$imports" || { echo "FAIL: $folder lacks a package"; exit 1; }
 }
 
 if [ "${BASH_SOURCE[0]}" = "$0" ]; then
-    set -uo pipefail
     status=0
     for list in "$venv_dir"/*.txt; do
         name=$(basename "$list" .txt)
-        (need_python "$name" no_module_has_this_name_so_that_a_folder_is_made 2>/dev/null)
-        [ -f "${MESA_BUILD:-build}/clients/$name/whole" ] || status=77
+        ensure_venv "$name" "$venv_build/$name" || status=77
     done
     exit $status
 fi
