@@ -431,9 +431,9 @@ typedef struct kern_normalise_backward_args {
 typedef enum kern_decay { KERN_DECAY_NONE, KERN_DECAY_HEAD, KERN_DECAY_SCALAR, KERN_DECAY_CHANNEL } kern_decay;
 typedef enum kern_update { KERN_UPDATE_ADD, KERN_UPDATE_DELTA } kern_update;
 typedef struct kern_recurrence {
-    int32_t decay, update; // kern_decay, kern_update
-    int32_t weighted;      // the write weight w (or beta) is an operand; otherwise 1
-    int32_t heads;         // H
+    int32_t decay, update;                       // kern_decay, kern_update
+    int32_t weighted;                            // the write weight w (or beta) is an operand; otherwise 1
+    int32_t heads;                               // H
     int32_t query_heads, key_heads, value_heads; // 0: H
     int32_t key_width, value_width;              // D, V
     int32_t unit_column;                         // a constant 1 stands behind the V values of v (normalisers)

@@ -121,8 +121,7 @@ static void backward_reads(const kern_recurrence *f, const shape *s, const kern_
             if (j < s->width)
                 out->dv[(t * s->values + value_of(s, h)) * s->width + j] += skip_at(f, in, output, j) * gradient;
             if (f->skip_width && out->dskip && j < s->width)
-                out->dskip[output * f->skip_width + (f->skip_width > 1 ? j : 0)] +=
-                    gradient * value_at(s, in, t, h, j);
+                out->dskip[output * f->skip_width + (f->skip_width > 1 ? j : 0)] += gradient * value_at(s, in, t, h, j);
         }
     }
 }
