@@ -20,6 +20,7 @@ enum { HEX_DIGITS = 2 * SRV_DIGEST_BYTES, MS_A_MINUTE = 60000 };
 struct srv_keys {
     srv_key *rows;
     size_t count;
+    srv_keys *older; // NULL: none
 };
 
 static bool hash(const char *text, size_t length, uint8_t *digest) {
@@ -159,7 +160,7 @@ static eng_status parse(srv_keys *keys, const char *path, srv_buf *text, eng_err
     return keys->count ? ENG_OK : eng_fail(error, ENG_INVALID, "%s: no key in the file", path);
 }
 
-eng_status srv_keys_load(const char *path, srv_keys **out, eng_error *error) {
+eng_status srv_keys_load(const char *path, srv_keys *older, srv_keys **out, eng_error *error) {
     srv_buf text;
     srv_keys *keys = calloc(1, sizeof *keys);
 
@@ -173,20 +174,24 @@ eng_status srv_keys_load(const char *path, srv_keys **out, eng_error *error) {
     if (!status)
         status = parse(keys, path, &text, error);
     srv_buf_free(&text);
-    if (status)
+    if (status) {
         srv_keys_free(keys);
-    else
-        *out = keys;
-    return status;
+        return status;
+    }
+    keys->older = older;
+    *out = keys;
+    return ENG_OK;
 }
 
 void srv_keys_free(srv_keys *keys) {
-    if (!keys)
-        return;
-    for (size_t i = 0; i < keys->count; i++)
-        free(keys->rows[i].models);
-    free(keys->rows);
-    free(keys);
+    while (keys) {
+        srv_keys *older = keys->older;
+        for (size_t i = 0; i < keys->count; i++)
+            free(keys->rows[i].models);
+        free(keys->rows);
+        free(keys);
+        keys = older;
+    }
 }
 
 size_t srv_keys_count(const srv_keys *keys) {

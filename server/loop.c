@@ -9,14 +9,16 @@
 #include <stdlib.h>
 #include <uv.h>
 
-enum { SIGNAL_COUNT = 2 };
+enum { MOST_SIGNALS = 3 };
 
 struct srv_loop {
     uv_loop_t uv;
-    uv_signal_t signals[SIGNAL_COUNT];
+    struct signal_watch {
+        uv_signal_t uv;
+        srv_loop_fn fn;
+        void *context;
+    } signals[MOST_SIGNALS];
     int signals_ready; // initialised, to be closed
-    srv_loop_fn on_terminate;
-    void *terminate_context;
     unsigned offloaded;
 };
 
@@ -83,7 +85,7 @@ void srv_loop_free(srv_loop *loop) {
     if (!loop)
         return;
     for (int i = 0; i < loop->signals_ready; i++)
-        uv_close((uv_handle_t *)&loop->signals[i], NULL);
+        uv_close((uv_handle_t *)&loop->signals[i].uv, NULL);
     uv_run(&loop->uv, UV_RUN_DEFAULT);
     uv_loop_close(&loop->uv);
     free(loop);
@@ -94,27 +96,32 @@ uint64_t srv_loop_now(const srv_loop *loop) {
 }
 
 static void on_signal(uv_signal_t *handle, int number) {
-    srv_loop *loop = handle->data;
+    const struct signal_watch *watch = handle->data;
     (void)number;
-    loop->on_terminate(loop->terminate_context);
+    watch->fn(watch->context);
+}
+
+static eng_status watch_signal(srv_loop *loop, int number, srv_loop_fn fn, void *context) {
+    if (loop->signals_ready == MOST_SIGNALS)
+        return ENG_FULL;
+    struct signal_watch *watch = &loop->signals[loop->signals_ready];
+    const eng_status status = status_of(uv_signal_init(&loop->uv, &watch->uv));
+    if (status)
+        return status;
+    loop->signals_ready++;
+    watch->uv.data = watch;
+    watch->fn = fn;
+    watch->context = context;
+    return status_of(uv_signal_start(&watch->uv, on_signal, number));
 }
 
 eng_status srv_loop_on_terminate(srv_loop *loop, srv_loop_fn fn, void *context) {
-    static const int numbers[SIGNAL_COUNT] = {SIGTERM, SIGINT};
+    const eng_status status = watch_signal(loop, SIGTERM, fn, context);
+    return status ? status : watch_signal(loop, SIGINT, fn, context);
+}
 
-    loop->on_terminate = fn;
-    loop->terminate_context = context;
-    for (int i = 0; i < SIGNAL_COUNT; i++) {
-        eng_status status = status_of(uv_signal_init(&loop->uv, &loop->signals[i]));
-        if (status)
-            return status;
-        loop->signals_ready++;
-        loop->signals[i].data = loop;
-        status = status_of(uv_signal_start(&loop->signals[i], on_signal, numbers[i]));
-        if (status)
-            return status;
-    }
-    return ENG_OK;
+eng_status srv_loop_on_reload(srv_loop *loop, srv_loop_fn fn, void *context) {
+    return watch_signal(loop, SIGHUP, fn, context);
 }
 
 // ---- watches -------------------------------------------------------------------------------------------------------

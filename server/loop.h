@@ -45,8 +45,9 @@ ENG_CHECKED eng_status srv_wake_create(srv_loop *loop, srv_loop_fn fn, void *con
 void srv_wake_send(srv_wake *wake);  // any thread, until the wake is closed
 void srv_wake_close(srv_wake *wake); // NULL is accepted
 
-// Calls fn for SIGTERM and SIGINT from now on until the loop is freed.
+// Calls fn for SIGTERM and SIGINT, or for SIGHUP, from now on until the loop is freed.
 ENG_CHECKED eng_status srv_loop_on_terminate(srv_loop *loop, srv_loop_fn fn, void *context);
+ENG_CHECKED eng_status srv_loop_on_reload(srv_loop *loop, srv_loop_fn fn, void *context);
 
 // work(context) on a thread of the pool, then done(context) on the loop thread.
 ENG_CHECKED eng_status srv_loop_offload(srv_loop *loop, srv_loop_fn work, srv_loop_fn done, void *context);

@@ -49,7 +49,7 @@ static void raise_descriptor_limit(void) {
 // What a start would find wrong with the configuration's files and addresses.
 static eng_status check_files(const srv_config *config, eng_error *error) {
     srv_keys *keys = NULL;
-    eng_status status = config->keys ? srv_keys_load(config->keys, &keys, error) : ENG_OK;
+    eng_status status = config->keys ? srv_keys_load(config->keys, NULL, &keys, error) : ENG_OK;
 
     srv_keys_free(keys);
     if (!status && config->tls_cert)

@@ -63,6 +63,25 @@ static void on_signal(void *context) {
     on_stop(server);
 }
 
+// Reads the key file again; a bad one changes nothing.
+static void on_reload(void *context) {
+    srv_server *server = context;
+    eng_error error = {0};
+    struct timespec now;
+
+    clock_gettime(CLOCK_MONOTONIC, &now);
+    sd_notifyf(0, "RELOADING=1\nMONOTONIC_USEC=%llu",
+               (unsigned long long)now.tv_sec * 1000000 + (unsigned long long)now.tv_nsec / 1000);
+    if (!server->config->keys)
+        srv_log_write(server->log, ENG_LOG_INFO, "reload", "there is no key file to read again");
+    else if (srv_keys_load(server->config->keys, server->keys, &server->keys, &error))
+        srv_log_write(server->log, ENG_LOG_ERROR, "reload", "%s; the keys stay as they were", error.text);
+    else
+        srv_log_write(server->log, ENG_LOG_INFO, "reload", "%zu keys are read", srv_keys_count(server->keys));
+    if (server->phase == SRV_SERVING)
+        sd_notify(0, "READY=1");
+}
+
 // ---- service manager -----------------------------------------------------------------------------------------------
 
 // Tells the watchdog only what is true: every engine is idle or inside a step that is younger than the watchdog's time.
@@ -283,6 +302,8 @@ static eng_status create_handles(srv_server *server) {
     if (!status)
         status = srv_wake_create(server->loop, on_stop, server, &server->stop);
     if (!status)
+        status = srv_wake_create(server->loop, on_reload, server, &server->reload);
+    if (!status)
         status = srv_timer_create(server->loop, on_drain_tick, server, &server->drain_timer);
     if (!status)
         status = srv_timer_create(server->loop, on_notify_tick, server, &server->notify_timer);
@@ -302,7 +323,7 @@ eng_status srv_server_create(const srv_config *config, srv_log *log, srv_server 
     if (status)
         status = eng_fail(error, ENG_NO_MEMORY, "the event loop cannot be made");
     else if (config->keys)
-        status = srv_keys_load(config->keys, &server->keys, error);
+        status = srv_keys_load(config->keys, NULL, &server->keys, error);
     if (!status)
         status = srv_http_create(server, &server->http, error);
     if (status) {
@@ -314,7 +335,8 @@ eng_status srv_server_create(const srv_config *config, srv_log *log, srv_server 
 }
 
 eng_status srv_server_handle_signals(srv_server *server) {
-    return srv_loop_on_terminate(server->loop, on_signal, server);
+    const eng_status status = srv_loop_on_terminate(server->loop, on_signal, server);
+    return status ? status : srv_loop_on_reload(server->loop, on_reload, server);
 }
 
 int srv_server_run(srv_server *server) {
@@ -344,6 +366,10 @@ void srv_server_stop(srv_server *server) {
     srv_wake_send(server->stop);
 }
 
+void srv_server_reload(srv_server *server) {
+    srv_wake_send(server->reload);
+}
+
 const char *srv_server_address(const srv_server *server, size_t index) {
     return srv_http_address(server->http, index);
 }
@@ -356,6 +382,7 @@ void srv_server_free(srv_server *server) {
         srv_worker_stop(server->models[i].worker); // until then it may wake the loop
     srv_wake_close(server->events);
     srv_wake_close(server->stop);
+    srv_wake_close(server->reload);
     srv_timer_close(server->drain_timer);
     srv_timer_close(server->notify_timer);
     srv_loop_free(server->loop);

@@ -165,18 +165,19 @@ struct srv_server {
     uint64_t drain_until_ms;
     srv_timer *drain_timer, *notify_timer;
     // Any thread may send them.
-    srv_wake *events, *stop;
+    srv_wake *events, *stop, *reload;
 };
 
 // Binds the addresses; ENG_IO: cannot listen. config and log outlive the server.
 ENG_CHECKED eng_status srv_server_create(const srv_config *config, srv_log *log, srv_server **out, eng_error *error);
-// The first signal drains, the second one ends the process with status 1.
+// The first of SIGTERM and SIGINT drains, the second ends the process with status 1; SIGHUP reads the key file again.
 ENG_CHECKED eng_status srv_server_handle_signals(srv_server *server);
 // Loads the models and serves until it is drained. Returns the exit status (config.c's help lists them). Models that
 // are still loading are left to it: srv_server_free waits for them.
 int srv_server_run(srv_server *server);
 bool srv_server_loading(const srv_server *server);                      // after run: a model's load is still in flight
 void srv_server_stop(srv_server *server);                               // drain; any thread, until srv_server_free
+void srv_server_reload(srv_server *server);                             // read the keys again; as srv_server_stop
 void srv_server_free(srv_server *server);                               // NULL is accepted
 const char *srv_server_address(const srv_server *server, size_t index); // NULL: none
 

@@ -260,6 +260,47 @@ START_TEST(models_of_a_key) {
 }
 END_TEST
 
+static bool log_says(const char *text) {
+    char *log = fixture_log(&server);
+    const bool found = strstr(log, text) != NULL;
+    free(log);
+    return found;
+}
+static bool bad_file_told(void) {
+    return log_says("the keys stay as they were");
+}
+static bool new_file_told(void) {
+    return log_says("1 keys are read");
+}
+
+// A key is added and another withdrawn without a restart; a request that runs meanwhile goes on, and so does a stream.
+START_TEST(keys_are_read_again) {
+    answer answer;
+
+    start_with_keys("max_requests=1", NULL);
+    atomic_store(&fake_engine()->step_us, 2000);
+    const int running = client_connect(&server);
+    client_ask(running, "POST", "/v1/completions", ALICE, "{\"prompt\":\"hi\",\"max_tokens\":500,\"stream\":true}");
+    write_file(path, "nonsense\n");
+    srv_server_reload(server.server);
+    wait_for(bad_file_told, "a bad file is told");
+    ck_assert_int_eq(status_of("GET", "/v1/models", BOB, NULL), 200);
+    write_file(path, "");
+    add_key("carol", "carol-0123456789abcdef", "");
+    srv_server_reload(server.server);
+    wait_for(new_file_told, "the new keys are there");
+    ck_assert_int_eq(status_of("GET", "/v1/models", "Authorization: Bearer carol-0123456789abcdef\r\n", NULL), 200);
+    ck_assert_int_eq(status_of("GET", "/v1/models", BOB, NULL), 401);
+    ck_assert_int_eq(status_of("POST", "/v1/completions", ALICE, HELLO), 401);
+    client_read(running, &answer, false);
+    ck_assert_int_eq(answer.status, 200);
+    ck_assert_ptr_nonnull(strstr(answer.body, "[DONE]"));
+    answer_free(&answer);
+    close(running);
+    ck_assert_int_eq(fixture_stop(&server), 0);
+}
+END_TEST
+
 #define DIGEST "0123456789abcdef0123456789abcdef0123456789abcdef0123456789abcdef"
 
 START_TEST(bad_key_files) {
@@ -286,7 +327,7 @@ START_TEST(bad_key_files) {
         srv_keys *keys = NULL;
         eng_error error = {0};
         write_file(path, cases[i].text);
-        ck_assert_msg(srv_keys_load(path, &keys, &error) != ENG_OK, "accepted: %s", cases[i].text);
+        ck_assert_msg(srv_keys_load(path, NULL, &keys, &error) != ENG_OK, "accepted: %s", cases[i].text);
         ck_assert_msg(strstr(error.text, cases[i].named) && strstr(error.text, path), "%s: %s", cases[i].text,
                       error.text);
         ck_assert_ptr_null(strstr(error.text, "0123456789abcdef"));
@@ -294,11 +335,11 @@ START_TEST(bad_key_files) {
     }
     srv_keys *keys = NULL;
     eng_error error = {0};
-    ck_assert_int_eq(srv_keys_load("/tmp", &keys, &error), ENG_INVALID);
+    ck_assert_int_eq(srv_keys_load("/tmp", NULL, &keys, &error), ENG_INVALID);
     ck_assert_ptr_nonnull(strstr(error.text, "/tmp: not a regular file"));
     write_file(path, " \talice\t" DIGEST "  rate=5\tmax_requests=7 models=a,b\r\n");
     error = (eng_error){0};
-    ck_assert_msg(srv_keys_load(path, &keys, &error) == ENG_OK, "%s", error.text);
+    ck_assert_msg(srv_keys_load(path, NULL, &keys, &error) == ENG_OK, "%s", error.text);
     ck_assert_uint_eq(srv_keys_count(keys), 1);
     srv_keys_free(keys);
 }
@@ -591,6 +632,7 @@ static Suite *access_suite(void) {
     tcase_add_test(tests, rate_of_a_key);
     tcase_add_test(tests, requests_of_a_key_at_once);
     tcase_add_test(tests, models_of_a_key);
+    tcase_add_test(tests, keys_are_read_again);
     tcase_add_test(tests, bad_key_files);
     tcase_add_test(tests, exposed_addresses_need_keys);
     tcase_add_test(tests, administration_has_its_own_address);

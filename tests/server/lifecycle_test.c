@@ -340,6 +340,10 @@ START_TEST(service_manager_is_told) {
     ck_assert_int_eq(answer.status, 200); // what READY says is true
     answer_free(&answer);
     expect_notice(manager, "WATCHDOG=1");
+    // Every reload ends.
+    srv_server_reload(server.server);
+    expect_notice(manager, "RELOADING=1");
+    expect_notice(manager, "READY=1");
     // A step that takes too long must not be vouched for.
     atomic_store(&fake_engine()->step_us, 1500000);
     const int client = client_connect(&server);
