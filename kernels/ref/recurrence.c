@@ -34,7 +34,7 @@ static int value_of(const shape *s, int h) {
     return h / (s->heads / s->values);
 }
 
-enum { DEPTH_MAX = 256 };
+enum { DEPTH_MAX = 4096 };
 
 // decay (D): of each channel before token t is written.
 static void decays_at(const kern_recurrence *f, const kern_ref_recurrence_inputs *in, int t, int h, double *decay) {

@@ -45,7 +45,7 @@ START_TEST(wide_states_match_reference) {
         {.decay = KERN_DECAY_NONE,
          .update = KERN_UPDATE_DELTA,
          .heads = 1,
-         .key_width = 256,
+         .key_width = 520,
          .value_width = 1024,
          .scale = 0.06f},
     };
@@ -230,10 +230,10 @@ START_TEST(impossible_shapes_are_refused) {
         refused(&test, &p, bad, KERN_INVALID);
     }
     bad = good;
-    bad.key_width = 257;
+    bad.key_width = 4097;
     refused(&test, &p, bad, KERN_UNSUPPORTED);
     bad = good;
-    bad.value_width = 1025;
+    bad.value_width = 4097;
     refused(&test, &p, bad, KERN_UNSUPPORTED);
     kern_recurrence_args args = arguments(&p, false);
     args.beta.f = NULL;

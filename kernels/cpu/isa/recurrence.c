@@ -24,15 +24,15 @@ typedef struct workspace {
 
 static workspace lay_out(char *base, const recurrence_shape *s, const kern_recurrence *f) {
     const size_t d = (size_t)s->d, w = (size_t)gemm_pad(s->strip), b = (size_t)s->block;
-    const size_t outputs = b > (size_t)s->readers ? b : (size_t)s->readers;
-    workspace ws;
-    float **piece[] = {&ws.state, &ws.q, &ws.scaled, &ws.o, &ws.product, &ws.decay_m1};
-    const size_t count[] = {d * w, b * d, b * d, outputs * w, b * b, d};
+    const size_t readers = (size_t)s->readers;
     size_t used = 0;
-    for (size_t i = 0; i < sizeof count / sizeof count[0]; i++) {
-        *piece[i] = (float *)(base + used);
-        used += kern_align64(count[i] * sizeof(float));
-    }
+    workspace ws;
+    ws.state = workspace_take(base, &used, d * w);
+    ws.q = workspace_take(base, &used, b * d);
+    ws.scaled = workspace_take(base, &used, b * d);
+    ws.o = workspace_take(base, &used, (b > readers ? b : readers) * w);
+    ws.product = workspace_take(base, &used, b * b);
+    ws.decay_m1 = workspace_take(base, &used, d);
     block_lay_out(&ws.block, s, f, base, &used);
     ws.bytes = used;
     return ws;
@@ -53,7 +53,7 @@ kern_status KERN_NAME(recurrence_check)(const kern_recurrence *f, bool g, bool b
     if (f->decay < KERN_DECAY_NONE || f->decay > KERN_DECAY_CHANNEL || f->update < KERN_UPDATE_ADD ||
         f->update > KERN_UPDATE_DELTA || (f->skip_width != 0 && f->skip_width != 1 && f->skip_width != f->value_width))
         return KERN_INVALID;
-    if (f->key_width > RECURRENCE_KEY_MAX || f->value_width > RECURRENCE_VALUE_MAX)
+    if (f->key_width > RECURRENCE_WIDTH_MAX || f->value_width > RECURRENCE_WIDTH_MAX)
         return KERN_UNSUPPORTED;
     if ((f->decay != KERN_DECAY_NONE) != g || (f->weighted != 0) != beta || (f->skip_width != 0) != skip)
         return KERN_INVALID;

@@ -27,8 +27,9 @@ typedef struct workspace {
     float *turned;                   // (w, d): S^T or G^T
     float *q, *dx, *scaled;          // (B, d)
     float *dk, *leave, *rest;        // (B, d): of K to later tokens, to the state after the block, otherwise
-    float *arrives;                  // (B, d) with a decay a channel: what tokens take from before them
-    float *enter;                    // (C) the same from the state before the block, with a decay a head
+    float *arrives;                  // (B, d): what tokens take from before them, with a decay a channel
+    float *enter;                    // (C): from the state before the block, with a decay a head
+    float *through;                  // (d): what the decay over the block lets through from state to state
     float *d_o, *dv, *errors;        // (B, w): dO, M, w * M
     float *skipped;                  // (B, w): skip * dO
     float *ut;                       // (w, B)
@@ -38,21 +39,24 @@ typedef struct workspace {
 
 static workspace lay_out(char *base, const recurrence_shape *s, const kern_recurrence *f, int chunk) {
     const size_t d = (size_t)s->d, w = (size_t)gemm_pad(s->strip), b = (size_t)s->block;
-    const size_t bd = b * d, bw = b * w, bb = b * b, channel = f->decay == KERN_DECAY_CHANNEL ? bd : 0;
-    workspace ws;
-    float **piece[] = {&ws.grad,   &ws.turned,  &ws.q,       &ws.dx,       &ws.scaled, &ws.dk,
-                       &ws.leave,  &ws.rest,    &ws.arrives, &ws.enter,    &ws.d_o,    &ws.dv,
-                       &ws.errors, &ws.skipped, &ws.ut,      &ws.products, &ws.writes, &ws.flow};
-    const size_t count[] = {d * w,     w * d, bd, bd, bd, bd,    bd, bd, channel,
-                            CHUNK_MAX, bw,    bw, bw, bw, w * b, bb, bb, bb};
     size_t used = 0;
-    for (size_t i = 0; i < sizeof count / sizeof count[0]; i++) {
-        *piece[i] = (float *)(base + used);
-        used += kern_align64(count[i] * sizeof(float));
-    }
+    workspace ws;
+    float **const key_rows[] = {&ws.q, &ws.dx, &ws.scaled, &ws.dk, &ws.leave, &ws.rest, &ws.arrives};
+    float **const value_rows[] = {&ws.d_o, &ws.dv, &ws.errors, &ws.skipped};
+    float **const squares[] = {&ws.products, &ws.writes, &ws.flow};
+    for (int i = 0; i < 7; i++)
+        *key_rows[i] = workspace_take(base, &used, b * d);
+    for (int i = 0; i < 4; i++)
+        *value_rows[i] = workspace_take(base, &used, b * w);
+    for (int i = 0; i < 3; i++)
+        *squares[i] = workspace_take(base, &used, b * b);
+    ws.grad = workspace_take(base, &used, d * w);
+    ws.turned = workspace_take(base, &used, w * d);
+    ws.ut = workspace_take(base, &used, w * b);
+    ws.enter = workspace_take(base, &used, CHUNK_MAX);
+    ws.through = workspace_take(base, &used, d);
     for (int i = 0; i < chunk / s->block; i++) {
-        ws.state[i] = (float *)(base + used);
-        used += kern_align64(d * w * sizeof(float));
+        ws.state[i] = workspace_take(base, &used, d * w);
         block_lay_out(&ws.block[i], s, f, base, &used);
     }
     ws.bytes = used;
@@ -203,10 +207,11 @@ static void run_reading(const backward_job *j, const recurrence_block *block, co
     }
 }
 
-// through (d): what the decay over the block lets through from state to state, by channel.
-static void flow_through(const backward_job *j, const recurrence_block *block, const float *state, float *through) {
+// ws->through: what the decay over the block lets through from state to state, by channel.
+static void flow_through(const backward_job *j, const recurrence_block *block, const float *state) {
     const int w = j->strip.w;
     const bool keeps = block->decay.first[block->piece.length - 1] < 0;
+    float *through = j->ws.through;
     memset(through, 0, (size_t)j->strip.shape.d * sizeof(float));
     for (int i = 0; keeps && i < j->strip.shape.depth; i++) {
         const float sum = chunk_dot(j->ws.grad + i * w, state + i * w, w);
@@ -214,19 +219,19 @@ static void flow_through(const backward_job *j, const recurrence_block *block, c
     }
 }
 
-static void decay_gradients(const backward_job *j, const recurrence_block *block, const float *through) {
+static void decay_gradients(const backward_job *j, const recurrence_block *block) {
     const recurrence_job *job = &j->strip;
     const recurrence_shape *s = &job->shape;
     const workspace *ws = &j->ws;
     const int n = block->piece.length, d = s->d;
     float *dg = j->a->dg.f + gate_at(job, block->piece.token0), leave[CHUNK_MAX], sum[CHUNK_MAX], all = 0;
     if (block->alpha) {
-        channel_decay_gradient(&block->decay, d, block->k, ws->arrives, ws->dk, ws->leave, through, ws->arrives);
+        channel_decay_gradient(&block->decay, d, block->k, ws->arrives, ws->dk, ws->leave, ws->through, ws->arrives);
         store(j->add_gate, dg, (int64_t)s->states * s->depth, ws->arrives, d, n, s->depth);
         return;
     }
     for (int i = 0; i < s->depth; i++)
-        all += through[i];
+        all += ws->through[i];
     for (int i = 0; i < n; i++)
         leave[i] = chunk_dot(block->k + i * d, ws->leave + i * d, d);
     chunk_decay_gradient(&block->decay, ws->flow, ws->enter, leave, all, sum, 1);
@@ -239,20 +244,20 @@ static void run_block(const backward_job *j, const recurrence_block *block, cons
     const workspace *ws = &j->ws;
     const int n = block->piece.length, w = job->w, d = s->d, ld = s->block;
     const int64_t token0 = block->piece.token0;
-    float through[RECURRENCE_KEY_MAX];
     value_gradients(j, block);
     chunk_transpose(ws->turned, d, d, ws->grad, w, s->depth, job->columns);
     gemm_nn(n, d, job->columns, block->u, w, ws->turned, d, ws->leave, d, 0);
     block_to_end(block, ws->leave, ws->leave, d);
     if (j->a->dg.p)
-        flow_through(j, block, state, through);
+        flow_through(j, block, state);
     block_decay_state(job, block, ws->grad);
     chunk_transpose(ws->turned, d, d, state, w, s->depth, job->columns);
     chunk_transpose(ws->ut, ld, block->decay.columns, block->u, w, n, job->columns);
-    float *const cleared[] = {ws->dk, ws->rest, ws->arrives, ws->flow, ws->enter};
-    const int count[] = {s->block * d, n * d, block->alpha ? n * d : 0, ld * ld, CHUNK_MAX};
-    for (int i = 0; i < 5; i++)
-        memset(cleared[i], 0, (size_t)count[i] * sizeof(float));
+    memset(ws->dk, 0, (size_t)(ld * d) * sizeof(float));
+    memset(ws->rest, 0, (size_t)(n * d) * sizeof(float));
+    memset(ws->arrives, 0, (size_t)(n * d) * sizeof(float));
+    memset(ws->enter, 0, CHUNK_MAX * sizeof(float));
+    memset(ws->flow, 0, (size_t)(ld * ld) * sizeof(float));
     for (int reader = s->readers - 1; reader >= 0; reader--) {
         if (reader < s->readers - 1)
             load_reader(j, block, reader);
@@ -266,7 +271,7 @@ static void run_block(const backward_job *j, const recurrence_block *block, cons
             vf_store(ws->rest + i, vf_load(ws->rest + i) + vf_load(ws->dx + i));
     }
     if (j->a->dg.p)
-        decay_gradients(j, block, through);
+        decay_gradients(j, block);
     for (int i = 0; i < n * d; i += KERN_VL)
         vf_store(ws->dk + i, vf_load(ws->dk + i) + vf_load(ws->rest + i) + vf_load(ws->leave + i));
     store(j->add_key, j->a->dk.f + key_at(job, token0), (int64_t)s->keys * s->depth, ws->dk, d, n, s->depth);

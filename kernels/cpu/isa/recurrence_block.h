@@ -16,7 +16,7 @@
 #include "kernels/cpu/isa/recurrence_channel.h"
 #include "kernels/cpu/isa/recurrence_delta.h"
 
-enum { RECURRENCE_KEY_MAX = 256, RECURRENCE_VALUE_MAX = 1024, RECURRENCE_STRIP = 256 };
+enum { RECURRENCE_WIDTH_MAX = 4096, RECURRENCE_STRIP = 256 };
 
 // Whether the family is one that can be run, and the operands beside q, k, v and o are those that it needs.
 kern_status KERN_NAME(recurrence_check)(const kern_recurrence *family, bool g, bool beta, bool skip);
@@ -106,20 +106,30 @@ typedef struct recurrence_block {
     float *inner;                          // (B, B): -strict_tril(K K^T * E)
 } recurrence_block;
 
-// Gives a block its memory at base + *used.
+// The next `count` floats of a workspace at base, 64-byte aligned; NULL for none.
+static inline float *workspace_take(char *base, size_t *used, size_t count) {
+    float *piece = count ? (float *)(base + *used) : NULL;
+    *used += kern_align64(count * sizeof(float));
+    return piece;
+}
+
+// Gives a block its memory.
 static inline void block_lay_out(recurrence_block *block, const recurrence_shape *s, const kern_recurrence *f,
                                  char *base, size_t *used) {
-    const size_t b = (size_t)s->block, d = (size_t)s->d, w = (size_t)gemm_pad(s->strip);
-    const size_t channel = f->decay == KERN_DECAY_CHANNEL, delta = f->update == KERN_UPDATE_DELTA;
-    float **piece[] = {&block->alpha, &block->start, &block->end, &block->whole_m1, &block->pair, &block->k,
-                       &block->ended, &block->kt,    &block->v,   &block->error,    &block->u,    &block->inner};
-    const size_t count[] = {channel * b * d, channel * b * d, channel * b * d,       channel * d, (1 - channel) * b * b,
-                            b * d,           b * d,           (1 - channel) * d * b, b * w,       delta * b * w,
-                            b * w,           delta * b * b};
-    for (size_t i = 0; i < sizeof count / sizeof count[0]; i++) {
-        *piece[i] = count[i] ? (float *)(base + *used) : NULL;
-        *used += kern_align64(count[i] * sizeof(float));
-    }
+    const size_t b = (size_t)s->block, d = (size_t)s->d, bd = b * d, bw = b * (size_t)gemm_pad(s->strip);
+    const bool channel = f->decay == KERN_DECAY_CHANNEL, delta = f->update == KERN_UPDATE_DELTA;
+    block->alpha = workspace_take(base, used, channel ? bd : 0);
+    block->start = workspace_take(base, used, channel ? bd : 0);
+    block->end = workspace_take(base, used, channel ? bd : 0);
+    block->whole_m1 = workspace_take(base, used, channel ? d : 0);
+    block->pair = workspace_take(base, used, channel ? 0 : b * b);
+    block->kt = workspace_take(base, used, channel ? 0 : bd);
+    block->k = workspace_take(base, used, bd);
+    block->ended = workspace_take(base, used, bd);
+    block->v = workspace_take(base, used, bw);
+    block->u = workspace_take(base, used, bw);
+    block->error = workspace_take(base, used, delta ? bw : 0);
+    block->inner = workspace_take(base, used, delta ? b * b : 0);
 }
 
 // Rows of q, k or v of a block; rows behind its length are zero where the products by channel look at them.
