@@ -5,8 +5,9 @@
 #
 #   tests/bench/load.sh MODEL [LEVEL...]        levels: requests at a time, default 1 8 32
 # Environment: MESA_BUILD (default build), REQUESTS a level for each one at a time (default 4), PROMPT and TOKENS
-# (default 128 and 64). CPU figures are the kernel's own: of the loop thread and of the pool that parses bodies, which
-# is all that the server does beside its engine, and of the engine with its team.
+# (default 128 and 64). Kind `light` is a stream that tells its usage at the end, `stream` tells it with each event. CPU
+# figures are the kernel's own: of the loop thread and of the pool that parses bodies, which is all that the server does
+# beside its engine, and of the engine with its team.
 set -euo pipefail
 build=${MESA_BUILD:-$(dirname "$0")/../../build}
 model=$1
@@ -17,8 +18,8 @@ folder=$(mktemp -d)
 server=
 trap '[ -z "$server" ] || kill "$server"; rm -rf "$folder"' EXIT
 
-OMP_WAIT_POLICY=passive GOMP_SPINCOUNT=20000 "$build/mesa-server" --model "bench=$model" --listen "unix:$folder/socket" \
-    >"$folder/log" 2>&1 &
+OMP_WAIT_POLICY=passive GOMP_SPINCOUNT=20000 "$build/mesa-server" --model "bench=$model" \
+    --listen "unix:$folder/socket" >"$folder/log" 2>&1 &
 server=$!
 export MESA_URL=unix:$folder/socket
 for _ in $(seq 300); do
@@ -26,22 +27,19 @@ for _ in $(seq 300); do
     sleep 0.1
 done
 
-ticks=$(getconf CLK_TCK)
-cpu_seconds() { # loop | engine: user and system time of the threads
-    local file name
-    for file in /proc/$server/task/*/stat; do
-        name=$(sed -E 's/^[0-9]+ \((.*)\) .*/\1/' "$file")
-        [ "$(basename "$(dirname "$file")")" = "$server" ] && name=loop
-        case $name in
-        loop | libuv-worker) name=loop ;;
-        *) name=engine ;;
-        esac
-        [ "$name" != "$1" ] || sed -E 's/^[0-9]+ \(.*\) //' "$file"
-    done | awk -v ticks="$ticks" '{ sum += $12 + $13 } END { printf "%.2f", sum / ticks }'
+cpu_ns() { # loop | engine: time on a processor of the threads, in nanoseconds
+    local task name
+    for task in /proc/$server/task/*; do
+        name=engine
+        if [ "${task##*/}" = "$server" ] || [ "$(cat "$task/comm")" = libuv-worker ]; then
+            name=loop
+        fi
+        [ "$name" != "$1" ] || cut -d' ' -f1 "$task/schedstat"
+    done | awk '{ sum += $1 } END { printf "%.0f", sum }'
 }
-offline() { # tokens a second of one stream, and of a prompt
+offline() { # tokens a second of one stream
     "$build/mesa-trainer" bench "$model" --rounds 1 --tokens "${TOKENS:-64}" --prompt "${PROMPT:-128}" --context 64 \
-        --rows 1 | awk -F'|' '/generating/ { split($3, g, " ") } /prefill/ { split($3, p, " ") } END { print g[1], p[1] }'
+        --rows 1 | awk -F'|' '/generating/ { split($3, rate, " ") } END { print rate[1] }'
 }
 column() { # NAME, of a CSV with a heading and one line
     awk -F, -v name="$1" 'NR == 1 { for (i = 1; i <= NF; i++) if ($i == name) at = i } NR == 2 { print $at }' \
@@ -49,35 +47,37 @@ column() { # NAME, of a CSV with a heading and one line
 }
 
 "$build/mesa" bench --requests 4 --concurrency 4 --max-tokens 8 >/dev/null
-echo "| at a time | kind | written/s | of offline | read/s | first token p50 / p99 ms | between p50 / p99 ms | end to end p50 ms |" \
-    "CPU beside the engine, us a token | engine, us a token | generator, us a token | resident MB | offline |"
+echo "| at a time | kind | written/s | of offline | read/s | first token p50, p99 ms | between p50, p99 ms |" \
+    "end to end p50 ms | CPU beside the engine, us a token | engine, us a token | generator, us a token |" \
+    "resident MB | offline/s before, after |"
 echo "|---|---|---|---|---|---|---|---|---|---|---|---|---|"
 for level in "${levels[@]}"; do
-    for kind in stream plain; do
+    for kind in stream light plain; do
         arguments=(--prompt-tokens "${PROMPT:-128}" --max-tokens "${TOKENS:-64}")
-        [ $kind = stream ] || arguments+=(--plain)
+        [ $kind != plain ] || arguments+=(--plain)
+        [ $kind != light ] || arguments+=(--final-usage)
         before=$(offline)
-        loop=$(cpu_seconds loop)
-        engine=$(cpu_seconds engine)
+        loop=$(cpu_ns loop)
+        engine=$(cpu_ns engine)
         "$build/mesa" bench --csv --concurrency "$level" --requests $((level * ${REQUESTS:-4})) \
             "${arguments[@]}" >"$folder/csv" || true
-        loop_after=$(cpu_seconds loop)
-        engine_after=$(cpu_seconds engine)
+        loop_after=$(cpu_ns loop)
+        engine_after=$(cpu_ns engine)
         after=$(offline)
         resident=$(awk '/^VmRSS/ { printf "%.0f", $2 / 1024 }' "/proc/$server/status")
-        awk -v level="$level" -v kind=$kind -v rate="$(column tokens_per_second)" -v tokens="$(column completion_tokens)" \
-            -v prompt="$(column prompt_tokens)" -v seconds="$(column seconds)" -v f50="$(column first_p50_ms)" \
-            -v f99="$(column first_p99_ms)" -v fm="$(column first_max_ms)" -v b50="$(column between_p50_ms)" \
-            -v b99="$(column between_p99_ms)" -v w50="$(column whole_p50_ms)" -v l="$loop" -v la="$loop_after" \
-            -v e="$engine" -v ea="$engine_after" -v g="$(column generator_cpu_seconds)" -v rss="$resident" \
-            -v before="$before" -v after="$after" '
+        awk -v level="$level" -v kind=$kind -v rate="$(column tokens_per_second)" \
+            -v tokens="$(column completion_tokens)" -v prompt="$(column prompt_tokens)" \
+            -v seconds="$(column seconds)" -v f50="$(column first_p50_ms)" -v f99="$(column first_p99_ms)" \
+            -v fm="$(column first_max_ms)" -v b50="$(column between_p50_ms)" -v b99="$(column between_p99_ms)" \
+            -v w50="$(column whole_p50_ms)" -v l="$loop" -v la="$loop_after" -v e="$engine" -v ea="$engine_after" \
+            -v g="$(column generator_cpu_seconds)" -v rss="$resident" -v before="$before" -v after="$after" '
             function ms(x) { return x == "" ? "-" : sprintf("%.1f", x) }
             BEGIN {
-                split(before, b, " "); split(after, a, " ")
-                offline = (b[1] + a[1]) / 2
-                printf "| %d | %s | %.0f | %.2f | %.0f | %s / %s | %s / %s | %s | %.0f | %.0f | %.0f | %s | %.0f, %.0f |\n",
-                    level, kind, rate, rate / offline, prompt / seconds, ms(f50), ms(f99 == "" ? fm : f99), ms(b50),
-                    ms(b99), ms(w50), 1e6 * (la - l) / tokens, 1e6 * (ea - e) / tokens, 1e6 * g / tokens, rss, b[1], a[1]
+                printf "| %d | %s | %.0f | %.2f | %.0f |", level, kind, rate, 2 * rate / (before + after),
+                    prompt / seconds
+                printf " %s, %s | %s, %s | %s |", ms(f50), ms(f99 == "" ? fm : f99), ms(b50), ms(b99), ms(w50)
+                printf " %.0f | %.0f | %.0f | %s | %.0f, %.0f |\n", 1e-3 * (la - l) / tokens,
+                    1e-3 * (ea - e) / tokens, 1e6 * g / tokens, rss, before, after
             }'
     done
 done
