@@ -6,6 +6,10 @@
 # shellcheck source=tests/clients/venv.sh
 . "$(dirname "$0")/venv.sh"
 [ -x "$build/mesa-trainer" ] || { echo "SKIP: $build/mesa-trainer is not built"; exit 77; }
+if grep -q '^SANITIZE:STRING=.' "$build/CMakeCache.txt" 2>/dev/null; then
+    echo "SKIP: a build with sanitizers computes the same numbers, too slowly for 300 questions"
+    exit 77
+fi
 need_python lm_eval lm_eval datasets aiohttp tenacity
 start_server --listen 127.0.0.1:0
 "$python" "$source_dir/tests/clients/lm_eval_client.py" "$address" "$source_dir" "$folder" "$build/mesa-trainer" \

@@ -4,9 +4,10 @@
 # folder, made once.
 #
 # Sourced: need_python NAME MODULE... sets python, or ends the test as skipped; packages are those of NAME.txt beside
-# this file. Run: tests/clients/venv.sh makes all of them ahead of the tests, which have less time.
+# this file. Run: tests/clients/venv.sh makes all of them ahead of the tests, which have less time. MESA_VENVS is the
+# folder of the environments where several builds share them.
 venv_dir=$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)
-venv_build=${MESA_BUILD:-$venv_dir/../../build}/clients
+venv_build=${MESA_VENVS:-${MESA_BUILD:-$venv_dir/../../build}/clients}
 
 make_venv() { # NAME FOLDER
     rm -rf "$2"
