@@ -144,4 +144,15 @@ status=$?
 [ $status -eq 130 ] || fail "an interrupted load: status $status"
 grep -q '(interrupted)' "$folder/out" || fail 'an interrupted load does not print its figures'
 
+# ---- keys ------------------------------------------------------------------------------------------------------------
+stop_server
+printf '%s\n' "$(printf 'k%.0s' $(seq 64))" >"$folder/key"
+echo "somebody $("$build/mesa-server" --hash-key <"$folder/key")" >"$folder/keys"
+start_server --keys "$folder/keys"
+expect 1 '' 'the server answered 401 ' "$mesa" complete --max-tokens 2 x
+expect 1 '' 'the server answered 401 ' env MESA_API_KEY=wrong "$mesa" models
+expect 0 '.' '' "$mesa" complete --max-tokens 2 --key-file "$folder/key" x
+expect 0 '^demo ' '' env "MESA_API_KEY=$(cat "$folder/key")" "$mesa" models
+expect 0 ' 4 answered, 0 failed' '' "$mesa" bench --key-file "$folder/key" --requests 4 --max-tokens 2
+
 exit $((failures > 0))
