@@ -159,7 +159,7 @@ START_TEST(logprobs_are_the_models) {
     small_prompt(31, prompt, 70);
     oracle_open(&o, _i);
     eng_engine *engine = open_rows(_i, 4);
-    for (int32_t top = 0; top <= ENG_MAX_TOP; top += 5) {
+    for (int32_t top = 0; top <= ENG_MAX_TOP; top += 10) {
         eng_request request = greedy(engine, prompt, 70, 25);
         request.sampling = (eng_sampling){.temperature = 1.5F, .top_p = 1, .top_k = 9, .seed = 5};
         eng_logit_bias biases[] = {{'q', 3}, {'e', -INFINITY}};
@@ -202,7 +202,7 @@ START_TEST(a_prompt_is_scored) {
         ck_assert(isnan(whole.prompt[0].token.logprob) && whole.prompt[0].token.top_count == 0);
         for (int32_t i = 0; i < counts[c]; i++)
             ck_assert_int_eq(whole.prompt[i].token.id, prompt[i]);
-        for (int32_t i = 1; i < counts[c]; i += 1 + i / 8) {
+        for (int32_t i = 1; i < counts[c]; i += 1 + i / 4) {
             oracle_start(&o, prompt, i);
             assert_told(&o, &whole.prompt[i], 3, 1e-4); // cut off the grid: other bits, the same solver's bound
         }
@@ -548,10 +548,10 @@ END_TEST
 
 // ------------------------------------------------------------------------------------------------------------- choices
 
-enum { CHOICES = 6 };
+enum { CHOICES = 5 };
 
 static eng_request choosing(const eng_engine *engine, const int32_t *prompt, size_t count) {
-    eng_request request = greedy(engine, prompt, count, 15);
+    eng_request request = greedy(engine, prompt, count, 8);
     request.sampling = (eng_sampling){.temperature = 1, .top_p = 1, .seed = 9, .choice = 3};
     request.logprobs = 2;
     request.prompt_logprobs = true;
@@ -563,15 +563,16 @@ static eng_request choosing(const eng_engine *engine, const int32_t *prompt, siz
 // The same answers whether there are slots for all, for some or for one only.
 START_TEST(choices_are_requests_that_share_a_prompt) {
     static reply choice[CHOICES];
-    int32_t prompt[160];
+    int32_t prompt[200];
     static const int32_t rows[] = {8, 3, 1};
-    static const size_t counts[] = {160, 129, 128, 40};
-    small_prompt(61, prompt, 160);
+    static const size_t counts[] = {200, 128, 20}; // behind the place of parting, at a grid boundary, too short
+    small_prompt(61, prompt, 200);
     for (int r = 0; r < 3; r++) {
         eng_engine *engine = open_rows(_i, rows[r]);
         int64_t chunk = eng_info(engine)->chunk;
-        for (int c = 0; c < 4; c++) {
+        for (int c = 0; c < 3; c++) {
             eng_request request = choosing(engine, prompt, counts[c]);
+            request.prompt_logprobs = c == 1; // otherwise several chunks a step
             request.choices = CHOICES;
             ask(engine, request, choice);
             listen(engine);
@@ -580,7 +581,7 @@ START_TEST(choices_are_requests_that_share_a_prompt) {
                 int64_t shared = rows[r] >= CHOICES && i > 0 ? ((int64_t)counts[c] - 1) / chunk * chunk : 0;
                 const reply *alone = reply_to(engine, request);
                 ck_assert_int_eq(choice[i].finish, ENG_FINISH_LENGTH);
-                ck_assert_uint_eq(choice[i].prompt_count, i == 0 ? counts[c] : 0);
+                ck_assert_uint_eq(choice[i].prompt_count, i == 0 && c == 1 ? counts[c] : 0);
                 ck_assert_mem_eq(choice[i].drawn, alone->drawn, sizeof alone->drawn);
                 ck_assert_str_eq(choice[i].text, alone->text);
                 ck_assert_mem_eq(&choice[i].usage.completion, &alone->usage.completion, sizeof(eng_compute));
@@ -599,11 +600,65 @@ START_TEST(choices_are_requests_that_share_a_prompt) {
 }
 END_TEST
 
+// The first choice fails before the others could copy its state: each comes to the same end by itself.
+START_TEST(choices_fail_one_by_one) {
+    static reply choice[CHOICES];
+    int32_t prompt[200];
+    small_prompt(63, prompt, 200);
+    eng_engine *engine = open_rows(SMALL_MESA, 8);
+    eng_request request = choosing(engine, prompt, 200);
+    request.knobs = (eng_knobs){ENG_CG_TOLERANCE, 1e-7F, 1, 1, 1};
+    request.fail_unconverged = true;
+    request.choices = CHOICES;
+    ask(engine, request, choice);
+    listen(engine);
+    for (int i = 0; i < CHOICES; i++)
+        ck_assert_int_eq(choice[i].status, ENG_UNCONVERGED);
+    eng_close(engine);
+}
+END_TEST
+
+// Requests that are admitted while paused fill a step in which the first choice waits for the others: it is no step
+// without work, after which nobody would step again.
+START_TEST(waiting_for_choices_is_work) {
+    static reply choice[CHOICES], others[4];
+    uint64_t ids[4];
+    int32_t prompt[200];
+    bool worked;
+    small_prompt(64, prompt, 200);
+    eng_engine *engine = open_rows(SMALL_MESA, 16);
+    int64_t chunk = eng_info(engine)->chunk;
+    eng_request request = choosing(engine, prompt, 200), urgent = greedy(engine, prompt, 3, 2);
+    request.choices = CHOICES;
+    urgent.priority = -1;
+    ask(engine, request, choice);
+    while (choice[0].prompt_count <= 199 / (size_t)chunk * (size_t)chunk) // scored up to the place of parting
+        ck_assert_int_eq(eng_step(engine, hear, NULL, &worked, NULL), ENG_OK);
+    for (int i = 0; i < 4; i++) {
+        ids[i] = ask(engine, urgent, &others[i]);
+        eng_pause(engine, ids[i], true);
+    }
+    ck_assert_int_eq(eng_step(engine, hear, NULL, &worked, NULL), ENG_OK);
+    ck_assert(worked);
+    ck_assert_uint_eq(gauges_of(engine).running, 5);
+    while (worked)
+        ck_assert_int_eq(eng_step(engine, hear, NULL, &worked, NULL), ENG_OK);
+    for (int i = 0; i < CHOICES; i++)
+        ck_assert_int_eq(choice[i].usage.cached_tokens, i > 0 ? 199 / chunk * chunk : 0);
+    for (int i = 0; i < 4; i++)
+        eng_pause(engine, ids[i], false);
+    listen(engine);
+    for (int i = 0; i < 4; i++)
+        ck_assert_int_eq(others[i].finish, ENG_FINISH_LENGTH);
+    eng_close(engine);
+}
+END_TEST
+
 START_TEST(choices_end_together_when_cancelled) {
     static reply choice[CHOICES];
     int32_t prompt[160];
     small_prompt(62, prompt, 160);
-    for (int rows = 1; rows < 8; rows += 2) {
+    for (int rows = 1; rows < 8; rows += 3) {
         eng_engine *engine = open_rows(SMALL_LLAMA, rows);
         for (int steps = 0; steps < 8; steps++) {
             bool worked;
@@ -687,6 +742,8 @@ static Suite *sampling_suite(void) {
     tcase_add_test(cases, a_stop_string_may_be_kept);
     tcase_add_loop_test(cases, alone_equals_among_others, 0, SMALL_MODELS);
     tcase_add_loop_test(cases, choices_are_requests_that_share_a_prompt, 0, SMALL_MODELS);
+    tcase_add_test(cases, choices_fail_one_by_one);
+    tcase_add_test(cases, waiting_for_choices_is_work);
     tcase_add_test(cases, choices_end_together_when_cancelled);
     tcase_add_test(cases, bad_sampling_is_refused_by_name);
     suite_add_tcase(suite, cases);
