@@ -140,7 +140,7 @@ START_TEST(what_is_no_utf8) {
                                         "{\"user\":\"%s\"}",
                                         "{\"unknown\":{\"deep\":[\"%s\"]}}",
                                         "{\"logit_bias\":{\"%s\":1}}",
-                                        "%s" CANARY,
+                                        "%sQzCanary",
                                         "{\"prompt\":\"a\"}%s"};
     char body[256];
 
