@@ -77,7 +77,8 @@ START_TEST(chunk_form_equals_step_form) {
         float *o = NULL, *state = NULL;
         for (int kind = KERN_ROW_GENERATED; kind <= KERN_ROW_PROMPT; kind++) {
             kernel_test_clear_rows(&test);
-            kernel_test_row(&test, kind, 1, LENGTH, 11);
+            kernel_test_row(&test, kind, law % 3 ? 1 : -1, LENGTH, 11);
+            kernel_test_boundary(&test, 100);
             kernel_test_prepare(&test);
             test.seed = 3;
             make_problem(&p, &test, with_law(shapes[0], law), 0.5);

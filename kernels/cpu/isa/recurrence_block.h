@@ -103,7 +103,7 @@ typedef struct recurrence_block {
     float *pair;                           // (B, B)
     float *k, *ended, *kt;                 // (B, d), (B, d) times the decay to the end, (D, B)
     float *v, *error, *u;                  // (B, w): values, errors of the delta rule, what is written
-    float *inner;                          // (B, B): -strict_tril(K K^T * E)
+    float *inner;                          // (B, B): -tril(K K^T * E); its diagonal has no meaning
 } recurrence_block;
 
 // The next `count` floats of a workspace at base, 64-byte aligned; NULL for none.
@@ -217,8 +217,6 @@ static inline void block_write(const recurrence_job *job, recurrence_block *bloc
         gemm_nn(n, w, s->depth, scratch, s->d, state, w, block->error, w, 1);
     }
     block_pairs(block, s, block->k, -1, block->inner);
-    for (int i = 0; i < n; i++)
-        block->inner[i * ld + i] = 0;
     delta_solve(n, block->inner, ld, block->weight, block->error, block->u, w);
 }
 

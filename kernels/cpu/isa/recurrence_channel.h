@@ -155,7 +155,7 @@ static inline void channel_pair_gradients(const float *z, int ld, const float *x
 // on, less what departs from them. arrives (n, d): what token i takes from earlier tokens of the block and the state
 // before it; dk_departs, dk_leave (n, d): the gradients of k by which token i gives to later tokens of the block, and
 // to the state after it; through (d): from state to state. The sums close within the block (models.md 11.7). dg of a
-// document's first token is 0, and so it is behind a zero state. dg may be arrives.
+// document's first token is 0. dg may be arrives.
 static inline void channel_decay_gradient(const chunk_decay *documents, int d, const float *k, const float *arrives,
                                           const float *dk_departs, const float *dk_leave, const float *through,
                                           float *dg) {
@@ -172,8 +172,7 @@ static inline void channel_decay_gradient(const chunk_decay *documents, int d, c
         sum = vf_load(through + c);
         for (int i = 0; i < n; i++) {
             const int at = i * d + c;
-            const bool none = documents->first[i] == i || (i == 0 && documents->empty);
-            vf_store(dg + at, none ? (vf){0} : vf_load(dg + at) + sum);
+            vf_store(dg + at, documents->first[i] == i ? (vf){0} : vf_load(dg + at) + sum);
             sum += vf_load(k + at) * vf_load(dk_leave + at);
         }
     }
