@@ -72,7 +72,7 @@ void srv_completions_event(srv_worker *worker, srv_event *event) {
 
 // ---- admission: loop thread ----------------------------------------------------------------------------------------
 
-static eng_request engine_request(const srv_completion *completion, size_t index, int32_t *ids, size_t count) {
+static eng_request engine_request(const srv_completion *completion, size_t index, const int32_t *ids, size_t count) {
     const srv_request *request = &completion->request;
     const srv_exchange *exchange = completion->exchange;
 

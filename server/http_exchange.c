@@ -280,7 +280,7 @@ static void examine(srv_exchange *exchange, const char *url, const char *version
     if (path.status)
         memcpy(exchange->allow, match->allow, sizeof exchange->allow);
     exchange->problem = path.status ? path : content;
-    if (!exchange->problem.status && exchange->key && match->route->takes_body)
+    if (!exchange->problem.status && exchange->key && match->route && match->route->takes_body)
         exchange->admitted = srv_key_admit(exchange->key, srv_loop_now(server->loop), &exchange->problem);
 }
 

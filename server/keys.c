@@ -163,14 +163,16 @@ static eng_status parse(srv_keys *keys, const char *path, srv_buf *text, eng_err
 eng_status srv_keys_load(const char *path, srv_keys *older, srv_keys **out, eng_error *error) {
     srv_buf text;
     srv_keys *keys = calloc(1, sizeof *keys);
+    srv_key *rows = calloc(SRV_MAX_KEYS, sizeof *rows);
 
+    if (!keys || !rows) {
+        free(keys);
+        free(rows);
+        return eng_fail(error, ENG_NO_MEMORY, "%s: out of memory for the keys", path);
+    }
+    keys->rows = rows;
     srv_buf_init(&text, SRV_MAX_KEY_FILE_BYTES);
-    if (keys)
-        keys->rows = calloc(SRV_MAX_KEYS, sizeof *keys->rows);
-    eng_status status =
-        keys && keys->rows ? ENG_OK : eng_fail(error, ENG_NO_MEMORY, "%s: out of memory for the keys", path);
-    if (!status)
-        status = srv_file_read(path, &text, error);
+    eng_status status = srv_file_read(path, &text, error);
     if (!status)
         status = parse(keys, path, &text, error);
     srv_buf_free(&text);

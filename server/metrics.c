@@ -5,6 +5,7 @@
 
 #include <dirent.h>
 #include <stdio.h>
+#include <stdlib.h>
 #include <string.h>
 #include <sys/resource.h>
 #include <unistd.h>
@@ -212,15 +213,17 @@ static uint64_t count_descriptors(void) {
     return count - 3; // ".", "..", and the folder itself
 }
 
+// The second number of the file is the resident pages.
 static uint64_t read_resident(void) {
     FILE *file = fopen("/proc/self/statm", "re");
-    unsigned long long total = 0, resident = 0;
+    char line[128] = "", *at = line;
 
     if (!file)
         return 0;
-    const int read = fscanf(file, "%llu %llu", &total, &resident);
+    if (fgets(line, sizeof line, file))
+        (void)strtoull(line, &at, 10);
     fclose(file);
-    return read == 2 ? resident * (uint64_t)sysconf(_SC_PAGESIZE) : 0;
+    return strtoull(at, NULL, 10) * (uint64_t)sysconf(_SC_PAGESIZE);
 }
 
 static double seconds_of(struct timeval time) {
