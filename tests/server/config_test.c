@@ -121,6 +121,34 @@ START_TEST(stronger_sources_win) {
 }
 END_TEST
 
+START_TEST(flags_and_credentials) {
+    srv_config config;
+    eng_error error;
+
+    ck_assert_msg(load(&config,
+                       "--allow-anonymous --model /x --keys credential:keys --tls-cert /c --tls-key credential:k",
+                       "CREDENTIALS_DIRECTORY=/run/credentials/mesa", &error) == ENG_OK,
+                  "%s", error.text);
+    ck_assert(config.allow_anonymous);
+    ck_assert_str_eq(config.keys, "/run/credentials/mesa/keys");
+    ck_assert_str_eq(config.tls_cert, "/c");
+    ck_assert_str_eq(config.tls_key, "/run/credentials/mesa/k");
+    srv_config_free(&config);
+    ck_assert_int_eq(load(&config, "--model /x --allow-anonymous no --allow-exact --rows 3", "", &error), ENG_OK);
+    ck_assert(!config.allow_anonymous && config.allow_exact);
+    ck_assert_int_eq(config.rows, 3);
+    ck_assert_ptr_null(config.keys);
+    ck_assert_ptr_null(config.admin_listen);
+    srv_config_free(&config);
+    ck_assert_int_eq(load(&config, "--model /x --allow-anonymous", "MESA_ADMIN_LISTEN=unix:/a MESA_KEYS=/k", &error),
+                     ENG_OK);
+    ck_assert(config.allow_anonymous);
+    ck_assert_str_eq(config.admin_listen, "unix:/a");
+    ck_assert_str_eq(config.keys, "/k");
+    srv_config_free(&config);
+}
+END_TEST
+
 START_TEST(bad_command_lines) {
     expect_refused("", "", "--model");
     expect_refused("demo", "", "demo");
@@ -149,6 +177,14 @@ START_TEST(bad_command_lines) {
     expect_refused("--model a=/x --model a=/y", "", "each name once");
     expect_refused("--model =/x", "", "--model");
     expect_refused("--model /x --help=1", "", "--help");
+    expect_refused("--model /x --admin-listen 8080", "", "--admin-listen");
+    expect_refused("--model /x --admin-listen h:1 --admin-listen h:2", "", "twice");
+    expect_refused("--model /x --allow-anonymous perhaps", "", "--allow-anonymous");
+    expect_refused("--model /x --tls-cert /c", "", "--tls-key");
+    expect_refused("--model /x --tls-key /c", "", "--tls-cert");
+    expect_refused("--model /x --keys credential:", "CREDENTIALS_DIRECTORY=/run", "keys");
+    expect_refused("--model /x --keys credential:../x", "CREDENTIALS_DIRECTORY=/run", "has no /");
+    expect_refused("--model /x --keys credential:x", "", "CREDENTIALS_DIRECTORY");
     expect_refused("--model /x", "MESA_ROWS=many", "MESA_ROWS");
 }
 END_TEST
@@ -282,6 +318,7 @@ static Suite *config_suite(void) {
     tcase_add_checked_fixture(tests, setup, teardown);
     tcase_add_test(tests, defaults);
     tcase_add_test(tests, stronger_sources_win);
+    tcase_add_test(tests, flags_and_credentials);
     tcase_add_test(tests, bad_command_lines);
     tcase_add_test(tests, bad_files);
     tcase_add_test(tests, printed_form_reads_back);
