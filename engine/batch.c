@@ -30,7 +30,7 @@ static bool allocate_host(eng_batch *batch) {
     for (int32_t layer = 0; layer < config->layers; layer++) {
         if (batch->plan->report[layer].ref == 0)
             continue;
-        size_t solves = (size_t)batch->max_tokens * (size_t)config->layer[layer].mesa.heads;
+        size_t solves = (size_t)batch->max_tokens * (size_t)config->layer[layer].recurrent.heads;
         batch->report[layer] = calloc(solves, sizeof **batch->report);
         if (!batch->report[layer])
             return false;
@@ -219,7 +219,7 @@ static kern_status download_results(eng_batch *batch) {
     for (int32_t layer = 0; status == KERN_OK && layer < config->layers; layer++)
         if (batch->report[layer])
             status = download(batch, plan->report[layer], batch->report[layer],
-                              sizeof **batch->report * tokens * (size_t)config->layer[layer].mesa.heads);
+                              sizeof **batch->report * tokens * (size_t)config->layer[layer].recurrent.heads);
     return status ? status : download_logits(batch);
 }
 

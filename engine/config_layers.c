@@ -16,20 +16,31 @@ enum { MAX_MESA_HEAD_WIDTH = 128, MAX_TAPS = 16, MAX_STEPS = 256 };
 
 static const int32_t fla_default_heads = 32;
 
-static eng_mesa_config read_mesa(eng_keys *keys) {
-    eng_mesa_config mesa = {0};
-    mesa.heads = (int32_t)eng_keys_integer(keys, "num_heads", 16, 1, ENG_CONFIG_MAX_HEADS);
-    mesa.head_width = (int32_t)eng_keys_integer(keys, "head_dim", 128, 1, ENG_CONFIG_MAX_HEAD_WIDTH);
-    if (mesa.head_width > MAX_MESA_HEAD_WIDTH)
-        eng_keys_fail(keys, ENG_UNSUPPORTED, "head_dim", "is %d, Mesa layers take at most %d", mesa.head_width,
+static void read_mesa(eng_keys *keys, eng_layer_config *layer) {
+    eng_recurrent_config *own = &layer->recurrent;
+    layer->mixer = &eng_mixer_mesa;
+    own->heads = own->query_heads = own->key_heads = own->value_heads =
+        (int32_t)eng_keys_integer(keys, "num_heads", 16, 1, ENG_CONFIG_MAX_HEADS);
+    own->key_width = own->value_width = (int32_t)eng_keys_integer(keys, "head_dim", 128, 1, ENG_CONFIG_MAX_HEAD_WIDTH);
+    if (own->key_width > MAX_MESA_HEAD_WIDTH)
+        eng_keys_fail(keys, ENG_UNSUPPORTED, "head_dim", "is %d, Mesa layers take at most %d", own->key_width,
                       MAX_MESA_HEAD_WIDTH);
-    mesa.conv_taps = (int32_t)eng_keys_integer(keys, "conv_size", 4, 1, MAX_TAPS);
-    mesa.output_gate = eng_keys_flag(keys, "use_output_gate", false);
-    mesa.lambda_bound = (float)eng_keys_number(keys, "lambda_lower_bound", 0.25, 0, 1e6);
-    mesa.cg_steps_training = (int32_t)eng_keys_integer(keys, "max_cg_step_training", 30, 0, MAX_STEPS);
-    mesa.cg_steps_decoding = (int32_t)eng_keys_integer(keys, "max_cg_step_decoding", 30, 0, MAX_STEPS);
-    mesa.gamma_cap = (float)eng_keys_number(keys, "gamma_cap_b", 1, 0, 1);
-    return mesa;
+    own->taps = (int32_t)eng_keys_integer(keys, "conv_size", 4, 1, MAX_TAPS);
+    own->plain_values = true;
+    own->key_activation = KERN_SILU;
+    own->value_activation = KERN_IDENTITY;
+    own->qk_norm = true;
+    own->decay = KERN_DECAY_SCALAR;
+    own->update = KERN_UPDATE_ADD;
+    own->weighted = true;
+    own->write_factor = 1;
+    own->output_gate = eng_keys_flag(keys, "use_output_gate", false);
+    layer->mesa = (eng_mesa_config){
+        .lambda_bound = (float)eng_keys_number(keys, "lambda_lower_bound", 0.25, 0, 1e6),
+        .cg_steps_training = (int32_t)eng_keys_integer(keys, "max_cg_step_training", 30, 0, MAX_STEPS),
+        .cg_steps_decoding = (int32_t)eng_keys_integer(keys, "max_cg_step_decoding", 30, 0, MAX_STEPS),
+        .gamma_cap = (float)eng_keys_number(keys, "gamma_cap_b", 1, 0, 1),
+    };
 }
 
 static void check_rotary_width(eng_keys *keys, const char *key, int32_t head_width) {
@@ -133,8 +144,7 @@ static bool read_named_layer(eng_keys *keys, eng_config *config, const char *nam
         return true;
     }
     if (strcmp(name, eng_mixer_mesa.name) == 0) {
-        layer->mixer = &eng_mixer_mesa;
-        layer->mesa = read_mesa(keys);
+        read_mesa(keys, layer);
         return true;
     }
     return eng_config_recurrent_layer(keys, config, name, layer);

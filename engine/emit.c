@@ -161,7 +161,7 @@ void eng_sum_reports(const eng_model *model, const kern_solve_report *const *rep
     for (int32_t layer = 0; layer < model->config.layers; layer++) {
         if (!reports[layer])
             continue;
-        int32_t heads = model->config.layer[layer].mesa.heads;
+        int32_t heads = model->config.layer[layer].recurrent.heads;
         const kern_solve_report *report = reports[layer] + (size_t)token0 * (size_t)heads;
         for (int64_t i = 0; i < (int64_t)tokens * heads; i++) {
             sum->solves++;

@@ -65,5 +65,6 @@ void eng_declare_recurrent_state(eng_model *model, int32_t layer, int32_t key_wi
     size_t column = sizeof(float) * (size_t)(own->taps - 1);
     eng_model_add_state(model, layer, column * (size_t)own->query_heads * (size_t)own->key_width);
     eng_model_add_state(model, layer, column * (size_t)own->key_heads * (size_t)own->key_width);
-    eng_model_add_state(model, layer, column * (size_t)own->value_heads * (size_t)own->value_width);
+    if (!own->plain_values)
+        eng_model_add_state(model, layer, column * (size_t)own->value_heads * (size_t)own->value_width);
 }

@@ -41,7 +41,7 @@ static eng_branch branch(const eng_model *model, int32_t layer, int weight, int 
                         .width = value ? own->value_width : own->key_width,
                         .conv = model->layer[layer].mixer[conv],
                         .conv_bias = -1,
-                        .taps = own->taps,
+                        .taps = value && own->plain_values ? 0 : own->taps,
                         .window = model->layer[layer].state_part[part],
                         .activation = value ? own->value_activation : own->key_activation,
                         .map = -1,

@@ -5,15 +5,10 @@
 // Backward reads what forward kept; the gates' gradients are made in place of the core's.
 #include "engine/mixer_recurrent.h"
 
-typedef struct layer_kept {
-    eng_branch_kept q, k, v;
-    kern_ptr a_low, a, b, g, beta, stabiliser, read, out, snapshots, gate_low, gate, normed;
-} layer_kept;
+_Static_assert(sizeof(eng_recurrent_kept) <= ENG_MAX_KEPT * sizeof(kern_ptr), "kept references");
 
-_Static_assert(sizeof(layer_kept) <= ENG_MAX_KEPT * sizeof(kern_ptr), "kept references");
-
-static layer_kept *kept_of(eng_emit *emit, int32_t layer) {
-    return (layer_kept *)emit->kept[layer];
+static eng_recurrent_kept *kept_of(eng_emit *emit, int32_t layer) {
+    return (eng_recurrent_kept *)emit->kept[layer];
 }
 
 static int64_t decay_width(const eng_recurrent *d) {
@@ -36,7 +31,7 @@ static kern_ptr emit_gate_input(eng_emit *emit, const eng_projection *projection
 }
 
 static void emit_gates(eng_emit *emit, int32_t layer, const eng_recurrent *d, kern_ptr x) {
-    layer_kept *kept = kept_of(emit, layer);
+    eng_recurrent_kept *kept = kept_of(emit, layer);
     kern_ptr none;
     kept->a = emit_gate_input(emit, &d->a, x, &kept->a_low);
     kept->b = emit_gate_input(emit, &d->b, x, &none);
@@ -67,8 +62,7 @@ static void emit_gates(eng_emit *emit, int32_t layer, const eng_recurrent *d, ke
                                    .gates = d->gates});
 }
 
-static void emit_core(eng_emit *emit, int32_t layer, const eng_recurrent *d) {
-    layer_kept *kept = kept_of(emit, layer);
+static void emit_family(eng_emit *emit, int32_t layer, const eng_recurrent *d, eng_recurrent_kept *kept) {
     const kern_recurrence *family = &d->family;
     uint64_t snapshot =
         sizeof(float) * (uint64_t)family->heads * (uint64_t)family->key_width * (uint64_t)eng_columns(family);
@@ -86,6 +80,13 @@ static void emit_core(eng_emit *emit, int32_t layer, const eng_recurrent *d) {
                                         .o = kept->read,
                                         .snapshots = kept->snapshots,
                                         .family = *family});
+}
+
+static void emit_core(eng_emit *emit, int32_t layer, const eng_recurrent *d) {
+    eng_recurrent_kept *kept = kept_of(emit, layer);
+    const kern_recurrence *family = &d->family;
+    const eng_core *core = d->core;
+    (core ? core->forward : emit_family)(emit, layer, d, kept);
     kept->out = kept->read;
     if (!d->normalise)
         return;
@@ -100,7 +101,7 @@ static void emit_core(eng_emit *emit, int32_t layer, const eng_recurrent *d) {
 }
 
 static void emit_output(eng_emit *emit, int32_t layer, const eng_recurrent *d, kern_ptr x) {
-    layer_kept *kept = kept_of(emit, layer);
+    eng_recurrent_kept *kept = kept_of(emit, layer);
     int32_t width = eng_readers(&d->family) * d->family.value_width;
     kept->gate = emit_gate_input(emit, &d->gate, x, &kept->gate_low);
     kept->normed = kept->out;
@@ -131,7 +132,7 @@ static void emit_output(eng_emit *emit, int32_t layer, const eng_recurrent *d, k
 
 void eng_recurrent_forward(eng_emit *emit, int32_t layer, kern_ptr x, kern_ptr residual, kern_ptr y) {
     eng_recurrent d = eng_recurrent_describe(emit->model, layer);
-    layer_kept *kept = kept_of(emit, layer);
+    eng_recurrent_kept *kept = kept_of(emit, layer);
     eng_emit_branch(emit, layer, &d.q, x, &kept->q);
     eng_emit_branch(emit, layer, &d.k, x, &kept->k);
     eng_emit_branch(emit, layer, &d.v, x, &kept->v);
@@ -144,14 +145,10 @@ void eng_recurrent_forward(eng_emit *emit, int32_t layer, kern_ptr x, kern_ptr r
 
 // ---- backward
 
-typedef struct gradients {
-    kern_ptr q, k, v, g, beta, gate;
-} gradients;
-
 // From the gradient of the output projection's input to that of the core's read-out.
 static kern_ptr emit_output_backward(eng_emit *emit, int32_t layer, const eng_recurrent *d, kern_ptr d_normed,
                                      kern_ptr d_gate) {
-    const layer_kept *kept = kept_of(emit, layer);
+    const eng_recurrent_kept *kept = kept_of(emit, layer);
     int32_t width = eng_readers(&d->family) * d->family.value_width;
     if (d->norm)
         eng_emit_op(emit, KERN_OP_RMSNORM_BACKWARD,
@@ -192,15 +189,9 @@ static kern_ptr emit_output_backward(eng_emit *emit, int32_t layer, const eng_re
     return d_read;
 }
 
-static gradients emit_core_backward(eng_emit *emit, int32_t layer, const eng_recurrent *d, kern_ptr d_read) {
-    const layer_kept *kept = kept_of(emit, layer);
-    gradients grad = {
-        .q = eng_emit_scratch(emit, (int64_t)d->q.heads * eng_branch_width(&d->q)),
-        .k = eng_emit_scratch(emit, (int64_t)d->k.heads * eng_branch_width(&d->k)),
-        .v = eng_emit_scratch(emit, (int64_t)d->v.heads * d->v.width),
-        .g = decay_moves(d) ? eng_emit_scratch(emit, decay_width(d)) : eng_null(),
-        .beta = d->family.weighted ? eng_emit_scratch(emit, d->family.heads) : eng_null(),
-    };
+static void emit_family_backward(eng_emit *emit, int32_t layer, const eng_recurrent *d, const eng_recurrent_kept *kept,
+                                 kern_ptr d_read, const eng_recurrent_gradients *grad) {
+    (void)layer;
     eng_emit_op(emit, KERN_OP_RECURRENCE_BACKWARD,
                 &(kern_recurrence_backward_args){.q = kept->q.ready,
                                                  .k = kept->k.ready,
@@ -210,19 +201,33 @@ static gradients emit_core_backward(eng_emit *emit, int32_t layer, const eng_rec
                                                  .skip = eng_param(d->skip),
                                                  .snapshots = kept->snapshots,
                                                  .d_o = d_read,
-                                                 .dq = grad.q,
-                                                 .dk = grad.k,
-                                                 .dv = grad.v,
-                                                 .dg = grad.g,
-                                                 .dbeta = grad.beta,
+                                                 .dq = grad->q,
+                                                 .dk = grad->k,
+                                                 .dv = grad->v,
+                                                 .dg = grad->g,
+                                                 .dbeta = grad->beta,
                                                  .grad_skip = eng_grad(d->skip),
                                                  .family = d->family});
+}
+
+static eng_recurrent_gradients emit_core_backward(eng_emit *emit, int32_t layer, const eng_recurrent *d,
+                                                  kern_ptr d_read) {
+    const eng_core *core = d->core;
+    eng_recurrent_gradients grad = {
+        .q = eng_emit_scratch(emit, (int64_t)d->q.heads * eng_branch_width(&d->q)),
+        .k = eng_emit_scratch(emit, (int64_t)d->k.heads * eng_branch_width(&d->k)),
+        .v = eng_emit_scratch(emit, (int64_t)d->v.heads * d->v.width),
+        .g = decay_moves(d) ? eng_emit_scratch(emit, decay_width(d)) : eng_null(),
+        .beta = d->family.weighted ? eng_emit_scratch(emit, d->family.heads) : eng_null(),
+    };
+    (core ? core->backward : emit_family_backward)(emit, layer, d, kept_of(emit, layer), d_read, &grad);
     return grad;
 }
 
 // In place: the gradients of g and beta become those of a and b.
-static void emit_gates_backward(eng_emit *emit, int32_t layer, const eng_recurrent *d, const gradients *grad) {
-    const layer_kept *kept = kept_of(emit, layer);
+static void emit_gates_backward(eng_emit *emit, int32_t layer, const eng_recurrent *d,
+                                const eng_recurrent_gradients *grad) {
+    const eng_recurrent_kept *kept = kept_of(emit, layer);
     if (d->max_plus) {
         eng_emit_op(emit, KERN_OP_MAXPLUS_GATES_BACKWARD,
                     &(kern_maxplus_gates_backward_args){.input = kept->b,
@@ -254,13 +259,13 @@ static void emit_gates_backward(eng_emit *emit, int32_t layer, const eng_recurre
 
 void eng_recurrent_backward(eng_emit *emit, int32_t layer, kern_ptr x, kern_ptr dy, kern_ptr dx) {
     eng_recurrent d = eng_recurrent_describe(emit->model, layer);
-    const layer_kept *kept = kept_of(emit, layer);
+    const eng_recurrent_kept *kept = kept_of(emit, layer);
     int64_t width = (int64_t)eng_readers(&d.family) * d.family.value_width;
     kern_ptr d_normed = eng_emit_scratch(emit, width);
     kern_ptr d_gate = d.gate.rows > 0 ? eng_emit_scratch(emit, width) : eng_null();
     eng_emit_projection_backward(emit, &d.out, kept->normed, eng_null(), dy, d_normed, false);
     kern_ptr d_read = emit_output_backward(emit, layer, &d, d_normed, d_gate);
-    gradients grad = emit_core_backward(emit, layer, &d, d_read);
+    eng_recurrent_gradients grad = emit_core_backward(emit, layer, &d, d_read);
     emit_gates_backward(emit, layer, &d, &grad);
     eng_emit_branch_backward(emit, &d.q, &kept->q, x, grad.q, dx, false);
     eng_emit_branch_backward(emit, &d.k, &kept->k, x, grad.k, dx, true);

@@ -24,6 +24,9 @@ enum {
     ENG_CONV_BIAS,
     ENG_IN_BIAS,
     ENG_O_BIAS,
+    ENG_Q_BIAS,
+    ENG_K_BIAS,
+    ENG_V_BIAS,
     ENG_A_DOWN, // first factor of a low-rank decay gate
     ENG_A_PROJ,
     ENG_A_BIAS,
@@ -32,6 +35,7 @@ enum {
     ENG_A_LOG,
     ENG_DT_BIAS,
     ENG_SKIP,
+    ENG_LAMBDA,
     ENG_G_DOWN, // first factor of a low-rank output gate
     ENG_G_PROJ,
     ENG_G_BIAS,
@@ -80,7 +84,26 @@ void eng_emit_projection_backward(eng_emit *emit, const eng_projection *projecti
 // The buffer between the factors of a low-rank projection; null without `down`.
 kern_ptr eng_emit_low(eng_emit *emit, const eng_projection *projection, bool activation);
 
-typedef struct eng_recurrent {
+typedef struct eng_recurrent eng_recurrent;
+
+// What forward keeps of a layer.
+typedef struct eng_recurrent_kept {
+    eng_branch_kept q, k, v;
+    kern_ptr a_low, a, b, g, beta, stabiliser, read, out, snapshots, solution, gate_low, gate, normed;
+} eng_recurrent_kept;
+
+typedef struct eng_recurrent_gradients {
+    kern_ptr q, k, v, g, beta;
+} eng_recurrent_gradients;
+
+// From q, k, v, g, beta to kept->read, and from its gradient to theirs. NULL in eng_recurrent: the recurrence family.
+typedef struct eng_core {
+    void (*forward)(eng_emit *emit, int32_t layer, const eng_recurrent *d, eng_recurrent_kept *kept);
+    void (*backward)(eng_emit *emit, int32_t layer, const eng_recurrent *d, const eng_recurrent_kept *kept,
+                     kern_ptr d_read, const eng_recurrent_gradients *grad);
+} eng_core;
+
+struct eng_recurrent {
     eng_branch q, k, v;
     eng_projection a, b; // before the gates; rows 0: none. Of max-plus gates a is the forget gate, b the input gate
     kern_gates gates;
@@ -89,6 +112,7 @@ typedef struct eng_recurrent {
     int32_t A_log, dt_bias, skip;
     int32_t decay; // param of the constant decays
     kern_recurrence family;
+    const eng_core *core;
     size_t stabiliser; // of max-plus gates, in the layer's state
     bool normalise;    // by the unit column
     float normaliser_eps;
@@ -100,7 +124,7 @@ typedef struct eng_recurrent {
     int32_t gate_activation;
     bool gate_first;
     eng_projection out;
-} eng_recurrent;
+};
 
 // What the config and the tensors' roles say by themselves: branches, core, gate, norm over the heads, state parts in
 // the order S, q, k, v windows. Gate laws are the mixer's.

@@ -27,15 +27,7 @@ typedef enum eng_dialect {
     ENG_DIALECT_GEMMA,
 } eng_dialect;
 
-enum { ENG_MAX_EOS = 8, ENG_MAX_MIXER_TENSORS = 32, ENG_MAX_STATE_PARTS = 4, ENG_NAME_SIZE = 128 };
-
-typedef struct eng_mesa_config { // models.md 2.1, 2.7
-    int32_t heads, head_width, conv_taps;
-    bool output_gate;
-    float lambda_bound;
-    int32_t cg_steps_training, cg_steps_decoding; // max_cg_step_training, max_cg_step_decoding
-    float gamma_cap;                              // gamma_cap_b; 1: none
-} eng_mesa_config;
+enum { ENG_MAX_EOS = 8, ENG_MAX_MIXER_TENSORS = 40, ENG_MAX_STATE_PARTS = 4, ENG_NAME_SIZE = 128 };
 
 typedef enum eng_rope_scaling { ENG_ROPE_DEFAULT, ENG_ROPE_LINEAR, ENG_ROPE_LLAMA3 } eng_rope_scaling;
 
@@ -65,6 +57,7 @@ typedef struct eng_recurrent_config {
     int32_t query_heads, key_heads, value_heads; // as the recurrence maps them to states
     int32_t key_width, value_width;              // of a head
     int32_t taps;                                // 0: no convolution
+    bool plain_values;                           // mesa: values have none
     int32_t key_activation, value_activation;    // kern_activation, after the convolution
     bool qk_norm, qk_norm_sums;                  // L2, or divided by the sum
     bool weighted;                               // a write gate
@@ -83,6 +76,13 @@ typedef struct eng_recurrent_config {
     float gate_soft_cap, cell_eps;              // mlstm
 } eng_recurrent_config;
 
+// What a Mesa layer has beside its recurrent part, models.md 2.1, 2.7.
+typedef struct eng_mesa_config {
+    float lambda_bound;
+    int32_t cg_steps_training, cg_steps_decoding; // max_cg_step_training, max_cg_step_decoding
+    float gamma_cap;                              // gamma_cap_b; 1: none
+} eng_mesa_config;
+
 typedef struct eng_rglru_config { // models.md 13
     int32_t width, blocks, taps;
 } eng_rglru_config;
@@ -92,9 +92,11 @@ struct eng_mixer;
 typedef struct eng_layer_config {
     const struct eng_mixer *mixer;
     union {
-        eng_mesa_config mesa;
+        struct {
+            eng_recurrent_config recurrent;
+            eng_mesa_config mesa;
+        };
         eng_attention_config attention;
-        eng_recurrent_config recurrent;
         eng_rglru_config rglru;
     };
 } eng_layer_config;

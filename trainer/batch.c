@@ -7,7 +7,7 @@
 #include <string.h>
 
 static int32_t heads_of(const eng_plan *plan, int32_t layer) {
-    return plan->report[layer].ref ? plan->model->config.layer[layer].mesa.heads : 0;
+    return plan->report[layer].ref ? plan->model->config.layer[layer].recurrent.heads : 0;
 }
 
 eng_status trn_batch_create(trn_runner *runner, trn_batch *out, eng_error *error) {
@@ -22,10 +22,11 @@ eng_status trn_batch_create(trn_runner *runner, trn_batch *out, eng_error *error
     }
     trn_batch batch = {.runner = runner,
                        .loss = calloc(tokens, sizeof *batch.loss),
+                       .best = calloc(tokens, sizeof *batch.best),
                        .reports = calloc(tokens * heads + 1, sizeof *batch.reports),
                        .report = calloc(layers, sizeof *batch.report),
                        .backward = calloc(tokens * (size_t)widest + 1, sizeof *batch.backward)};
-    if (!batch.loss || !batch.reports || !batch.report || !batch.backward) {
+    if (!batch.loss || !batch.best || !batch.reports || !batch.report || !batch.backward) {
         trn_batch_free(&batch);
         return eng_fail(error, ENG_NO_MEMORY, "out of memory for the results of %zu tokens", tokens);
     }
@@ -40,6 +41,7 @@ eng_status trn_batch_create(trn_runner *runner, trn_batch *out, eng_error *error
 
 void trn_batch_free(trn_batch *batch) {
     free(batch->loss);
+    free(batch->best);
     free(batch->reports);
     free(batch->report);
     free(batch->backward);
@@ -102,10 +104,13 @@ static eng_status read_reports(trn_batch *batch, eng_error *error) {
 
 eng_status trn_batch_run(trn_batch *batch, eng_error *error) {
     trn_runner *runner = batch->runner;
+    const eng_plan *plan = runner->plan;
+    size_t tokens = (size_t)runner->rows->n_tokens;
     eng_status status = trn_runner_run(runner, error);
     if (status == ENG_OK)
-        status = trn_runner_read(runner, runner->plan->loss, batch->loss,
-                                 sizeof *batch->loss * (size_t)runner->rows->n_tokens, error);
+        status = trn_runner_read(runner, plan->loss, batch->loss, sizeof *batch->loss * tokens, error);
+    if (status == ENG_OK && plan->best.ref)
+        status = trn_runner_read(runner, plan->best, batch->best, sizeof *batch->best * tokens, error);
     return status == ENG_OK ? read_reports(batch, error) : status;
 }
 
@@ -114,4 +119,18 @@ double trn_batch_loss(const trn_batch *batch, int32_t token0, int32_t count) {
     for (int32_t i = 0; i < count; i++)
         sum += (double)batch->loss[token0 + i];
     return sum;
+}
+
+void trn_batch_hits(const trn_batch *batch, trn_hits *sum) {
+    const kern_rows *rows = batch->runner->rows;
+    for (int32_t r = 0; r < rows->n_rows; r++) {
+        const kern_row *row = &rows->row[r];
+        int64_t targets = 0, right = 0;
+        for (int32_t t = row->token0; t < row->token0 + row->length; t++) {
+            targets += rows->target[t] >= 0;
+            right += rows->target[t] >= 0 && batch->best[t] == rows->target[t];
+        }
+        sum->targets += right;
+        sum->rows += targets > 0 && right == targets;
+    }
 }

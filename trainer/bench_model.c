@@ -72,7 +72,7 @@ static eng_status read_steps(trn_runner *runner, double *steps, eng_error *error
     for (int32_t layer = 0; layer < plan->model->config.layers; layer++) {
         if (!plan->report[layer].ref)
             continue;
-        int64_t count = (int64_t)tokens * plan->model->config.layer[layer].mesa.heads;
+        int64_t count = (int64_t)tokens * plan->model->config.layer[layer].recurrent.heads;
         kern_solve_report *report = malloc(sizeof *report * (size_t)count);
         if (!report)
             return eng_fail(error, ENG_NO_MEMORY, "out of memory for solver reports");

@@ -50,10 +50,11 @@ START_TEST(defaults_of_mesa_net) {
     for (int i = 0; i < config.layers; i++) {
         ck_assert_ptr_eq(config.layer[i].mixer, &eng_mixer_mesa);
         const eng_mesa_config *mesa = &config.layer[i].mesa;
-        ck_assert_int_eq(mesa->heads, 16);
-        ck_assert_int_eq(mesa->head_width, 128);
-        ck_assert_int_eq(mesa->conv_taps, 4);
-        ck_assert(!mesa->output_gate);
+        const eng_recurrent_config *own = &config.layer[i].recurrent;
+        ck_assert_int_eq(own->heads, 16);
+        ck_assert_int_eq(own->key_width, 128);
+        ck_assert_int_eq(own->taps, 4);
+        ck_assert(!own->output_gate);
         ck_assert_float_eq(mesa->lambda_bound, 0.25F);
         ck_assert_int_eq(mesa->cg_steps_training, 30);
         ck_assert_int_eq(mesa->cg_steps_decoding, 30);
@@ -79,10 +80,11 @@ START_TEST(own_keys) {
         "\"mesa\": {\"cg_tolerance\": 0.01, \"cg_mode\": \"steps\", \"exit_threshold\": 0.5, \"max_loops\": 1},"
         "\"bos_token_id\": null, \"pad_token_id\": -1, \"eos_token_id\": [7, 9], \"hidden_act\": \"silu\"}");
     const eng_mesa_config *mesa = &config.layer[1].mesa;
-    ck_assert_int_eq(mesa->heads, 3);
-    ck_assert_int_eq(mesa->head_width, 32);
-    ck_assert(mesa->output_gate && config.scale_embeddings && config.tied && config.init_fla);
-    ck_assert_int_eq(mesa->conv_taps, 2);
+    const eng_recurrent_config *own = &config.layer[1].recurrent;
+    ck_assert_int_eq(own->heads, 3);
+    ck_assert_int_eq(own->key_width, 32);
+    ck_assert(own->output_gate && config.scale_embeddings && config.tied && config.init_fla);
+    ck_assert_int_eq(own->taps, 2);
     ck_assert_float_eq(mesa->lambda_bound, 0.5F);
     ck_assert_int_eq(mesa->cg_steps_training, 12);
     ck_assert_float_eq(mesa->gamma_cap, 0.9975F);
