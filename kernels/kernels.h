@@ -609,10 +609,12 @@ typedef struct kern_head_logits_args {
     float soft_cap; // 0: none
 } kern_head_logits_args;
 // Cross entropy by tiles of tokens; logits are never stored whole. loss[t] = -log softmax(l_t)[target_t] (0 without
-// target). With dx: dx = target_weight (softmax - onehot) W and grad_weight += its outer product, in the same pass.
+// target); best[t] = the id of the largest logit, ties to the lowest id (-1 without target or where no logit is a
+// number). With dx: dx = target_weight (softmax - onehot) W and grad_weight += its outer product, in the same pass.
 typedef struct kern_head_loss_args {
     kern_ptr x, weight;
     kern_ptr loss;        // (T)
+    kern_ptr best;        // optional int32 (T)
     kern_ptr dx;          // optional (T, width)
     kern_ptr grad_weight; // optional (vocabulary, width), with dx
     kern_ptr tile;        // scratch (tile_tokens, vocabulary)
@@ -744,6 +746,7 @@ KERN_CHECKED kern_status kern_plan_add(kern_plan *plan, kern_op op, const void *
 // Ends the building: reserves workspace; a backend may replace sub-sequences by fused entries here.
 KERN_CHECKED kern_status kern_plan_seal(kern_plan *plan);
 size_t kern_plan_length(const kern_plan *plan);
+// What memory->param and memory->grad point to must not change while a plan runs with the same memory.
 KERN_CHECKED kern_status kern_plan_run(const kern_plan *plan, kern_stream *stream, const kern_rows *rows,
                                        const kern_memory *memory);
 

@@ -11,6 +11,7 @@
 typedef struct trn_batch {
     trn_runner *runner;                  // borrowed; its plan is a SCORE or a TRAIN plan
     float *loss;                         // (max_tokens) of each token, 0 without target; after trn_batch_run
+    int32_t *best;                       // (max_tokens) of a SCORE plan: its likeliest id, -1 without target
     kern_solve_report *reports;          // (layers, max_tokens, heads) of the forward solves
     kern_solve_report **report;          // (layers) into reports; NULL: no Mesa layer
     kern_solve_report *backward;         // one layer's
@@ -26,5 +27,12 @@ ENG_CHECKED eng_status trn_batch_add(trn_batch *batch, const trn_row *row, doubl
 ENG_CHECKED eng_status trn_batch_run(trn_batch *batch, eng_error *error);
 // Sum of the losses of the tokens [token0, token0 + count), in order.
 double trn_batch_loss(const trn_batch *batch, int32_t token0, int32_t count);
+
+// How often the likeliest id was the target: over targets, and over rows that have any (right in all of them).
+typedef struct trn_hits {
+    int64_t targets, rows;
+} trn_hits;
+// Adds those of the last run of a SCORE plan.
+void trn_batch_hits(const trn_batch *batch, trn_hits *sum);
 
 #endif

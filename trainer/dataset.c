@@ -21,6 +21,7 @@ struct trn_dataset {
     int64_t *start; // (documents + 1) pairs before each document
     int64_t documents;
     int32_t context, bos_id, eos_id, vocab_size;
+    bool examples; // every document is a row
 };
 
 // ------------------------------------------------------------------------------------------------------------ opening
@@ -65,6 +66,25 @@ static eng_status check_tokenizers(const trn_dataset *dataset, const uint8_t *wa
     return ENG_OK;
 }
 
+static eng_status check_kinds(trn_dataset *dataset, const trn_dataset_options *o, eng_error *error) {
+    dataset->examples = trn_shard_has_targets(dataset->shard[0]);
+    for (int i = 1; i < dataset->shards; i++)
+        if (trn_shard_has_targets(dataset->shard[i]) != dataset->examples)
+            return eng_fail(error, ENG_INVALID, "%s: examples and text in one data set",
+                            eng_path_tail(trn_shard_path(dataset->shard[i])));
+    if (!dataset->examples &&
+        (o->bos_id < 0 || o->bos_id >= o->vocab_size || o->eos_id < 0 || o->eos_id >= o->vocab_size))
+        return eng_fail(error, ENG_INVALID, "training needs bos_token_id and eos_token_id inside the vocabulary");
+    return ENG_OK;
+}
+
+static eng_status check_example(const trn_dataset *dataset, int shard, const trn_document *document, eng_error *error) {
+    if (document->ids >= 1 && document->ids <= (uint32_t)dataset->context)
+        return ENG_OK;
+    return eng_fail(error, ENG_INVALID, "%s: an example of %u ids, and a context of %d",
+                    eng_path_tail(trn_shard_path(dataset->shard[shard])), document->ids, dataset->context);
+}
+
 static eng_status build_index(trn_dataset *dataset, eng_error *error) {
     dataset->shard_document = calloc((size_t)dataset->shards + 1, sizeof *dataset->shard_document);
     if (!dataset->shard_document)
@@ -81,8 +101,12 @@ static eng_status build_index(trn_dataset *dataset, eng_error *error) {
     int64_t pairs = 0, document = 0;
     for (int i = 0; i < dataset->shards; i++)
         for (uint64_t d = 0; d < trn_shard_documents(dataset->shard[i]); d++) {
+            trn_document entry = trn_shard_document(dataset->shard[i], d);
+            eng_status status = dataset->examples ? check_example(dataset, i, &entry, error) : ENG_OK;
+            if (status != ENG_OK)
+                return status;
             dataset->start[document++] = pairs;
-            pairs += (int64_t)trn_shard_document(dataset->shard[i], d).ids + 1;
+            pairs += (int64_t)entry.ids + (dataset->examples ? 0 : 1);
         }
     dataset->start[document] = pairs;
     return ENG_OK;
@@ -91,8 +115,6 @@ static eng_status build_index(trn_dataset *dataset, eng_error *error) {
 static eng_status check_options(const trn_dataset_options *o, eng_error *error) {
     if (o->names < 1 || o->context < 1)
         return eng_fail(error, ENG_INVALID, "a data set needs a name and a context of at least one token");
-    if (o->bos_id < 0 || o->bos_id >= o->vocab_size || o->eos_id < 0 || o->eos_id >= o->vocab_size)
-        return eng_fail(error, ENG_INVALID, "training needs bos_token_id and eos_token_id inside the vocabulary");
     return ENG_OK;
 }
 
@@ -111,6 +133,8 @@ eng_status trn_dataset_open(const trn_dataset_options *options, trn_dataset **ou
         status = open_name(dataset, options->name[i], error);
     if (status == ENG_OK)
         status = check_tokenizers(dataset, options->tokenizer, error);
+    if (status == ENG_OK)
+        status = check_kinds(dataset, options, error);
     if (status == ENG_OK)
         status = build_index(dataset, error);
     if (status == ENG_OK)
@@ -138,11 +162,17 @@ int64_t trn_dataset_pairs(const trn_dataset *dataset) {
 }
 
 int64_t trn_dataset_rows(const trn_dataset *dataset) {
+    if (dataset->examples)
+        return dataset->documents;
     return (trn_dataset_pairs(dataset) + dataset->context - 1) / dataset->context;
 }
 
 int64_t trn_dataset_documents(const trn_dataset *dataset) {
     return dataset->documents;
+}
+
+bool trn_dataset_has_examples(const trn_dataset *dataset) {
+    return dataset->examples;
 }
 
 const uint8_t *trn_dataset_tokenizer(const trn_dataset *dataset) {
@@ -217,6 +247,22 @@ static eng_status append_pairs(const trn_dataset *dataset, int64_t index, int64_
     return status;
 }
 
+static eng_status append_example(const trn_dataset *dataset, int64_t index, int64_t first, int32_t count, trn_row *row,
+                                 eng_error *error) {
+    const trn_shard *shard;
+    trn_document document = find_document(dataset, index, &shard);
+    uint64_t place = document.first + (uint64_t)first;
+    eng_status status =
+        trn_shard_read(shard, place, (uint32_t)count, dataset->vocab_size, row->id + row->length, NULL, error);
+    if (status == ENG_OK)
+        status = trn_shard_read_targets(shard, place, (uint32_t)count, dataset->vocab_size, row->target + row->length,
+                                        error);
+    for (int32_t i = 0; status == ENG_OK && i < count; i++)
+        row->counted += row->target[row->length + i] >= 0;
+    row->length += count;
+    return status;
+}
+
 static void clear_row(trn_row *row) {
     row->length = row->boundaries = row->counted = 0;
 }
@@ -226,9 +272,11 @@ eng_status trn_dataset_row(const trn_dataset *dataset, int64_t index, trn_row *r
     if (index < 0 || index >= trn_dataset_rows(dataset))
         return eng_fail(error, ENG_INVALID, "row %lld: the data set has %lld", (long long)index,
                         (long long)trn_dataset_rows(dataset));
+    clear_row(row);
+    if (dataset->examples)
+        return append_example(dataset, index, 0, (int32_t)trn_dataset_document_pairs(dataset, index), row, error);
     if (end > trn_dataset_pairs(dataset))
         end = trn_dataset_pairs(dataset);
-    clear_row(row);
     for (int64_t document = find_last(dataset->start, dataset->documents, first); first < end; document++) {
         int64_t next = dataset->start[document + 1] < end ? dataset->start[document + 1] : end;
         if (row->length > 0)
@@ -258,7 +306,8 @@ eng_status trn_dataset_window(const trn_dataset *dataset, int64_t document, int6
         return eng_fail(error, ENG_INVALID, "a window of %d pairs at %lld is not inside document %lld", count,
                         (long long)first, (long long)document);
     clear_row(row);
-    return append_pairs(dataset, document, first, count, row, error);
+    return dataset->examples ? append_example(dataset, document, first, count, row, error)
+                             : append_pairs(dataset, document, first, count, row, error);
 }
 
 eng_status trn_row_create(int32_t context, trn_row *out, eng_error *error) {

@@ -3,7 +3,8 @@
 //
 // A document of n ids gives n + 1 pairs: inputs BOS, ids; targets ids, EOS. The pairs of all documents, in the order of
 // the shards, are cut into rows of `context` pairs (the last may be short); a document that goes on in another row goes
-// on from a zero state. So every target is in exactly one row. Rows are reached by index, from one number a document
+// on from a zero state. So every target is in exactly one row. Shards of examples (shard.h) give one row an example,
+// with as many pairs as ids; `context` must hold the longest. Rows are reached by index, from one number a document
 // kept in memory. A *window* is a piece of one document, for evaluation. Immutable once open; may be shared by threads.
 #ifndef TRAINER_DATASET_H
 #define TRAINER_DATASET_H
@@ -17,9 +18,9 @@ typedef struct trn_dataset trn_dataset;
 typedef struct trn_dataset_options {
     const char *const *name; // NAME of the shards NAME-00000.tok ...
     int names;
-    int32_t context; // pairs a row
-    int32_t bos_id, eos_id, vocab_size;
-    const uint8_t *tokenizer; // SHA-256 that the shards must have; NULL: any, but all the same
+    int32_t context;                    // pairs a row
+    int32_t bos_id, eos_id, vocab_size; // examples need no bos_id and eos_id
+    const uint8_t *tokenizer;           // SHA-256 that the shards must have; NULL: any, but all the same
 } trn_dataset_options;
 
 // One row or window. The arrays are the caller's, of `context` entries each.
@@ -37,6 +38,7 @@ void trn_dataset_close(trn_dataset *dataset);
 int64_t trn_dataset_rows(const trn_dataset *dataset);  // of an epoch
 int64_t trn_dataset_pairs(const trn_dataset *dataset); // of an epoch
 int64_t trn_dataset_documents(const trn_dataset *dataset);
+bool trn_dataset_has_examples(const trn_dataset *dataset);
 const uint8_t *trn_dataset_tokenizer(const trn_dataset *dataset); // 32 bytes
 
 // Fills row with row `index` of 0..rows-1.

@@ -114,6 +114,10 @@ static double bits_per_byte(const evaluation *e, const trn_scores *scores) {
     return e->windows.bytes > 0 ? scores->loss / log(2) / (double)e->windows.bytes : NAN;
 }
 
+static double share(int64_t part, int64_t whole) {
+    return whole > 0 ? 100 * (double)part / (double)whole : 0;
+}
+
 static eng_status score(evaluation *e, kern_solver solver, trn_scores *scores, eng_error *error) {
     eng_status status =
         trn_score_windows(&e->batch, e->dataset, &e->windows, solver, trn_progress_part, &e->progress, scores, error);
@@ -129,7 +133,11 @@ static void print_scores(const evaluation *e, const trn_scores *scores) {
     printf("targets         %lld\n", (long long)scores->targets);
     printf("loss            %.5f nats a token\n", mean_loss(scores));
     printf("perplexity      %.3f\n", exp(mean_loss(scores)));
-    if (e->windows.bytes > 0)
+    printf("right           %.3f %% of the targets, %.3f %% of the windows wholly\n",
+           share(scores->hits.targets, scores->targets), share(scores->hits.rows, scores->windows));
+    if (trn_dataset_has_examples(e->dataset))
+        printf("bits per byte   none: examples\n");
+    else if (e->windows.bytes > 0)
         printf("bits per byte   %.5f over %lld bytes\n", bits_per_byte(e, scores), (long long)e->windows.bytes);
     else
         printf("bits per byte   unknown: parts of documents, and no tokenizer beside the weights\n");
@@ -266,12 +274,14 @@ int trn_command_eval(int argc, char **argv) {
         {"solver-table", NULL, TRN_FLAG, &o.solver_table, "fifteen settings of the solver as a Markdown table"},
         {"device", "NAME", TRN_STRING, &o.device, "cpu, cpu:16, cuda:0 (default cpu)"},
     };
-    const trn_command_line line = {"eval DIR --data NAME [options]",
-                                   "Loss, bits per byte and solver steps of a checkpoint over packed documents.",
-                                   options,
-                                   sizeof options / sizeof *options,
-                                   1,
-                                   1};
+    const trn_command_line line = {
+        "eval DIR --data NAME [options]",
+        "Loss, accuracy, bits per byte and solver steps of a checkpoint over packed documents\n"
+        "or the examples of a task.",
+        options,
+        sizeof options / sizeof *options,
+        1,
+        1};
     const char *dir = NULL;
     bool helped = false;
     int positional = 0;

@@ -58,6 +58,7 @@ ENG_CHECKED eng_status trn_run_step(trn_run *run, trn_step_report *report, eng_e
 typedef struct trn_score {
     double loss; // sum over targets
     int64_t targets;
+    trn_hits hits;
     eng_compute solves;
 } trn_score;
 

@@ -46,6 +46,7 @@ const trn_run_key trn_run_keys[] = {
     {"train", "seed", TRN_KEY_INTEGER, AT(seed), "1", 0, largest, NULL},
     {"train", "eval_every", TRN_KEY_INTEGER, AT(eval_every), "250", 0, largest, NULL},
     {"train", "eval_rows", TRN_KEY_INTEGER, AT(eval_rows), "64", 0, largest, NULL},
+    {"train", "stop_accuracy", TRN_KEY_REAL, AT(stop_accuracy), "0", 0, 1, NULL},
     {"train", "save_every", TRN_KEY_INTEGER, AT(save_every), "500", 0, largest, NULL},
     {"train", "keep", TRN_KEY_INTEGER, AT(keep), "0", 0, largest, NULL},
     {"train", "recompute", TRN_KEY_CHOICE, AT(recompute), "none", 0, 0, recomputes},
@@ -341,6 +342,8 @@ static eng_status check(const trn_run_config *config, eng_error *error) {
                         (long long)config->batch_tokens, (long long)config->context);
     if (config->batch_tokens / config->context > 1 << 20)
         return eng_fail(error, ENG_INVALID, "train.batch_tokens: more than 1048576 rows a step");
+    if (config->stop_accuracy > 0 && (!config->valid[0] || config->eval_every == 0))
+        return eng_fail(error, ENG_INVALID, "train.stop_accuracy: needs data.valid and train.eval_every");
     if (config->eps <= 0)
         return eng_fail(error, ENG_INVALID, "optim.eps: must be above 0");
     return ENG_OK;

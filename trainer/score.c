@@ -112,6 +112,7 @@ static void collect(const trn_batch *batch, trn_scores *scores) {
     const kern_rows *rows = batch->runner->rows;
     for (int32_t r = 0; r < rows->n_rows; r++) {
         const kern_row *row = &rows->row[r];
+        int64_t before = scores->targets;
         for (int32_t i = 0; i < row->length; i++) {
             if (rows->target[row->token0 + i] < 0)
                 continue;
@@ -122,7 +123,9 @@ static void collect(const trn_batch *batch, trn_scores *scores) {
             scores->bucket_loss[bucket] += loss;
             scores->bucket_targets[bucket]++;
         }
+        scores->windows += scores->targets > before;
     }
+    trn_batch_hits(batch, &scores->hits);
     scores->solves.solves += batch->solves.solves;
     scores->solves.steps += batch->solves.steps;
     scores->solves.unconverged += batch->solves.unconverged;

@@ -36,8 +36,9 @@ int trn_bucket_of(int32_t place); // place 0 is the first position
 void trn_bucket_range(int bucket, int64_t *first, int64_t *last);
 
 typedef struct trn_scores {
-    double loss; // sums over targets, whole and by position
-    int64_t targets;
+    double loss;              // sums over targets, whole and by position
+    int64_t targets, windows; // windows with a target
+    trn_hits hits;
     double bucket_loss[TRN_BUCKETS];
     int64_t bucket_targets[TRN_BUCKETS];
     eng_compute solves;

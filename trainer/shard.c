@@ -19,7 +19,7 @@ struct trn_shard {
     const uint8_t *map;
     size_t size;
     trn_shard_header header;
-    const uint8_t *ids, *mask, *table; // mask NULL: none
+    const uint8_t *ids, *targets, *mask, *table; // targets, mask NULL: none
 };
 
 static eng_status malformed(const trn_shard *shard, uint64_t offset, const char *what, eng_error *error) {
@@ -42,11 +42,12 @@ static eng_status read_header(trn_shard *shard, eng_error *error) {
         return malformed(shard, 0, "not a token shard (MESATOK)", error);
     if (header->version != TRN_SHARD_VERSION)
         return malformed(shard, 8, "a version of the format that is not supported", error);
-    if (header->flags & ~TRN_SHARD_MASKED)
+    if (header->flags & ~(TRN_SHARD_MASKED | TRN_SHARD_TARGETS))
         return malformed(shard, 10, "unknown flags", error);
     if (header->width != 2 && header->width != 4)
         return malformed(shard, 12, "bytes an id are not 2 or 4", error);
-    uint64_t bytes_each = header->width + ((header->flags & TRN_SHARD_MASKED) ? 1 : 0);
+    uint64_t numbers = header->flags & TRN_SHARD_TARGETS ? 2 : 1;
+    uint64_t bytes_each = numbers * header->width + ((header->flags & TRN_SHARD_MASKED) ? 1 : 0);
     if (header->ids > shard->size / bytes_each)
         return malformed(shard, 16, "more ids than the file can hold", error);
     if (header->documents > shard->size / TRN_SHARD_ROW)
@@ -55,7 +56,8 @@ static eng_status read_header(trn_shard *shard, eng_error *error) {
     if (table + header->documents * TRN_SHARD_ROW != shard->size)
         return malformed(shard, shard->size, "the file does not end where its header says", error);
     shard->ids = at + TRN_SHARD_HEADER;
-    shard->mask = header->flags & TRN_SHARD_MASKED ? shard->ids + header->ids * header->width : NULL;
+    shard->targets = numbers == 2 ? shard->ids + header->ids * header->width : NULL;
+    shard->mask = header->flags & TRN_SHARD_MASKED ? shard->ids + numbers * header->ids * header->width : NULL;
     shard->table = at + table;
     return ENG_OK;
 }
@@ -133,6 +135,10 @@ bool trn_shard_masked(const trn_shard *shard) {
     return shard->mask != NULL;
 }
 
+bool trn_shard_has_targets(const trn_shard *shard) {
+    return shard->targets != NULL;
+}
+
 const uint8_t *trn_shard_tokenizer(const trn_shard *shard) {
     return shard->header.tokenizer;
 }
@@ -145,20 +151,35 @@ trn_document trn_shard_document(const trn_shard *shard, uint64_t index) {
                           .hash = trn_get64(row + 16)};
 }
 
-eng_status trn_shard_read(const trn_shard *shard, uint64_t first, uint32_t count, int32_t vocabulary, int32_t *ids,
-                          uint8_t *mask, eng_error *error) {
+static eng_status read_numbers(const trn_shard *shard, const uint8_t *numbers, uint64_t first, uint32_t count,
+                               int32_t vocabulary, int32_t *out, eng_error *error) {
     uint32_t width = shard->header.width;
     if (first > shard->header.ids || count > shard->header.ids - first)
         return eng_fail(error, ENG_INVALID, "%s: ids beyond the shard's end", eng_path_tail(shard->path));
-    const uint8_t *at = shard->ids + first * width;
+    const uint8_t *at = numbers + first * width;
     for (uint32_t i = 0; i < count; i++, at += width) {
         uint32_t id = width == 2 ? trn_get16(at) : trn_get32(at);
         if (id >= (uint32_t)vocabulary)
             return eng_fail(error, ENG_FORMAT, "%s: byte %llu: id %u is not below the vocabulary's %d",
                             eng_path_tail(shard->path), (unsigned long long)(at - shard->map), id, vocabulary);
-        ids[i] = (int32_t)id;
+        out[i] = (int32_t)id;
     }
-    for (uint32_t i = 0; mask && i < count; i++)
-        mask[i] = shard->mask ? shard->mask[first + i] != 0 : 1;
     return ENG_OK;
+}
+
+eng_status trn_shard_read(const trn_shard *shard, uint64_t first, uint32_t count, int32_t vocabulary, int32_t *ids,
+                          uint8_t *mask, eng_error *error) {
+    eng_status status = read_numbers(shard, shard->ids, first, count, vocabulary, ids, error);
+    for (uint32_t i = 0; status == ENG_OK && mask && i < count; i++)
+        mask[i] = shard->mask ? shard->mask[first + i] != 0 : 1;
+    return status;
+}
+
+eng_status trn_shard_read_targets(const trn_shard *shard, uint64_t first, uint32_t count, int32_t vocabulary,
+                                  int32_t *targets, eng_error *error) {
+    eng_status status = read_numbers(shard, shard->targets, first, count, vocabulary, targets, error);
+    for (uint32_t i = 0; status == ENG_OK && shard->mask && i < count; i++)
+        if (!shard->mask[first + i])
+            targets[i] = -1;
+    return status;
 }

@@ -1,10 +1,14 @@
 // SPDX-License-Identifier: Apache-2.0
 // Token shards: files NAME-00000.tok, NAME-00001.tok ... that hold the ids of many documents.
 //
-// Little-endian: a header of 64 bytes {"MESATOK\0", u16 version 1, u16 flags (bit 0: mask), u32 bytes an id (2 or 4),
-// u64 ids, u64 documents, SHA-256 of tokenizer.json}; the ids; a mask byte an id if flagged (1: its loss counts); then,
-// at the next multiple of 8, a row a document {u64 first id, u32 ids, u32 bytes of its text, u64 first 8 bytes of
-// SHA-256(text)}.
+// Little-endian: a header of 64 bytes {"MESATOK\0", u16 version 1, u16 flags (bit 0: mask, bit 1: targets), u32 bytes
+// an id (2 or 4), u64 ids, u64 documents, SHA-256 of tokenizer.json}; the ids; if flagged as many targets; a mask byte
+// an id if flagged (1: its loss counts); then, at the next multiple of 8, a row a document {u64 first id, u32 ids, u32
+// bytes of its text, u64 first 8 bytes of SHA-256(text)}.
+//
+// With targets a document is an *example*: a whole row of training of its own, ids in, targets out at the same places
+// (neither BOS nor EOS is added). Without, the target of a place is the next id. Ids that come from no tokenizer have a
+// digest of zeros.
 //
 // Written whole or not at all. Read by mapping; sizes, offsets and the table are checked when the file is opened, ids
 // against a vocabulary when they are read. A shard that changes while it is mapped is the caller's fault. Readers may
@@ -35,12 +39,16 @@ const char *trn_shard_path(const trn_shard *shard);
 uint64_t trn_shard_documents(const trn_shard *shard);
 uint64_t trn_shard_ids(const trn_shard *shard);
 bool trn_shard_masked(const trn_shard *shard);
+bool trn_shard_has_targets(const trn_shard *shard);
 const uint8_t *trn_shard_tokenizer(const trn_shard *shard); // 32 bytes
 trn_document trn_shard_document(const trn_shard *shard, uint64_t index);
 // Ids [first, first + count) of the shard, and their mask (NULL: not wanted; all 1 where the shard has none). An id at
 // or above vocabulary is ENG_FORMAT with file and offset.
 ENG_CHECKED eng_status trn_shard_read(const trn_shard *shard, uint64_t first, uint32_t count, int32_t vocabulary,
                                       int32_t *ids, uint8_t *mask, eng_error *error);
+// Targets [first, first + count) of a shard that has them, -1 where the mask is 0.
+ENG_CHECKED eng_status trn_shard_read_targets(const trn_shard *shard, uint64_t first, uint32_t count,
+                                              int32_t vocabulary, int32_t *targets, eng_error *error);
 
 // The path of shard number `index` of a name: "NAME-00000.tok". Returns new (free); NULL: out of memory.
 char *trn_shard_name(const char *name, int index);
@@ -53,6 +61,10 @@ ENG_CHECKED eng_status trn_shard_writer_create(const char *name, const uint8_t t
                                                eng_error *error);
 ENG_CHECKED eng_status trn_shard_writer_add(trn_shard_writer *writer, const int32_t *ids, uint32_t count,
                                             uint32_t text_bytes, uint64_t hash, eng_error *error);
+// An example: targets (count), -1 where no loss counts. All documents of a writer are of one kind.
+ENG_CHECKED eng_status trn_shard_writer_add_example(trn_shard_writer *writer, const int32_t *ids,
+                                                    const int32_t *targets, uint32_t count, uint64_t hash,
+                                                    eng_error *error);
 // Writes the last shard; a name without documents gets none. *shards, *documents, *ids (may be NULL) tell what was
 // written.
 ENG_CHECKED eng_status trn_shard_writer_finish(trn_shard_writer *writer, int *shards, uint64_t *documents,

@@ -8,7 +8,7 @@
 
 #include "trainer/shard.h"
 
-enum { TRN_SHARD_VERSION = 1, TRN_SHARD_MASKED = 1 };
+enum { TRN_SHARD_VERSION = 1, TRN_SHARD_MASKED = 1, TRN_SHARD_TARGETS = 2 };
 
 static const uint8_t trn_shard_magic[8] = {'M', 'E', 'S', 'A', 'T', 'O', 'K', 0};
 

@@ -20,7 +20,7 @@ struct trn_shard_writer {
     uint8_t tokenizer[TRN_TOKENIZER_DIGEST];
     uint32_t width;
     uint64_t limit;
-    eng_buffer ids, table;
+    eng_buffer ids, targets, mask, table; // targets and mask: of examples
     int shards;
     uint64_t documents, total_ids; // of finished shards
     bool finished;
@@ -68,16 +68,19 @@ eng_status trn_shard_writer_create(const char *name, const uint8_t tokenizer[TRN
 static eng_status write_parts(const trn_shard_writer *writer, eng_output *output, eng_error *error) {
     uint8_t header[TRN_SHARD_HEADER] = {0};
     static const uint8_t padding[8];
-    uint64_t end = TRN_SHARD_HEADER + writer->ids.length;
+    const eng_buffer *part[] = {&writer->ids, &writer->targets, &writer->mask};
+    uint64_t end = TRN_SHARD_HEADER + writer->ids.length + writer->targets.length + writer->mask.length;
+    bool examples = writer->targets.length > 0;
     memcpy(header, trn_shard_magic, sizeof trn_shard_magic);
     trn_put(header + 8, TRN_SHARD_VERSION, 2);
+    trn_put(header + 10, examples ? TRN_SHARD_MASKED | TRN_SHARD_TARGETS : 0, 2);
     trn_put(header + 12, writer->width, 4);
     trn_put(header + 16, writer->ids.length / writer->width, 8);
     trn_put(header + 24, writer->table.length / TRN_SHARD_ROW, 8);
     memcpy(header + 32, writer->tokenizer, sizeof writer->tokenizer);
     eng_status status = eng_output_write(output, header, sizeof header, error);
-    if (status == ENG_OK)
-        status = eng_output_write(output, writer->ids.bytes, writer->ids.length, error);
+    for (size_t i = 0; status == ENG_OK && i < sizeof part / sizeof *part; i++)
+        status = eng_output_write(output, part[i]->bytes, part[i]->length, error);
     if (status == ENG_OK)
         status = eng_output_write(output, padding, (size_t)(trn_align8(end) - end), error);
     if (status == ENG_OK)
@@ -106,39 +109,68 @@ static eng_status write_shard(trn_shard_writer *writer, eng_error *error) {
     writer->shards++;
     writer->documents += writer->table.length / TRN_SHARD_ROW;
     writer->total_ids += writer->ids.length / writer->width;
-    writer->ids.length = writer->table.length = 0;
+    writer->ids.length = writer->targets.length = writer->mask.length = writer->table.length = 0;
     return ENG_OK;
 }
 
-static eng_status append_document(trn_shard_writer *writer, const int32_t *ids, uint32_t count, uint32_t text_bytes,
-                                  uint64_t hash) {
+static eng_status append_numbers(eng_buffer *buffer, const int32_t *values, uint32_t count, uint32_t width) {
+    eng_status status = eng_buffer_reserve(buffer, (size_t)count * width);
+    if (status != ENG_OK)
+        return status;
+    uint8_t *to = (uint8_t *)buffer->bytes + buffer->length;
+    for (uint32_t i = 0; i < count; i++)
+        trn_put(to + (size_t)i * width, values[i] < 0 ? 0 : (uint32_t)values[i], (int)width);
+    buffer->length += (size_t)count * width;
+    return ENG_OK;
+}
+
+static eng_status append_targets(trn_shard_writer *writer, const int32_t *targets, uint32_t count) {
+    eng_status status = append_numbers(&writer->targets, targets, count, writer->width);
+    if (status == ENG_OK)
+        status = eng_buffer_reserve(&writer->mask, count);
+    for (uint32_t i = 0; status == ENG_OK && i < count; i++)
+        writer->mask.bytes[writer->mask.length++] = targets[i] >= 0;
+    return status;
+}
+
+static eng_status append_row(trn_shard_writer *writer, uint32_t count, uint32_t text_bytes, uint64_t hash) {
     uint8_t row[TRN_SHARD_ROW];
     trn_put(row, writer->ids.length / writer->width, 8);
     trn_put(row + 8, count, 4);
     trn_put(row + 12, text_bytes, 4);
     trn_put(row + 16, hash, 8);
-    eng_status status = eng_buffer_reserve(&writer->ids, (size_t)count * writer->width);
-    if (status == ENG_OK)
-        status = eng_buffer_append(&writer->table, row, sizeof row);
+    return eng_buffer_append(&writer->table, row, sizeof row);
+}
+
+// Ends the shard that another `count` ids would make too large.
+static eng_status make_room(trn_shard_writer *writer, uint32_t count, eng_error *error) {
+    bool full = writer->ids.length > 0 && writer->ids.length + (uint64_t)count * writer->width > writer->limit;
+    return full ? write_shard(writer, error) : ENG_OK;
+}
+
+static eng_status append(trn_shard_writer *writer, const int32_t *ids, const int32_t *targets, uint32_t count,
+                         uint32_t text_bytes, uint64_t hash, eng_error *error) {
+    eng_status status = make_room(writer, count, error);
     if (status != ENG_OK)
         return status;
-    uint8_t *to = (uint8_t *)writer->ids.bytes + writer->ids.length;
-    for (uint32_t i = 0; i < count; i++)
-        trn_put(to + (size_t)i * writer->width, (uint32_t)ids[i], (int)writer->width);
-    writer->ids.length += (size_t)count * writer->width;
-    return ENG_OK;
+    if (writer->ids.length > 0 && (targets != NULL) != (writer->targets.length > 0))
+        return eng_fail(error, ENG_INVALID, "%s: examples and text in one shard", writer->name);
+    status = append_row(writer, count, text_bytes, hash);
+    if (status == ENG_OK)
+        status = append_numbers(&writer->ids, ids, count, writer->width);
+    if (status == ENG_OK && targets)
+        status = append_targets(writer, targets, count);
+    return status == ENG_OK ? status : eng_fail(error, status, "%s: out of memory for a shard", writer->name);
 }
 
 eng_status trn_shard_writer_add(trn_shard_writer *writer, const int32_t *ids, uint32_t count, uint32_t text_bytes,
                                 uint64_t hash, eng_error *error) {
-    uint64_t bytes = (uint64_t)count * writer->width;
-    if (writer->ids.length > 0 && writer->ids.length + bytes > writer->limit) {
-        eng_status status = write_shard(writer, error);
-        if (status != ENG_OK)
-            return status;
-    }
-    eng_status status = append_document(writer, ids, count, text_bytes, hash);
-    return status == ENG_OK ? status : eng_fail(error, status, "%s: out of memory for a shard", writer->name);
+    return append(writer, ids, NULL, count, text_bytes, hash, error);
+}
+
+eng_status trn_shard_writer_add_example(trn_shard_writer *writer, const int32_t *ids, const int32_t *targets,
+                                        uint32_t count, uint64_t hash, eng_error *error) {
+    return append(writer, ids, targets, count, 0, hash, error);
 }
 
 eng_status trn_shard_writer_finish(trn_shard_writer *writer, int *shards, uint64_t *documents, uint64_t *ids,
@@ -173,6 +205,8 @@ void trn_shard_writer_free(trn_shard_writer *writer) {
     if (!writer->finished)
         remove_shards(writer);
     eng_buffer_free(&writer->ids);
+    eng_buffer_free(&writer->targets);
+    eng_buffer_free(&writer->mask);
     eng_buffer_free(&writer->table);
     free(writer->name);
     free(writer);

@@ -53,6 +53,10 @@ static void set_compute(trn_json *line, const char *prefix, const eng_compute *c
     trn_json_set_integer(line, key, (int64_t)compute->unconverged);
 }
 
+static double accuracy(const loop *loop) {
+    return (double)loop->score.hits.targets / (double)loop->score.targets;
+}
+
 static trn_json *log_line(const loop *loop, double seconds) {
     static const char *const outcomes[] = {"done", "empty", "not finite"};
     const trn_run *run = loop->run;
@@ -74,6 +78,7 @@ static trn_json *log_line(const loop *loop, double seconds) {
         trn_json_set_string(line, "outcome", outcomes[report->outcome]);
     if (loop->scored) {
         trn_json_set_real(line, "valid_loss", loop->score.loss / (double)loop->score.targets);
+        trn_json_set_real(line, "valid_accuracy", accuracy(loop));
         trn_json_set_integer(line, "valid_targets", loop->score.targets);
     }
     trn_json_set_real(line, "step_seconds", seconds);
@@ -130,7 +135,8 @@ static void show_step(loop *loop) {
     if (trn_progress_due(&loop->progress))
         trn_progress_show(&loop->progress, "%s", text);
     if (loop->scored)
-        snprintf(line, sizeof line, "%s  valid %.4f", text, loop->score.loss / (double)loop->score.targets);
+        snprintf(line, sizeof line, "%s  valid %.4f  right %.2f %%", text,
+                 loop->score.loss / (double)loop->score.targets, 100 * accuracy(loop));
     else if (!loop->progress.terminal && trn_seconds() >= loop->next_line && unconverged > 0)
         snprintf(line, sizeof line, "%s  %llu solves unconverged", text, (unsigned long long)unconverged);
     else if (!loop->progress.terminal && trn_seconds() >= loop->next_line)
@@ -208,6 +214,11 @@ static eng_status one_step(loop *loop, eng_error *error) {
 
 static bool asked_to_stop(loop *loop) {
     const struct timespec at_once = {0};
+    double wanted = loop->run->config.stop_accuracy;
+    if (wanted > 0 && loop->scored && accuracy(loop) >= wanted) {
+        print_line(loop, "the accuracy is reached");
+        return true;
+    }
     if (loop->options->signals) {
         int signal = sigtimedwait(loop->options->signals, NULL, &at_once);
         if (signal > 0) {

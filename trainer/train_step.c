@@ -99,6 +99,7 @@ static eng_status score_rows(trn_run *run, int64_t first, int64_t end, trn_score
         return status;
     score->loss += trn_batch_loss(&run->batch, 0, run->runner.rows->n_tokens);
     score->targets += targets;
+    trn_batch_hits(&run->batch, &score->hits);
     add_compute(&score->solves, &run->batch.solves);
     return ENG_OK;
 }

@@ -120,10 +120,12 @@ END_TEST
 
 typedef struct loss_run {
     float *loss, *dx, *dw;
+    int32_t *best;
 } loss_run;
 
 static loss_run run_loss(kernel_test *test, const head *h, int tile_tokens, float soft_cap, bool gradients) {
-    loss_run r = {.loss = kernel_test_floats(test, TOKENS, -1, 1)};
+    loss_run r = {.loss = kernel_test_floats(test, TOKENS, -1, 1),
+                  .best = kernel_test_keep(test, calloc(TOKENS, sizeof *r.best))};
     if (gradients) {
         r.dx = kernel_test_floats(test, X, -1, 1);
         r.dw = kernel_test_zero_floats(test, W);
@@ -133,6 +135,7 @@ static loss_run run_loss(kernel_test *test, const head *h, int tile_tokens, floa
     const kern_head_loss_args args = {.x.f = h->x,
                                       .weight.w = h->weight,
                                       .loss.f = r.loss,
+                                      .best.i = r.best,
                                       .dx.f = r.dx,
                                       .grad_weight.f = r.dw,
                                       .tile.f = kernel_test_zero_floats(test, (size_t)tile_tokens * VOCABULARY),
@@ -142,6 +145,21 @@ static loss_run run_loss(kernel_test *test, const head *h, int tile_tokens, floa
                                       .soft_cap = soft_cap};
     kernel_test_launch(test, KERN_OP_HEAD_LOSS, &args);
     return r;
+}
+
+// The likeliest id by the reference's logits, or one that rounding cannot tell from it.
+static void check_best(kernel_test *test, const head *h, const int32_t *best, double soft_cap) {
+    const double *logits = logits_want(test, h, soft_cap);
+    for (int t = 0; t < TOKENS; t++) {
+        const double *row = logits + t * VOCABULARY;
+        if (test->rows->target[t] < 0) {
+            ck_assert_int_eq(best[t], -1);
+            continue;
+        }
+        ck_assert(best[t] >= 0 && best[t] < VOCABULARY);
+        for (int id = 0; id < VOCABULARY; id++)
+            ck_assert(row[id] <= row[best[t]] + 2e-6 * fabs(row[best[t]]));
+    }
 }
 
 static void check_loss(kernel_test *test, const head *h, int tile_tokens, float soft_cap, bool gradients) {
@@ -154,6 +172,7 @@ static void check_loss(kernel_test *test, const head *h, int tile_tokens, float 
                        kernel_test_widened(test, h->w, W), test->rows->target,
                        kernel_test_widened(test, test->rows->target_weight, TOKENS), loss, dx, dw);
     kernel_test_assert_norm(got.loss, loss, TOKENS, 1e-6);
+    check_best(test, h, got.best, (double)soft_cap);
     for (int t = 0; t < TOKENS; t++)
         if (test->rows->target[t] < 0)
             ck_assert_float_eq(got.loss[t], 0.0f);

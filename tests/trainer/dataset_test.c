@@ -214,6 +214,75 @@ START_TEST(the_order_goes_through_every_epoch) {
 }
 END_TEST
 
+// -------------------------------------------------------------------------------------------------------- examples
+
+static void write_examples(const char *name) {
+    static const uint8_t none[TRN_TOKENIZER_DIGEST] = {0};
+    static const int32_t ids[3][4] = {{0, 7, 9, 60}, {5}, {8, 8, 8}},
+                         targets[3][4] = {{-1, 3, -1, 0}, {-1}, {4, 5, 60}};
+    static const uint32_t count[] = {4, 1, 3};
+    trn_shard_writer *writer = NULL;
+    ck_assert_int_eq(trn_shard_writer_create(temp_path(name), none, TEST_VOCABULARY, 1 << 20, &writer, NULL), ENG_OK);
+    for (int e = 0; e < 3; e++)
+        ck_assert_int_eq(trn_shard_writer_add_example(writer, ids[e], targets[e], count[e], 0, NULL), ENG_OK);
+    ck_assert_int_eq(trn_shard_writer_add(writer, ids[0], 4, 0, 0, NULL), ENG_INVALID); // text
+    ck_assert_int_eq(trn_shard_writer_finish(writer, NULL, NULL, NULL, NULL), ENG_OK);
+    trn_shard_writer_free(writer);
+}
+
+START_TEST(an_example_is_a_row) {
+    trn_row row;
+    write_examples("e");
+    const char *path = temp_path("e");
+    trn_dataset *dataset = NULL;
+    trn_dataset_options options = options_of(&path, 4);
+    options.bos_id = options.eos_id = -1; // examples have their own ends
+    ck_assert_int_eq(trn_dataset_open(&options, &dataset, NULL), ENG_OK);
+    ck_assert(trn_dataset_has_examples(dataset));
+    ck_assert_int_eq(trn_dataset_rows(dataset), 3);
+    ck_assert_int_eq(trn_dataset_pairs(dataset), 8);
+    ck_assert_int_eq(trn_row_create(4, &row, NULL), ENG_OK);
+    ck_assert_int_eq(trn_dataset_row(dataset, 0, &row, NULL), ENG_OK);
+    ck_assert_int_eq(row.length, 4);
+    ck_assert_int_eq(row.counted, 2);
+    ck_assert_int_eq(row.boundaries, 0);
+    ck_assert_mem_eq(row.id, ((const int32_t[]){0, 7, 9, 60}), 16);
+    ck_assert_mem_eq(row.target, ((const int32_t[]){-1, 3, -1, 0}), 16);
+    ck_assert_int_eq(trn_dataset_row(dataset, 1, &row, NULL), ENG_OK);
+    ck_assert(row.length == 1 && row.counted == 0 && row.id[0] == 5);
+    ck_assert_int_eq(trn_dataset_window(dataset, 2, 1, 2, &row, NULL), ENG_OK);
+    ck_assert(row.length == 2 && row.counted == 2 && row.target[0] == 5 && row.target[1] == 60);
+    trn_row_free(&row);
+    trn_dataset_close(dataset);
+}
+END_TEST
+
+START_TEST(examples_that_do_not_fit_are_refused) {
+    const int lengths[] = {5};
+    eng_error error = {0};
+    write_examples("e");
+    write_documents("d", lengths, 1);
+    char examples[512];
+    snprintf(examples, sizeof examples, "%s", temp_path("e"));
+    const char *both[] = {examples, temp_path("d")};
+    trn_dataset *dataset = NULL;
+    trn_dataset_options options = options_of(both, 3); // shorter than the longest
+    ck_assert_int_eq(trn_dataset_open(&options, &dataset, &error), ENG_INVALID);
+    ck_assert_ptr_nonnull(strstr(error.text, "an example of 4 ids"));
+    options.context = 4;
+    options.vocab_size = 60;
+    trn_row row;
+    ck_assert_int_eq(trn_row_create(4, &row, NULL), ENG_OK);
+    ck_assert_int_eq(trn_dataset_open(&options, &dataset, NULL), ENG_OK);
+    ck_assert_int_eq(trn_dataset_row(dataset, 0, &row, NULL), ENG_FORMAT); // an id
+    ck_assert_int_eq(trn_dataset_row(dataset, 2, &row, NULL), ENG_FORMAT); // a target
+    trn_dataset_close(dataset);
+    trn_row_free(&row);
+    options.names = 2; // other tokenizers, other kinds
+    ck_assert_int_eq(trn_dataset_open(&options, &dataset, NULL), ENG_INVALID);
+}
+END_TEST
+
 static Suite *dataset_suite(void) {
     Suite *suite = suite_create("dataset");
     TCase *cases = tcase_create("rows");
@@ -223,6 +292,8 @@ static Suite *dataset_suite(void) {
     tcase_add_test(cases, what_does_not_fit_is_refused);
     tcase_add_test(cases, masked_targets_do_not_count);
     tcase_add_test(cases, several_shards_are_one_set);
+    tcase_add_test(cases, an_example_is_a_row);
+    tcase_add_test(cases, examples_that_do_not_fit_are_refused);
     tcase_add_test(cases, the_permutation_is_one);
     tcase_add_test(cases, the_order_goes_through_every_epoch);
     suite_add_tcase(suite, cases);

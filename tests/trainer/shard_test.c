@@ -160,7 +160,8 @@ START_TEST(every_field_is_checked) {
     } changes[] = {
         {0, 1, "m", "not a token shard"},
         {8, 1, "\2", "version"},
-        {10, 1, "\2", "flags"},
+        {10, 1, "\4", "flags"},
+        {10, 1, "\2", "does not end"},
         {12, 1, "\3", "bytes an id"},
         {16, 8, "\xff\xff\xff\xff\xff\xff\xff\xff", "more ids"},
         {16, 8, "\0\0\0\0\0\0\0\x80", "more ids"},

@@ -64,6 +64,14 @@ static float largest(const float *x, int64_t count) {
     return best;
 }
 
+// The first place that holds `value`; -1: none does.
+static int32_t first_of(const float *x, int32_t count, float value) {
+    for (int32_t i = 0; i < count; i++)
+        if (x[i] == value)
+            return i;
+    return -1;
+}
+
 // sum_i e^(x_i - top)
 static double sum_of_exponentials(const float *x, int64_t count, float top) {
     double total = 0;
@@ -194,6 +202,8 @@ static void token_loss(const tile *t, int32_t index) {
     const float top = largest(logits, vocabulary), wanted = logits[target];
     const double sum = sum_of_exponentials(logits, vocabulary, top);
     a->loss.f[token] = (float)(log(sum) + (double)top - (double)wanted);
+    if (a->best.i)
+        a->best.i[token] = first_of(logits, a->vocabulary, top);
     if (!a->dx.f)
         return;
     const float weight = t->rows->target_weight[token], inverse_cap = a->soft_cap > 0 ? 1.0f / a->soft_cap : 0.0f;
@@ -264,6 +274,8 @@ KERN_RUN(head_loss, kern_head_loss_args) {
         if (rows->target[t] >= 0)
             continue;
         a->loss.f[t] = 0;
+        if (a->best.i)
+            a->best.i[t] = -1;
         if (a->dx.f)
             memset(a->dx.f + (int64_t)t * a->width, 0, (size_t)a->width * sizeof(float));
     }
