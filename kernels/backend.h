@@ -10,7 +10,7 @@
 
 #include "kernels/kernels.h"
 
-enum { KERN_ABI = 2 };
+enum { KERN_ABI = 3 };
 
 // The head of every backend's device; a backend's own struct begins with it.
 struct kern_device {
@@ -33,6 +33,18 @@ typedef struct kern_host { // given to a module
 // The one symbol of a module; NULL when the host's ABI is not its own.
 typedef const struct kern_backend *kern_module_function(const kern_host *host);
 
+// A plan whose operands are device pointers. It stays as it is until calls_forget.
+typedef struct kern_call {
+    kern_op op;
+    const void *args;
+} kern_call;
+typedef struct kern_calls {
+    kern_device *device;
+    const kern_call *call;
+    size_t count;
+    void *made; // the backend's
+} kern_calls;
+
 struct kern_backend {
     uint32_t abi;
     uint32_t size_rows, size_backend; // sizeof(kern_rows), sizeof(struct kern_backend)
@@ -50,16 +62,19 @@ struct kern_backend {
     kern_status (*weight_create)(kern_device *device, const kern_weight_desc *desc, kern_weight **out);
     void (*weight_free)(kern_weight *weight);
     size_t (*weight_bytes)(const kern_weight *weight);
-    kern_status (*rows_create)(kern_device *device, kern_rows *rows); // arrays for the capacities in rows
-    void (*rows_free)(kern_rows *rows);
-    kern_status (*rows_send)(kern_stream *stream, kern_rows *rows);
+    // The device's own copy of a row table, of the capacities in rows, and how it is brought up to date. NULL, all
+    // three: the backend reads the host's table.
+    kern_status (*mirror_create)(kern_device *device, const kern_rows *rows, void **mirror);
+    void (*mirror_free)(void *mirror);
+    kern_status (*mirror_send)(kern_stream *stream, const kern_rows *rows, void *mirror);
     // Checks shapes and constants (operands may still be references: only null or not may be looked at) and makes the
     // workspace large enough.
     kern_status (*reserve)(kern_device *device, kern_op op, const void *args);
     kern_status (*launch)(kern_stream *stream, kern_op op, const kern_rows *rows, const void *args);
-    // Runs a sealed plan's operations, whose operands are references. NULL: kern_plan_run launches one by one.
-    kern_status (*plan_run)(const kern_plan *plan, kern_stream *stream, const kern_rows *rows,
-                            const kern_memory *memory);
+    // Runs the calls of a plan in order; what the backend makes of them (graphs) it keeps in calls->made until
+    // calls_forget. NULL, both: kern_plan_run launches one by one.
+    kern_status (*calls_run)(kern_stream *stream, const kern_rows *rows, kern_calls *calls);
+    void (*calls_forget)(kern_calls *calls);
 };
 
 extern const struct kern_backend kern_cpu_backend;
@@ -88,7 +103,7 @@ static inline kern_device *kern_weight_device(const kern_weight *weight) {
 // What stands around the row table that callers see.
 typedef struct kern_rows_owner {
     kern_device *device;
-    void *mirror; // the backend's own copy on the device, if it has one
+    void *mirror; // the backend's own copy on the device, NULL where it reads the host's
     kern_rows rows;
 } kern_rows_owner;
 

@@ -1,28 +1,46 @@
 // SPDX-License-Identifier: Apache-2.0
 // Opens the CUDA module, a shared object that links no project library and exports kern_module_v1 alone.
 //
-// It is looked for as libmesa_kern_cuda.so in the folder MESA_LIBRARY_DIR, else in the library directory that the build
-// was configured with, else where the dynamic linker looks. RTLD_NOW and RTLD_LOCAL: a module whose own libraries
+// It is looked for as libmesa_kern_cuda.so in the folder MESA_LIBRARY_DIR and nowhere else when that is set; otherwise
+// beside the program, then in the library directory that the build was configured with. RTLD_NOW and RTLD_LOCAL: a
+// module whose own libraries
 // (driver, cuBLASLt) are missing fails here, with the linker's words as the reason. ABI number and struct sizes are
 // compared before any other member is used. There is no fallback here: the caller decides what an absent module means.
 #include <dlfcn.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <unistd.h>
 
 #include "kernels/backend.h"
 
 #define MODULE_NAME "libmesa_kern_cuda.so"
 
-static const char *library_directory(void) {
+typedef char module_path[4096];
+
+static bool join(module_path path, const char *directory) {
+    int length = snprintf(path, sizeof(module_path), "%s/" MODULE_NAME, directory);
+    return length > 0 && (size_t)length < sizeof(module_path);
+}
+
+static bool beside_program(module_path path) {
+    module_path program;
+    ssize_t length = readlink("/proc/self/exe", program, sizeof program - 1);
+    if (length <= 0)
+        return false;
+    program[length] = '\0';
+    char *slash = strrchr(program, '/');
+    if (!slash)
+        return false;
+    *slash = '\0';
+    return join(path, program) && access(path, F_OK) == 0;
+}
+
+static bool find_module(module_path path) {
     const char *directory = getenv("MESA_LIBRARY_DIR");
     if (directory && directory[0])
-        return directory;
-#ifdef KERN_LIBRARY_DIR
-    return KERN_LIBRARY_DIR;
-#else
-    return NULL;
-#endif
+        return join(path, directory);
+    return beside_program(path) || join(path, KERN_LIBRARY_DIR);
 }
 
 static kern_status check_abi(const kern_backend *backend, char *reason, size_t reason_size) {
@@ -45,11 +63,8 @@ static kern_status check_abi(const kern_backend *backend, char *reason, size_t r
 
 kern_status kern_module_open(void **module, const kern_backend **backend, char *reason, size_t reason_size) {
     static const kern_host host = {KERN_ABI, kern_set_reason};
-    char path[4096];
-    const char *directory = library_directory();
-    int length = directory ? snprintf(path, sizeof path, "%s/" MODULE_NAME, directory)
-                           : snprintf(path, sizeof path, MODULE_NAME);
-    if (length < 0 || (size_t)length >= sizeof path) {
+    module_path path;
+    if (!find_module(path)) {
         kern_set_reason(reason, reason_size, "MESA_LIBRARY_DIR is too long a path");
         return KERN_NO_DEVICE;
     }

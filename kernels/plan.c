@@ -5,6 +5,9 @@
 // (kern_op_operands), so one loop resolves any operation. Building allocates and checks; running does neither, except
 // for the one check that costs nothing: a reference that must be there and resolves to nothing is refused. State and
 // pages may be absent (training without slots), but not while a row has a slot. A plan is immutable once sealed.
+//
+// For a backend that runs plans as a whole the operands are resolved once for a memory and kept, with what the backend
+// makes of them, until the plan meets another memory.
 #include <stdlib.h>
 #include <string.h>
 
@@ -15,6 +18,14 @@ typedef struct plan_entry {
     size_t offset; // of the arguments in the block
 } plan_entry;
 
+typedef struct plan_resolved {
+    bool valid;
+    kern_memory memory; // that the calls belong to
+    kern_calls calls;
+    kern_call *call;
+    char *block; // the plan's block with device pointers as operands
+} plan_resolved;
+
 struct kern_plan {
     kern_device *device;
     bool sealed, uses_state;
@@ -22,6 +33,7 @@ struct kern_plan {
     size_t entries, entry_capacity;
     char *block;
     size_t bytes, capacity;
+    plan_resolved *resolved; // with a backend that runs plans as a whole
 };
 
 // The largest argument struct and its alignment.
@@ -39,9 +51,26 @@ kern_status kern_plan_create(kern_device *device, kern_plan **out) {
     return KERN_OK;
 }
 
+static void forget(plan_resolved *resolved) {
+    if (resolved->valid)
+        resolved->calls.device->backend->calls_forget(&resolved->calls);
+    resolved->valid = false;
+    resolved->calls.made = NULL;
+}
+
+static void resolved_free(plan_resolved *resolved) {
+    if (!resolved)
+        return;
+    forget(resolved);
+    free(resolved->call);
+    free(resolved->block);
+    free(resolved);
+}
+
 void kern_plan_free(kern_plan *plan) {
     if (!plan)
         return;
+    resolved_free(plan->resolved);
     free(plan->entry);
     free(plan->block);
     free(plan);
@@ -124,9 +153,27 @@ kern_status kern_plan_add(kern_plan *plan, kern_op op, const void *args) {
     return KERN_OK;
 }
 
+static plan_resolved *resolved_create(const kern_plan *plan) {
+    plan_resolved *resolved = calloc(1, sizeof *resolved);
+    if (!resolved)
+        return NULL;
+    resolved->call = calloc(plan->entries + 1, sizeof *resolved->call);
+    resolved->block = malloc(plan->bytes + 1);
+    if (!resolved->call || !resolved->block) {
+        resolved_free(resolved);
+        return NULL;
+    }
+    for (size_t i = 0; i < plan->entries; i++)
+        resolved->call[i] = (kern_call){plan->entry[i].op, resolved->block + plan->entry[i].offset};
+    resolved->calls = (kern_calls){.device = plan->device, .call = resolved->call, .count = plan->entries};
+    return resolved;
+}
+
 kern_status kern_plan_seal(kern_plan *plan) {
     if (plan->sealed)
         return KERN_INVALID;
+    if (plan->device->backend->calls_run && !(plan->resolved = resolved_create(plan)))
+        return KERN_NO_MEMORY;
     plan->sealed = true;
     return KERN_OK;
 }
@@ -170,19 +217,38 @@ static bool some_row_has_a_slot(const kern_rows *rows) {
     return false;
 }
 
-static kern_status run_entry(kern_stream *stream, kern_op op, const char *stored, const kern_rows *rows,
-                             const kern_memory *memory) {
-    plan_args args;
-    memcpy(&args, stored, kern_op_args_size(op));
-    kern_ptr *operand = (kern_ptr *)&args;
-    size_t operands = kern_op_operands(op);
+static kern_status resolve_entry(plan_entry entry, const char *stored, const kern_memory *memory, void *args) {
+    memcpy(args, stored, kern_op_args_size(entry.op));
+    kern_ptr *operand = args;
+    size_t operands = kern_op_operands(entry.op);
     for (size_t i = 0; i < operands; i++) {
         void *pointer = resolve(operand[i], memory);
         if (!pointer && !may_be_absent(operand[i]))
             return KERN_INVALID;
         operand[i].p = pointer;
     }
-    return kern_launch(stream, op, rows, &args);
+    return KERN_OK;
+}
+
+static bool same_memory(const kern_memory *a, const kern_memory *b) {
+    return a->param == b->param && a->grad == b->grad && a->state == b->state && a->pages == b->pages &&
+           a->saved == b->saved && a->scratch == b->scratch;
+}
+
+static kern_status resolve_all(const kern_plan *plan, const kern_memory *memory) {
+    plan_resolved *resolved = plan->resolved;
+    if (resolved->valid && same_memory(&resolved->memory, memory))
+        return KERN_OK;
+    forget(resolved);
+    for (size_t i = 0; i < plan->entries; i++) {
+        size_t offset = plan->entry[i].offset;
+        kern_status status = resolve_entry(plan->entry[i], plan->block + offset, memory, resolved->block + offset);
+        if (status)
+            return status;
+    }
+    resolved->memory = *memory;
+    resolved->valid = true;
+    return KERN_OK;
 }
 
 kern_status kern_plan_run(const kern_plan *plan, kern_stream *stream, const kern_rows *rows,
@@ -191,13 +257,16 @@ kern_status kern_plan_run(const kern_plan *plan, kern_stream *stream, const kern
         return KERN_INVALID;
     if (plan->uses_state && !memory->state && some_row_has_a_slot(rows))
         return KERN_INVALID;
-    const kern_backend *backend = plan->device->backend;
-    if (backend->plan_run)
-        return backend->plan_run(plan, stream, rows, memory);
-    for (size_t i = 0; i < plan->entries; i++) {
-        kern_status status = run_entry(stream, plan->entry[i].op, plan->block + plan->entry[i].offset, rows, memory);
-        if (status)
-            return status;
+    kern_status status = KERN_OK;
+    if (plan->resolved) {
+        status = resolve_all(plan, memory);
+        return status ? status : plan->device->backend->calls_run(stream, rows, &plan->resolved->calls);
     }
-    return KERN_OK;
+    for (size_t i = 0; i < plan->entries && !status; i++) {
+        plan_args args;
+        status = resolve_entry(plan->entry[i], plan->block + plan->entry[i].offset, memory, &args);
+        if (!status)
+            status = kern_launch(stream, plan->entry[i].op, rows, &args);
+    }
+    return status;
 }

@@ -16,6 +16,45 @@ static int32_t chunk_capacity(int32_t chunk, int32_t max_rows, int32_t max_token
     return (int32_t)(bound < max_tokens ? bound : max_tokens);
 }
 
+static void free_arrays(kern_rows *rows) {
+    free(rows->row);
+    free(rows->boundary);
+    free(rows->page);
+    free(rows->id);
+    free(rows->target);
+    free(rows->target_weight);
+    free(rows->logits_token);
+    free(rows->sampler);
+    free(rows->edit);
+    free(rows->chunk);
+    free(rows->token_row);
+    free(rows->token_start);
+    free(rows->token_position);
+}
+
+static void *zeroed(int32_t count, size_t size) {
+    return calloc(count > 0 ? (size_t)count : 1, size);
+}
+
+static bool allocate_arrays(kern_rows *rows) {
+    rows->row = zeroed(rows->max_rows, sizeof *rows->row);
+    rows->boundary = zeroed(rows->max_boundaries, sizeof *rows->boundary);
+    rows->page = zeroed(rows->max_pages, sizeof *rows->page);
+    rows->id = zeroed(rows->max_tokens, sizeof *rows->id);
+    rows->target = zeroed(rows->max_tokens, sizeof *rows->target);
+    rows->target_weight = zeroed(rows->max_tokens, sizeof *rows->target_weight);
+    rows->logits_token = zeroed(rows->max_logits, sizeof *rows->logits_token);
+    rows->sampler = zeroed(rows->max_logits, sizeof *rows->sampler);
+    rows->edit = zeroed(rows->max_edits, sizeof *rows->edit);
+    rows->chunk = zeroed(rows->max_chunks, sizeof *rows->chunk);
+    rows->token_row = zeroed(rows->max_tokens, sizeof *rows->token_row);
+    rows->token_start = zeroed(rows->max_tokens, sizeof *rows->token_start);
+    rows->token_position = zeroed(rows->max_tokens, sizeof *rows->token_position);
+    return rows->row && rows->boundary && rows->page && rows->id && rows->target && rows->target_weight &&
+           rows->logits_token && rows->sampler && rows->edit && rows->chunk && rows->token_row && rows->token_start &&
+           rows->token_position;
+}
+
 kern_status kern_rows_create(kern_device *device, int32_t max_rows, int32_t max_tokens, int32_t max_logits,
                              int32_t max_boundaries, int32_t max_pages, int32_t max_edits, kern_rows **out) {
     *out = NULL;
@@ -33,9 +72,11 @@ kern_status kern_rows_create(kern_device *device, int32_t max_rows, int32_t max_
     rows->max_pages = max_pages;
     rows->max_edits = max_edits;
     rows->max_chunks = chunk_capacity(device->info.chunk, max_rows, max_tokens);
-    kern_status status = device->backend->rows_create(device, rows);
+    kern_status status = allocate_arrays(rows) ? KERN_OK : KERN_NO_MEMORY;
+    if (!status && device->backend->mirror_create)
+        status = device->backend->mirror_create(device, rows, &owner->mirror);
     if (status) {
-        free(owner);
+        kern_rows_free(rows);
         return status;
     }
     *out = rows;
@@ -46,7 +87,9 @@ void kern_rows_free(kern_rows *rows) {
     if (!rows)
         return;
     kern_rows_owner *owner = kern_rows_owner_of(rows);
-    owner->device->backend->rows_free(rows);
+    if (owner->mirror)
+        owner->device->backend->mirror_free(owner->mirror);
+    free_arrays(rows);
     free(owner);
 }
 
@@ -199,5 +242,6 @@ kern_status kern_rows_prepare(kern_stream *stream, kern_rows *rows) {
         if (rows->row[r].kind == KERN_ROW_PROMPT && !cut_row(rows, r, stream->device->info.chunk))
             return KERN_INVALID;
     }
-    return stream->device->backend->rows_send(stream, rows);
+    void *mirror = kern_rows_owner_of(rows)->mirror;
+    return mirror ? stream->device->backend->mirror_send(stream, rows, mirror) : KERN_OK;
 }

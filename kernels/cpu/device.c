@@ -233,57 +233,6 @@ static kern_status cpu_zero(kern_stream *stream, void *memory, size_t bytes) {
     return KERN_OK;
 }
 
-// -------------------------------------------------------------------------------------------------------- row tables
-
-static void cpu_rows_free(kern_rows *rows) {
-    free(rows->row);
-    free(rows->boundary);
-    free(rows->page);
-    free(rows->id);
-    free(rows->target);
-    free(rows->target_weight);
-    free(rows->logits_token);
-    free(rows->sampler);
-    free(rows->edit);
-    free(rows->chunk);
-    free(rows->token_row);
-    free(rows->token_start);
-    free(rows->token_position);
-}
-
-static void *zeroed(int32_t count, size_t size) {
-    return calloc(count > 0 ? (size_t)count : 1, size);
-}
-
-static kern_status cpu_rows_create(kern_device *device, kern_rows *rows) {
-    (void)device;
-    rows->row = zeroed(rows->max_rows, sizeof *rows->row);
-    rows->boundary = zeroed(rows->max_boundaries, sizeof *rows->boundary);
-    rows->page = zeroed(rows->max_pages, sizeof *rows->page);
-    rows->id = zeroed(rows->max_tokens, sizeof *rows->id);
-    rows->target = zeroed(rows->max_tokens, sizeof *rows->target);
-    rows->target_weight = zeroed(rows->max_tokens, sizeof *rows->target_weight);
-    rows->logits_token = zeroed(rows->max_logits, sizeof *rows->logits_token);
-    rows->sampler = zeroed(rows->max_logits, sizeof *rows->sampler);
-    rows->edit = zeroed(rows->max_edits, sizeof *rows->edit);
-    rows->chunk = zeroed(rows->max_chunks, sizeof *rows->chunk);
-    rows->token_row = zeroed(rows->max_tokens, sizeof *rows->token_row);
-    rows->token_start = zeroed(rows->max_tokens, sizeof *rows->token_start);
-    rows->token_position = zeroed(rows->max_tokens, sizeof *rows->token_position);
-    bool complete = rows->row && rows->boundary && rows->page && rows->id && rows->target && rows->target_weight &&
-                    rows->logits_token && rows->sampler && rows->edit && rows->chunk && rows->token_row &&
-                    rows->token_start && rows->token_position;
-    if (!complete)
-        cpu_rows_free(rows);
-    return complete ? KERN_OK : KERN_NO_MEMORY;
-}
-
-static kern_status cpu_rows_send(kern_stream *stream, kern_rows *rows) {
-    (void)stream;
-    (void)rows;
-    return KERN_OK;
-}
-
 // ------------------------------------------------------------------------------------------------------------ launch
 
 static kern_status cpu_reserve(kern_device *device, kern_op op, const void *args) {
@@ -340,9 +289,6 @@ const struct kern_backend kern_cpu_backend = {
     .weight_create = kern_cpu_weight_create,
     .weight_free = kern_cpu_weight_free,
     .weight_bytes = kern_cpu_weight_bytes,
-    .rows_create = cpu_rows_create,
-    .rows_free = cpu_rows_free,
-    .rows_send = cpu_rows_send,
     .reserve = cpu_reserve,
     .launch = cpu_launch,
 };

@@ -1,0 +1,159 @@
+// SPDX-License-Identifier: Apache-2.0
+// The CUDA backend's device, streams, weights and row tables, and how an operation is reached.
+//
+// The module links no project library and exports kern_module_v1 alone (module.cu). Every file *.cu holds operations:
+// a function prepare that refuses shapes and says how much workspace it needs, and a function run that launches. run
+// allocates nothing and never waits; it may be captured into a graph and replayed with other row tables, so a grid is
+// made from the step's bounds, never from the table's counts, and a block past the counts returns at once.
+//
+// Bits: one order of every sum, whatever the batch; no atomics on floats; no fast-math. Float32 unless a weight is
+// narrower.
+#ifndef KERNELS_CUDA_CUDA_CUH
+#define KERNELS_CUDA_CUDA_CUH
+
+#include <cuda_bf16.h>
+#include <cuda_runtime.h>
+
+#include "kernels/backend.h"
+
+// Raised by a change that alters the bits of any operation; part of the numeric profile.
+enum { CUDA_REVISION = 1 };
+
+struct kern_cuda {
+    kern_device device;
+    int ordinal;
+    int processors;      // streaming multiprocessors
+    size_t shared_limit; // bytes of shared memory that one block may have
+    char *workspace;     // workspace_bytes, of the operation that runs
+    size_t workspace_bytes;
+};
+
+struct cuda_stream {
+    kern_stream stream;
+    cudaStream_t handle;
+};
+
+// ------------------------------------------------------------------------------------------------------------- rows
+
+// The row table in device memory: kern_rows with device pointers.
+struct cuda_table {
+    int32_t n_rows, n_tokens, n_generated, n_logits, n_chunks;
+    const kern_row *row;
+    const int32_t *boundary, *page, *id, *target, *logits_token, *token_row, *token_start;
+    const int64_t *token_position;
+    const float *target_weight;
+    const kern_sampler *sampler;
+    const kern_logit_edit *edit;
+    const kern_chunk *chunk;
+    int64_t slot_stride, page_stride;
+};
+
+// What a launcher is given. The bounds are at least the table's counts.
+struct cuda_step {
+    const kern_cuda *cuda;
+    cudaStream_t stream;
+    const cuda_table *table; // device memory
+    int32_t rows, tokens, logits;
+    bool generated; // every row is a generated one of a single token: row r is token r
+};
+
+// The state of this row's slot inside `base`, which is slot 0's; NULL: no slot or no state.
+static __device__ __forceinline__ float *cuda_slot(const cuda_table *table, kern_ptr base, int32_t slot) {
+    return slot < 0 || !base.p ? NULL : (float *)((char *)base.p + (int64_t)slot * table->slot_stride);
+}
+
+// ---------------------------------------------------------------------------------------------------------- weights
+
+// KERN_F32: row-major. KERN_BF16: tiles of 16 rows x 16 columns, padded with zeros, a tile's 256 elements in the order
+// of the A operand of mma.m16n8k16, so that a warp takes a tile with one 16-byte load a lane; tiles of a row block lie
+// one after another.
+struct kern_weight {
+    kern_device *device;
+    kern_dtype dtype;
+    int64_t rows, cols;
+    void *data;
+    size_t bytes;
+    bool owned;
+};
+
+// A weight as kernels take it.
+struct cuda_weight {
+    const void *data;
+    int32_t rows, cols;
+    bool bf16;
+};
+
+static inline cuda_weight cuda_weight_of(const kern_weight *weight) {
+    return {weight->data, (int32_t)weight->rows, (int32_t)weight->cols, weight->dtype == KERN_BF16};
+}
+
+static __host__ __device__ __forceinline__ int64_t cuda_bf16_index(int32_t cols, int32_t row, int32_t col) {
+    const int64_t tile = (int64_t)(row / 16) * ((cols + 15) / 16) + col / 16;
+    const int32_t lane = row % 8 * 4 + col % 8 / 2, piece = (row / 8 & 1) + 2 * (col / 8 & 1);
+    return tile * 256 + lane * 8 + piece * 2 + (col & 1);
+}
+
+static __device__ __forceinline__ float cuda_weight_at(const cuda_weight &weight, int32_t row, int32_t col) {
+    if (weight.bf16)
+        return __bfloat162float(((const __nv_bfloat16 *)weight.data)[cuda_bf16_index(weight.cols, row, col)]);
+    return ((const float *)weight.data)[(int64_t)row * weight.cols + col];
+}
+
+// ------------------------------------------------------------------------------------------------------- operations
+
+typedef kern_status (*cuda_run)(const cuda_step *step, const void *args);
+typedef kern_status (*cuda_prepare)(const kern_cuda *cuda, const void *args, size_t *workspace_bytes);
+
+// The operations that this backend has, in the order of KERN_OPS; any other is KERN_UNSUPPORTED.
+#define CUDA_OPS(X) X(ADD, add)
+
+#define CUDA_DECLARE(code, name)                                                                         \
+    kern_status cuda_##name##_prepare(const kern_cuda *cuda, const void *args, size_t *workspace_bytes); \
+    kern_status cuda_##name##_run(const cuda_step *step, const void *args);
+CUDA_OPS(CUDA_DECLARE)
+#undef CUDA_DECLARE
+
+// The entry of an operation; NULL where there is none.
+cuda_run cuda_run_of(kern_op op);
+cuda_prepare cuda_prepare_of(kern_op op);
+
+// ------------------------------------------------------------------------------------------------------ the backend
+
+// What a runtime error means to the caller.
+kern_status cuda_status(cudaError_t error);
+// Of the launches since the last call.
+static inline kern_status cuda_launched(void) {
+    return cuda_status(cudaGetLastError());
+}
+// More than 48 KiB of shared memory needs asking; returns the status of that.
+template <typename Kernel> static inline kern_status cuda_allow_shared(Kernel *kernel, size_t bytes) {
+    if (bytes <= 48 * 1024)
+        return KERN_OK;
+    return cuda_status(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, (int)bytes));
+}
+static inline int cuda_blocks(int64_t items, int per_block) {
+    return (int)((items + per_block - 1) / per_block);
+}
+
+// weight.cu
+kern_status cuda_weight_create(kern_device *device, const kern_weight_desc *desc, kern_weight **out);
+void cuda_weight_free(kern_weight *weight);
+size_t cuda_weight_bytes(const kern_weight *weight);
+// rows.cu
+kern_status cuda_mirror_create(kern_device *device, const kern_rows *rows, void **mirror);
+void cuda_mirror_free(void *mirror);
+kern_status cuda_mirror_send(kern_stream *stream, const kern_rows *rows, void *mirror);
+const cuda_table *cuda_mirror_table(const void *mirror);
+// plan.cu
+kern_status cuda_launch(kern_stream *stream, kern_op op, const kern_rows *rows, const void *args);
+kern_status cuda_calls_run(kern_stream *stream, const kern_rows *rows, kern_calls *calls);
+void cuda_calls_forget(kern_calls *calls);
+
+static inline kern_cuda *cuda_of(const kern_device *device) {
+    return (kern_cuda *)(uintptr_t)device;
+}
+static inline cudaStream_t cuda_handle(const kern_stream *stream) {
+    return ((const cuda_stream *)stream)->handle;
+}
+
+#endif
