@@ -2,7 +2,7 @@
 // Private to the completion's files: one completion behind an exchange.
 //
 // Life: parsed and tokenised on the pool (then only the pool's thread touches it), after that the loop thread's alone.
-// Each choice is one job of the worker. Until the first event arrives nothing was sent, so a fault is still a status;
+// Each prompt is one job of the worker. Until the first event arrives nothing was sent, so a fault is still a status;
 // after that it is an event of the stream. `ended` is set by whatever gives the one answer.
 #ifndef SERVER_COMPLETION_H
 #define SERVER_COMPLETION_H
@@ -11,11 +11,10 @@
 
 typedef struct srv_completion srv_completion;
 
-// One job. Of each prompt there are best_of, of which the best n are answered.
+// Of each prompt there are best_of, of which the best n are answered.
 typedef struct srv_choice {
     srv_completion *completion;
     size_t index;
-    srv_job *job;
     srv_event *last; // not streamed: the one event, with everything
     eng_usage usage; // as of the last event that was handled
     srv_place place; // of what was written
@@ -44,7 +43,8 @@ struct srv_completion {
     int64_t prompt_tokens; // of all of them, each once
 
     srv_head head;
-    srv_choice *choices;
+    srv_job **jobs;      // (request.prompt_count)
+    srv_choice *choices; // best_of of each prompt
     size_t choice_count, finished;
     bool ended;
     srv_buf answer; // not streamed; the pool's while it is being written
@@ -66,6 +66,10 @@ void srv_completion_usage(const srv_completion *completion, srv_usage *usage);
 void srv_completion_answer(srv_completion *completion); // every choice has finished, and nothing was sent
 // What a piece has in common with the others of its choice.
 srv_choice_piece srv_completion_piece(srv_choice *choice, const srv_event *event);
+// Whether the answer tells the prompts' logprobs, which the first choice of each has.
+bool srv_completion_tells_prompts(const srv_completion *completion);
+// The first choice of the same prompt.
+srv_choice *srv_completion_first(const srv_choice *choice);
 
 // completions.c
 void srv_completion_note(srv_completion *completion); // figures for the log

@@ -32,6 +32,15 @@ void srv_completion_usage(const srv_completion *completion, srv_usage *usage) {
     }
 }
 
+bool srv_completion_tells_prompts(const srv_completion *completion) {
+    return completion->request.echo && completion->request.logprobs >= 0;
+}
+
+srv_choice *srv_completion_first(const srv_choice *choice) {
+    const size_t best_of = (size_t)choice->completion->request.best_of;
+    return &choice->completion->choices[choice->index / best_of * best_of];
+}
+
 srv_choice_piece srv_completion_piece(srv_choice *choice, const srv_event *event) {
     const srv_completion *completion = choice->completion;
     const srv_prompt_ids *prompt = &completion->prompts[choice->index / (size_t)completion->request.best_of];
@@ -93,6 +102,7 @@ static void write_choices(srv_completion *completion, srv_buf *out) {
         for (size_t k = 0; k < n; k++) {
             srv_choice_piece piece = srv_completion_piece(picked[k], picked[k]->last);
             piece.index = prompt * n + k;
+            piece.prompt = &choices[0].last->prompt;
             if (piece.index)
                 srv_buf_puts(out, ",");
             srv_write_choice(out, &completion->form, &piece);

@@ -183,10 +183,9 @@ static void check_whole(srv_completion *completion, const eng_model_info *info) 
         if (request->biases[i].id >= info->vocab_size)
             srv_refuse(&completion->problem, 400, "out_of_range", "logit_bias",
                        "a key of logit_bias is outside the vocabulary of %d", info->vocab_size);
-    const int64_t in_all = completion->prompt_tokens * request->best_of;
-    if (in_all > server->config->queue_tokens) // what may never wait would be refused for ever
+    if (completion->prompt_tokens > server->config->queue_tokens) // what may never wait would be refused for ever
         srv_refuse(&completion->problem, 400, "prompt_too_long", "prompt",
-                   "the prompts have %lld tokens in all choices; this server takes %lld", (long long)in_all,
+                   "the prompts have %lld tokens in all; this server takes %lld", (long long)completion->prompt_tokens,
                    (long long)server->config->queue_tokens);
     check_answer(completion);
 }

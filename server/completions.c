@@ -23,9 +23,9 @@ void srv_completion_note(srv_completion *completion) {
 }
 
 void srv_completion_cancel_jobs(srv_completion *completion) {
-    for (size_t i = 0; i < completion->choice_count; i++)
-        if (completion->choices[i].job)
-            srv_worker_cancel(completion->model->worker, completion->choices[i].job);
+    for (size_t i = 0; completion->jobs && i < completion->request.prompt_count; i++)
+        if (completion->jobs[i])
+            srv_worker_cancel(completion->model->worker, completion->jobs[i]);
 }
 
 static void fail(srv_completion *completion, const srv_problem *problem) {
@@ -39,7 +39,7 @@ static void fail(srv_completion *completion, const srv_problem *problem) {
 }
 
 void srv_completions_event(srv_worker *worker, srv_event *event) {
-    srv_choice *choice = srv_job_owner(event->job);
+    srv_choice *first = srv_job_owner(event->job), *choice = first ? first + event->choice : NULL;
     srv_completion *completion = choice ? choice->completion : NULL;
 
     if (!completion || completion->ended) {
@@ -72,7 +72,7 @@ void srv_completions_event(srv_worker *worker, srv_event *event) {
 
 // ---- admission: loop thread ----------------------------------------------------------------------------------------
 
-static eng_request engine_request(const srv_completion *completion, size_t index, const int32_t *ids, size_t count) {
+static eng_request engine_request(const srv_completion *completion, const int32_t *ids, size_t count) {
     const srv_request *request = &completion->request;
     const srv_exchange *exchange = completion->exchange;
 
@@ -84,8 +84,7 @@ static eng_request engine_request(const srv_completion *completion, size_t index
                      .top_p = request->top_p,
                      .min_p = request->min_p,
                      .top_k = request->top_k,
-                     .seed = (uint64_t)completion->head.seed,
-                     .choice = (uint32_t)(index % (size_t)request->best_of)},
+                     .seed = (uint64_t)completion->head.seed},
         .knobs = completion->knobs,
         .stops = request->stops,
         .stop_count = request->stop_count,
@@ -100,40 +99,45 @@ static eng_request engine_request(const srv_completion *completion, size_t index
         .frequency_penalty = request->frequency_penalty,
         .repetition_penalty = request->repetition_penalty,
         .logprobs = completion->logprobs,
-        .prompt_logprobs = request->echo && request->logprobs >= 0,
+        .prompt_logprobs = srv_completion_tells_prompts(completion),
         .token_compute = request->compute_details,
         .fail_unconverged = completion->fail_unconverged,
         .priority = request->priority,
+        .choices = request->best_of,
         .owner = exchange->key ? exchange->key->id : 0,
     };
 }
 
-static bool make_jobs(srv_completion *completion, srv_job **jobs) {
-    const srv_request *request = &completion->request;
-    size_t window = 0;
+// Bytes of unread events of one prompt's choices; 0: no stream.
+static size_t window_of(const srv_request *request) {
+    const size_t share = SRV_STREAM_WINDOW_BYTES / request->prompt_count;
+    const size_t least = SRV_STREAM_WINDOW_MIN_BYTES * (size_t)request->best_of;
 
-    if (request->stream) {
-        window = SRV_STREAM_WINDOW_BYTES / completion->choice_count;
-        window = window < SRV_STREAM_WINDOW_MIN_BYTES ? SRV_STREAM_WINDOW_MIN_BYTES : window;
-    }
-    for (size_t i = 0; i < completion->choice_count; i++) {
-        const srv_prompt_ids *prompt = &completion->prompts[i / (size_t)request->best_of];
-        srv_choice *choice = &completion->choices[i];
+    if (!request->stream)
+        return 0;
+    return share < least ? least : share;
+}
+
+static bool make_jobs(srv_completion *completion) {
+    const srv_request *request = &completion->request;
+
+    for (size_t i = 0; i < completion->choice_count; i++)
+        completion->choices[i] = (srv_choice){.completion = completion, .index = i};
+    for (size_t i = 0; i < request->prompt_count; i++) {
+        const srv_prompt_ids *prompt = &completion->prompts[i];
         int32_t *ids = malloc(prompt->count * sizeof *ids);
 
         if (!ids)
             return false;
         memcpy(ids, prompt->ids, prompt->count * sizeof *ids);
-        *choice = (srv_choice){.completion = completion, .index = i};
-        choice->job = srv_job_create(&(srv_job_options){
-            .request = engine_request(completion, i, ids, prompt->count),
+        completion->jobs[i] = srv_job_create(&(srv_job_options){
+            .request = engine_request(completion, ids, prompt->count),
             .keep_tokens = completion->logprobs >= 0 || request->return_token_ids || request->compute_details,
-            .window = window,
-            .owner = choice,
+            .window = window_of(request),
+            .owner = &completion->choices[i * (size_t)request->best_of],
         });
-        if (!choice->job)
+        if (!completion->jobs[i])
             return false;
-        jobs[i] = choice->job;
     }
     return true;
 }
@@ -169,16 +173,14 @@ static void make_head(srv_completion *completion) {
 }
 
 static eng_status submit(srv_completion *completion) {
-    const size_t count = completion->request.prompt_count * (size_t)completion->request.best_of;
-    srv_job **jobs = calloc(count, sizeof(srv_job *));
-    eng_status status = ENG_NO_MEMORY;
+    const size_t prompts = completion->request.prompt_count, count = prompts * (size_t)completion->request.best_of;
 
+    completion->jobs = calloc(prompts, sizeof(srv_job *));
     completion->choices = calloc(count, sizeof *completion->choices);
     completion->choice_count = completion->choices ? count : 0;
-    if (completion->choices && jobs && make_jobs(completion, jobs))
-        status = srv_worker_submit(completion->model->worker, jobs, count);
-    free(jobs);
-    return status;
+    if (!completion->jobs || !completion->choices || !make_jobs(completion))
+        return ENG_NO_MEMORY;
+    return srv_worker_submit(completion->model->worker, completion->jobs, prompts);
 }
 
 static void admit(srv_completion *completion) {
@@ -190,8 +192,8 @@ static void admit(srv_completion *completion) {
         const eng_status status = submit(completion);
         srv_refuse_engine(&completion->problem, status, NULL);
         if (status == ENG_FULL)
-            completion->problem.retry_after = srv_worker_retry_after(
-                completion->model->worker, (uint64_t)completion->prompt_tokens * (uint64_t)completion->request.best_of);
+            completion->problem.retry_after =
+                srv_worker_retry_after(completion->model->worker, (uint64_t)completion->prompt_tokens);
     }
     if (!completion->request.return_token_ids)
         drop_ids(completion);
@@ -239,12 +241,13 @@ static void free_completion(void *context) {
     srv_completion *completion = context;
 
     srv_stream_clear(completion);
-    for (size_t i = 0; i < completion->choice_count; i++) {
+    for (size_t i = 0; i < completion->choice_count; i++)
         if (completion->choices[i].last)
             srv_event_free(completion->model->worker, completion->choices[i].last);
-        srv_job_release(completion->choices[i].job);
-    }
+    for (size_t i = 0; completion->jobs && i < completion->request.prompt_count; i++)
+        srv_job_release(completion->jobs[i]);
     srv_buf_free(&completion->answer);
+    free(completion->jobs);
     free(completion->choices);
     free_prompts(completion);
     srv_request_free(&completion->request);

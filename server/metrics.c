@@ -137,7 +137,8 @@ static void write_labelled(const srv_server *server, srv_buf *out) {
     } kinds[] = {
         {"prompt", STAT(prompt_tokens)}, {"cached", STAT(cached_tokens)}, {"completion", STAT(completion_tokens)}};
 
-    describe(out, "mesa_tokens_total", "counter", "Tokens: of prompts, of these read from a cache, and generated.");
+    describe(out, "mesa_tokens_total", "counter",
+             "Tokens: of prompts (what choices share counts once), of these read from a cache, and generated.");
     for (size_t k = 0; k < server->model_count; k++)
         for (size_t i = 0; i < sizeof kinds / sizeof *kinds; i++)
             write_count(out, "mesa_tokens_total", server->models[k].path->name, "kind", kinds[i].value,

@@ -56,8 +56,9 @@ static void write_event(srv_completion *completion, const srv_event *event) {
     srv_usage usage;
 
     choice->usage = event->usage;
-    srv_completion_usage(completion, &usage);
-    const srv_chunk chunk = {
+    if (request->continuous_usage)
+        srv_completion_usage(completion, &usage);
+    srv_chunk chunk = {
         .form = &completion->form,
         .piece = srv_completion_piece(choice, event),
         .with_seed = !completion->seed_told,
@@ -66,6 +67,41 @@ static void write_event(srv_completion *completion, const srv_event *event) {
     };
     completion->seed_told = true;
     srv_write_chunk(&completion->scratch, &completion->head, &chunk);
+    if (event->prompt.count == 0)
+        return;
+    // What the first choice tells of the prompt, the others tell too.
+    static const srv_event silent = {.text_length = 0};
+    chunk.with_seed = false;
+    for (size_t i = 1; i < (size_t)request->best_of; i++) {
+        chunk.piece = srv_completion_piece(choice + i, &silent);
+        chunk.piece.prompt = &event->prompt;
+        srv_write_chunk(&completion->scratch, &completion->head, &chunk);
+    }
+}
+
+// Another choice than the first has nothing to say before the prompt is told.
+static bool must_wait(const srv_completion *completion, const srv_event *event) {
+    const srv_choice *choice = event->receiver;
+    const size_t prompt = choice->index / (size_t)completion->request.best_of;
+
+    return srv_completion_tells_prompts(completion) && choice != srv_completion_first(choice) &&
+           choice->place.prompt_told < completion->prompts[prompt].count;
+}
+
+// The oldest that need not wait; NULL: none.
+static srv_event *take_event(srv_completion *completion) {
+    srv_event *before = NULL, *event = completion->first;
+
+    while (event && must_wait(completion, event)) {
+        before = event;
+        event = event->next;
+    }
+    if (!event)
+        return NULL;
+    *(before ? &before->next : &completion->first) = event->next;
+    if (completion->tail == event)
+        completion->tail = before;
+    return event;
 }
 
 static void write_end(srv_completion *completion) {
@@ -82,19 +118,15 @@ static void write_end(srv_completion *completion) {
 
 // Formats what comes next; false: nothing is there.
 static bool write_next(srv_completion *completion) {
-    srv_event *event = completion->first;
-
     if (completion->closed)
         return false;
+    srv_event *event = take_event(completion);
     if (event) {
-        completion->first = event->next;
-        if (!completion->first)
-            completion->tail = NULL;
         write_event(completion, event);
         srv_event_free(completion->model->worker, event);
         return true;
     }
-    if (completion->failure.status || completion->finished == completion->choice_count) {
+    if (completion->failure.status || (!completion->first && completion->finished == completion->choice_count)) {
         write_end(completion);
         return true;
     }

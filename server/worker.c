@@ -31,43 +31,50 @@ static void put_in_inbox(srv_worker *worker, srv_job *job) {
     pthread_cond_signal(&worker->news);
 }
 
-static void uncount_waiting(srv_worker *worker, srv_job *job) {
-    if (job->waiting) {
-        worker->waiting_tokens -= job->request.count;
-        worker->waiting_jobs--;
-    }
-    job->waiting = false;
+// This many of its choices wait from now on, at most as many as before; the first that starts takes the prompt.
+static void set_waiting(srv_worker *worker, srv_job *job, size_t waiting) {
+    worker->waiting -= job->waiting - waiting;
+    worker->waiting_tokens -= job->waiting_tokens;
+    job->waiting = waiting;
+    job->waiting_tokens = 0;
+}
+
+static void free_places(srv_worker *worker, srv_job *job, size_t count) {
+    worker->places -= count;
+    job->places -= count;
 }
 
 static void uncount(srv_worker *worker, srv_job *job) {
-    uncount_waiting(worker, job);
-    if (job->counted)
-        worker->jobs--;
-    job->counted = false;
+    set_waiting(worker, job, 0);
+    free_places(worker, job, job->places);
 }
 
 // ---- loop thread ---------------------------------------------------------------------------------------------------
 
 eng_status srv_worker_submit(srv_worker *worker, srv_job *const *jobs, size_t count) {
-    uint64_t tokens = 0;
+    uint64_t tokens = 0, places = 0;
     eng_status status = ENG_OK;
 
-    for (size_t i = 0; i < count; i++)
+    for (size_t i = 0; i < count; i++) {
         tokens += jobs[i]->request.count;
+        places += jobs[i]->choice_count;
+    }
     pthread_mutex_lock(&worker->lock);
-    // One request with many choices may overshoot the number of jobs: otherwise it would never find room.
+    // One request with many choices may overshoot the number of places: otherwise it would never find room.
     if (worker->failed)
         status = ENG_DEVICE;
-    else if (worker->jobs >= worker->max_jobs || worker->waiting_tokens + tokens > worker->options.queue_tokens)
+    else if (worker->places >= worker->max_places || worker->waiting_tokens + tokens > worker->options.queue_tokens)
         status = ENG_FULL;
     for (size_t i = 0; !status && i < count; i++) {
-        jobs[i]->wants_submit = jobs[i]->counted = jobs[i]->waiting = true;
+        jobs[i]->wants_submit = true;
+        jobs[i]->places = jobs[i]->waiting = jobs[i]->choice_count;
+        jobs[i]->waiting_tokens = jobs[i]->request.count;
         put_in_inbox(worker, jobs[i]);
     }
     if (!status) {
-        worker->jobs += count;
+        worker->places += places;
+        worker->waiting += places;
         worker->waiting_tokens += tokens;
-        worker->waiting_jobs += count;
     }
     pthread_mutex_unlock(&worker->lock);
     return status;
@@ -75,7 +82,7 @@ eng_status srv_worker_submit(srv_worker *worker, srv_job *const *jobs, size_t co
 
 bool srv_worker_full(srv_worker *worker) {
     pthread_mutex_lock(&worker->lock);
-    const bool full = worker->jobs >= worker->max_jobs;
+    const bool full = worker->places >= worker->max_places;
     pthread_mutex_unlock(&worker->lock);
     return full;
 }
@@ -84,8 +91,8 @@ void srv_worker_cancel(srv_worker *worker, srv_job *job) {
     job->owner = NULL;
     pthread_mutex_lock(&worker->lock);
     // What counts no more has ended.
-    if (job->counted) {
-        srv_counter_add(&worker->stats.cancelled, 1);
+    if (job->places) {
+        srv_counter_add(&worker->stats.cancelled, job->places);
         job->wants_cancel = true;
         put_in_inbox(worker, job);
     }
@@ -106,7 +113,7 @@ void srv_event_free(srv_worker *worker, srv_event *event) {
 
     pthread_mutex_lock(&worker->lock);
     job->unread -= event->size;
-    if (job->paused && job->counted && job->unread <= job->window / 2) {
+    if (job->paused && job->places && job->unread <= job->window / 2) {
         job->paused = false;
         job->wants_resume = true;
         put_in_inbox(worker, job);
@@ -182,6 +189,7 @@ static srv_event *make_event(srv_job *job, const eng_event *from, content *conte
     }
     *event = (srv_event){
         .job = job,
+        .choice = from->choice,
         .finish = from->finish,
         .status = from->status,
         .prompt = content->prompt,
@@ -217,13 +225,17 @@ static void add_to_step(srv_worker *worker, srv_event *event) {
 static eng_status report(srv_worker *worker, srv_job *job, const eng_event *from, content *content) {
     srv_event *event = make_event(job, from, content);
     if (!event) {
-        const eng_event short_of_memory = {.finish = ENG_FINISH_ERROR, .status = ENG_NO_MEMORY, .usage = from->usage};
+        const eng_event short_of_memory = {
+            .choice = from->choice, .finish = ENG_FINISH_ERROR, .status = ENG_NO_MEMORY, .usage = from->usage};
         event = make_event(job, &short_of_memory, &(struct content){0});
     }
     if (!event)
         return ENG_NO_MEMORY;
-    if (event->finish != ENG_FINISH_NONE)
-        job->ended = true;
+    if (event->finish != ENG_FINISH_NONE) {
+        job->choices[event->choice].ended = true;
+        job->finished++;
+    }
+    job->ended = job->finished == job->choice_count || event->finish == ENG_FINISH_ERROR;
     add_to_step(worker, event);
     return ENG_OK;
 }
@@ -241,19 +253,22 @@ static eng_status report_piece(srv_worker *worker, srv_job *job, const eng_event
 
 // Not streamed: collected until the last event, or an error.
 static eng_status collect(srv_worker *worker, srv_job *job, const eng_event *from) {
-    const eng_event too_long = {.finish = ENG_FINISH_ERROR, .status = ENG_NO_MEMORY, .usage = from->usage};
+    const eng_event too_long = {
+        .choice = from->choice, .finish = ENG_FINISH_ERROR, .status = ENG_NO_MEMORY, .usage = from->usage};
+    srv_job_choice *choice = &job->choices[from->choice];
 
-    srv_buf_append(&job->text, from->text, from->text_length);
+    srv_buf_append(&choice->text, from->text, from->text_length);
     if (job->keep_tokens) {
-        srv_token_list_add(&job->prompt, from->prompt, from->prompt_count);
-        srv_token_list_add(&job->drawn, from->tokens, from->token_count);
+        srv_token_list_add(&choice->prompt, from->prompt, from->prompt_count);
+        srv_token_list_add(&choice->drawn, from->tokens, from->token_count);
     }
-    if (!srv_buf_ok(&job->text) || job->prompt.failed || job->drawn.failed)
+    if (!srv_buf_ok(&choice->text) || choice->prompt.failed || choice->drawn.failed)
         return report(worker, job, &too_long, &(content){0});
     if (from->finish == ENG_FINISH_NONE)
         return ENG_OK;
-    content all = {.text = job->text.data, .length = job->text.length, .prompt = job->prompt, .drawn = job->drawn};
-    job->prompt = job->drawn = (srv_token_list){0};
+    content all = {
+        .text = choice->text.data, .length = choice->text.length, .prompt = choice->prompt, .drawn = choice->drawn};
+    choice->prompt = choice->drawn = (srv_token_list){0};
     return report(worker, job, from, &all);
 }
 
@@ -261,28 +276,44 @@ static void on_engine_event(void *context, const eng_event *from) {
     srv_worker *worker = context;
     srv_job *job = from->user;
 
+    srv_job_choice *choice = &job->choices[from->choice];
+
     if (job->ended)
         return;
-    if (!job->started)
-        job->started = worker->step_started = true;
-    srv_worker_note_event(worker, job, from);
+    if (!choice->started) {
+        choice->started = worker->step_started = true;
+        job->started++;
+    }
+    job->prompt_told += from->prompt_count;
+    srv_worker_note_event(worker, job, choice, from);
     const eng_status status = job->window ? report_piece(worker, job, from) : collect(worker, job, from);
     if (status)
         eng_fail(&worker->error, status, "no memory for an event");
+    // By a fault: other choices run on, or the one itself does because the fault is not the engine's.
+    if (job->ended && (job->finished < job->choice_count || from->finish == ENG_FINISH_NONE))
+        eng_cancel(worker->engine, job->id);
+}
+
+// Whether choices have begun whose events the reader keeps back until the first has told the whole prompt. A pause
+// would keep the first from doing so. It has nearly done: the others begin where its last chunk does.
+static bool must_run(const srv_job *job) {
+    return job->request.prompt_logprobs && job->started > 1 && job->prompt_told < job->request.count;
 }
 
 // Under the lock: what the step's events mean for the counts and windows.
 static void account_step(srv_worker *worker) {
     for (srv_job *job = worker->step_started ? worker->active : NULL; job; job = job->active_next)
-        if (job->started)
-            uncount_waiting(worker, job);
+        if (job->started && job->waiting)
+            set_waiting(worker, job, job->choice_count - job->started);
     worker->step_started = false;
     for (srv_event *event = worker->step_head; event; event = event->next) {
         srv_job *job = event->job;
         job->unread += event->size;
         if (job->ended)
             uncount(worker, job);
-        else if (job->window && !job->paused && job->unread > job->window) {
+        else if (event->finish != ENG_FINISH_NONE && job->places)
+            free_places(worker, job, 1);
+        if (!job->ended && job->window && !job->paused && job->unread > job->window && !must_run(job)) {
             job->paused = true;
             eng_pause(worker->engine, job->id, true); // sets a mark, so the lock may be held
         }
@@ -319,7 +350,6 @@ static void fail_job(srv_worker *worker, srv_job *job, eng_status status, const 
     const eng_event failure = {.finish = ENG_FINISH_ERROR, .status = status, .message = message};
     if (job->ended)
         return;
-    job->ended = true;
     // Without memory the client's answer never comes; the worker fails right after this, and the server ends.
     if (report(worker, job, &failure, &(content){0}))
         eng_fail(&worker->error, ENG_NO_MEMORY, "no memory for an event");
@@ -452,7 +482,7 @@ static void *engine_thread(void *context) {
         return NULL;
     }
     pthread_mutex_lock(&worker->lock);
-    worker->max_jobs = worker->options.queue_requests + (uint64_t)eng_info(worker->engine)->max_rows;
+    worker->max_places = worker->options.queue_requests + (uint64_t)eng_info(worker->engine)->max_rows;
     pthread_mutex_unlock(&worker->lock);
     atomic_store_explicit(&worker->published, worker->engine, memory_order_release);
     set_state(worker, SRV_WORKER_READY);
@@ -473,7 +503,7 @@ eng_status srv_worker_start(const srv_worker_options *options, srv_worker **out,
     if (!worker)
         return eng_fail(error, ENG_NO_MEMORY, "no memory for an engine thread");
     worker->options = *options;
-    worker->max_jobs = options->queue_requests;
+    worker->max_places = options->queue_requests;
     if (pthread_mutex_init(&worker->lock, NULL) != 0)
         goto free_worker;
     if (pthread_cond_init(&worker->news, NULL) != 0)

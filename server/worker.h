@@ -2,13 +2,14 @@
 // One model, its engine and the thread that owns them.
 //
 // The engine thread opens the engine, loops on eng_step and closes it. The loop thread hands jobs over whole and takes
-// events back whole; nothing else is shared. A job is one engine request: the loop thread makes it, submits it, may
-// cancel it and may tell what it has consumed; the engine thread runs it. Both hold a reference, and so does every
-// event on its way, so a late event of a cancelled job finds a job that nobody owns any more and is dropped.
+// events back whole; nothing else is shared. A job is one engine request with one or more choices: the loop thread
+// makes it, submits it, may cancel it and may tell what it has consumed; the engine thread runs it. The fault of one
+// choice ends the job. Both hold a reference, and so does every event on its way, so a late event of a cancelled job
+// finds a job that nobody owns any more and is dropped.
 //
-// Bounds: jobs and prompt tokens that wait are counted at submission, and what is too much is refused at once
+// Bounds: choices and prompt tokens that wait are counted at submission, and what is too much is refused at once
 // (ENG_FULL). A streamed job whose unread events outgrow its window is paused in the engine until half of them are
-// read. A job that is not streamed collects its text on the engine thread and sends one event.
+// read. A job that is not streamed collects its text on the engine thread and sends one event a choice.
 #ifndef SERVER_WORKER_H
 #define SERVER_WORKER_H
 
@@ -25,7 +26,7 @@ typedef struct srv_job srv_job;
 
 typedef struct srv_worker_options {
     eng_options engine;
-    uint64_t queue_requests; // jobs beyond the engine's rows
+    uint64_t queue_requests; // choices beyond the engine's rows
     uint64_t queue_tokens;   // prompt tokens not yet read
     // Called on the engine thread when events or a new state are there to be taken after there were none.
     void (*wake)(void *context);
@@ -84,8 +85,9 @@ void srv_worker_cancel(srv_worker *worker, srv_job *job);
 typedef struct srv_event {
     struct srv_event *next;
     srv_job *job;
-    void *receiver; // free for whoever took it
-    eng_finish finish;
+    int32_t choice;
+    void *receiver;      // free for whoever took it
+    eng_finish finish;   // ENG_FINISH_ERROR: the job's last event, else the choice's
     eng_status status;   // with ENG_FINISH_ERROR
     const char *message; // with ENG_FINISH_ERROR; in this event's memory
     eng_usage usage;

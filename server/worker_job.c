@@ -38,7 +38,8 @@ static void *copy_array(const void *from, size_t count, size_t size, eng_status 
 
 srv_job *srv_job_create(const srv_job_options *options) {
     const eng_request *request = &options->request;
-    srv_job *job = calloc(1, sizeof *job);
+    const size_t choices = request->choices > 1 ? (size_t)request->choices : 1;
+    srv_job *job = calloc(1, sizeof *job + choices * sizeof *job->choices);
 
     if (!job) {
         free((int32_t *)request->ids);
@@ -50,7 +51,9 @@ srv_job *srv_job_create(const srv_job_options *options) {
     job->window = options->window;
     job->owner = options->owner;
     job->created_us = srv_clock_us();
-    srv_buf_init(&job->text, SRV_MAX_TEXT_BYTES);
+    job->choice_count = choices;
+    for (size_t i = 0; i < choices; i++)
+        srv_buf_init(&job->choices[i].text, SRV_MAX_TEXT_BYTES);
     eng_status status = copy_stops(job, request->stops, request->stop_count);
     job->stop_ids = copy_array(request->stop_ids, request->stop_id_count, sizeof *job->stop_ids, &status);
     job->biases = copy_array(request->biases, request->bias_count, sizeof *job->biases, &status);
@@ -73,9 +76,11 @@ void srv_job_retain(srv_job *job) {
 void srv_job_release(srv_job *job) {
     if (!job || atomic_fetch_sub_explicit(&job->references, 1, memory_order_acq_rel) != 1)
         return;
-    srv_token_list_free(&job->prompt);
-    srv_token_list_free(&job->drawn);
-    srv_buf_free(&job->text);
+    for (size_t i = 0; i < job->choice_count; i++) {
+        srv_token_list_free(&job->choices[i].prompt);
+        srv_token_list_free(&job->choices[i].drawn);
+        srv_buf_free(&job->choices[i].text);
+    }
     free(job->stops);
     free(job->stop_ids);
     free(job->biases);

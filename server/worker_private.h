@@ -12,6 +12,18 @@
 #include "server/limits.h"
 #include "server/worker.h"
 
+// One answer of a job. Engine thread.
+typedef struct srv_job_choice {
+    bool started; // an event came: it waits no more
+    bool ended;
+    // Not streamed: everything so far.
+    srv_buf text;
+    srv_token_list prompt, drawn;
+    // As of its last event, for the figures.
+    uint64_t last_token_us; // 0: no token yet
+    eng_usage seen;
+} srv_job_choice;
+
 struct srv_job {
     atomic_int references;
     // Constant after creation.
@@ -23,26 +35,24 @@ struct srv_job {
     bool keep_tokens;
     size_t window;
     uint64_t created_us;
+    size_t choice_count;
     // Loop thread.
     void *owner;
     // Under the lock.
     bool wants_submit, wants_cancel, wants_resume;
     bool in_inbox;
-    bool counted, waiting; // in the worker's jobs, in its waiting tokens
+    size_t places, waiting; // choices that have not ended, that have not started; 0 once it is cancelled
+    uint64_t waiting_tokens;
     bool paused;
     size_t unread; // bytes of events not yet freed by the loop
     srv_job *inbox_next;
     // Engine thread.
-    uint64_t id;  // 0: not in the engine
-    bool started; // an event came: its prompt waits no more
+    uint64_t id;              // 0: not in the engine
+    size_t started, finished; // choices
+    size_t prompt_told;       // tokens, with prompt_logprobs
     bool ended;
-    // Not streamed: everything so far.
-    srv_buf text;
-    srv_token_list prompt, drawn;
-    // As of its last event, for the figures.
-    uint64_t last_token_us; // 0: no token yet
-    eng_usage seen;
     srv_job *active_previous, *active_next;
+    srv_job_choice choices[];
 };
 
 struct srv_worker {
@@ -58,7 +68,7 @@ struct srv_worker {
     // Under the lock.
     srv_job *inbox_head, *inbox_tail;
     srv_event *outbox_head, *outbox_tail;
-    uint64_t jobs, waiting_jobs, waiting_tokens, max_jobs;
+    uint64_t places, waiting, waiting_tokens, max_places; // as in a job, of all of them
     bool stop, failed;
 
     // Written by the engine thread, read by any.
@@ -70,7 +80,7 @@ struct srv_worker {
     eng_engine *engine;
     srv_job *active;
     srv_event *step_head, *step_tail; // events of the present step
-    bool step_started;                // a job's first event is among what happened in it
+    bool step_started;                // a choice's first event is among what happened in it
     uint64_t event_us;                // of its events; 0: not yet taken
 };
 
@@ -78,7 +88,7 @@ void srv_job_retain(srv_job *job); // worker_job.c
 
 // worker_stats.c: engine thread.
 uint64_t srv_clock_us(void);
-void srv_worker_note_event(srv_worker *worker, srv_job *job, const eng_event *event);
+void srv_worker_note_event(srv_worker *worker, const srv_job *job, srv_job_choice *choice, const eng_event *event);
 void srv_worker_note_step(srv_worker *worker, uint64_t began_us, bool worked);
 
 #endif

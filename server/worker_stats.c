@@ -13,7 +13,7 @@ uint64_t srv_clock_us(void) {
 
 // ---- engine thread -------------------------------------------------------------------------------------------------
 
-static void note_tokens(srv_worker *worker, srv_job *job, uint64_t count) {
+static void note_tokens(srv_worker *worker, const srv_job *job, srv_job_choice *choice, uint64_t count) {
     srv_stats *stats = &worker->stats;
 
     if (count == 0)
@@ -22,12 +22,12 @@ static void note_tokens(srv_worker *worker, srv_job *job, uint64_t count) {
         worker->event_us = srv_clock_us();
     const uint64_t now = worker->event_us;
     srv_counter_add(&stats->completion_tokens, count);
-    if (!job->last_token_us)
+    if (!choice->last_token_us)
         srv_histogram_add(&stats->ttft_seconds, &srv_time_bounds, (double)(now - job->created_us) / 1e6, 1);
     else // tokens whose text was held back come together
         srv_histogram_add(&stats->itl_seconds, &srv_time_bounds,
-                          (double)(now - job->last_token_us) / 1e6 / (double)count, count);
-    job->last_token_us = now;
+                          (double)(now - choice->last_token_us) / 1e6 / (double)count, count);
+    choice->last_token_us = now;
 }
 
 static void note_compute(srv_stats *stats, const eng_compute *before, const eng_compute *now) {
@@ -38,20 +38,28 @@ static void note_compute(srv_stats *stats, const eng_compute *before, const eng_
         srv_histogram_add(&stats->cg_steps, &srv_step_bounds, (double)steps / (double)solves, 1);
 }
 
-void srv_worker_note_event(srv_worker *worker, srv_job *job, const eng_event *event) {
+// A prompt counts once: of what a further choice did not read itself, the first tells.
+static void note_prompt(srv_stats *stats, int32_t choice, const eng_usage *seen, const eng_usage *usage) {
+    const uint64_t all = (uint64_t)(usage->prompt_tokens - seen->prompt_tokens);
+    const uint64_t cached = (uint64_t)(usage->cached_tokens - seen->cached_tokens);
+
+    srv_counter_add(&stats->prompt_tokens, choice == 0 ? all : all - cached);
+    srv_counter_add(&stats->cached_tokens, choice == 0 ? cached : 0);
+}
+
+void srv_worker_note_event(srv_worker *worker, const srv_job *job, srv_job_choice *choice, const eng_event *event) {
     srv_stats *stats = &worker->stats;
-    const eng_usage *usage = event->usage, *seen = &job->seen;
+    const eng_usage *usage = event->usage, *seen = &choice->seen;
 
     if (event->finish == ENG_FINISH_ERROR && event->status == ENG_NUMERIC)
         srv_counter_add(&stats->numeric, 1);
     if (!usage)
         return;
-    srv_counter_add(&stats->prompt_tokens, (uint64_t)(usage->prompt_tokens - seen->prompt_tokens));
-    srv_counter_add(&stats->cached_tokens, (uint64_t)(usage->cached_tokens - seen->cached_tokens));
-    note_tokens(worker, job, (uint64_t)(usage->completion_tokens - seen->completion_tokens));
+    note_prompt(stats, event->choice, seen, usage);
+    note_tokens(worker, job, choice, (uint64_t)(usage->completion_tokens - seen->completion_tokens));
     note_compute(stats, &seen->prompt, &usage->prompt);
     note_compute(stats, &seen->completion, &usage->completion);
-    job->seen = *usage;
+    choice->seen = *usage;
 }
 
 static void read_gauges(srv_worker *worker) {
@@ -69,17 +77,19 @@ static void read_gauges(srv_worker *worker) {
     srv_counter_set(&stats->device_allocations, gauges.device_allocations);
 }
 
-// The fewest tokens that one of the running jobs may still make; 0: none runs.
+// The fewest tokens that one of the running choices may still make; 0: none runs.
 static uint64_t find_soonest(const srv_worker *worker) {
     uint64_t soonest = 0;
 
-    for (const srv_job *job = worker->active; job; job = job->active_next) {
-        if (!job->started || job->ended)
-            continue;
-        const uint64_t left = (uint64_t)(job->request.max_tokens - job->seen.completion_tokens);
-        if (soonest == 0 || left < soonest)
-            soonest = left ? left : 1;
-    }
+    for (const srv_job *job = worker->active; job; job = job->active_next)
+        for (size_t i = 0; i < job->choice_count && !job->ended; i++) {
+            const srv_job_choice *choice = &job->choices[i];
+            if (!choice->started || choice->ended)
+                continue;
+            const uint64_t left = (uint64_t)(job->request.max_tokens - choice->seen.completion_tokens);
+            if (soonest == 0 || left < soonest)
+                soonest = left ? left : 1;
+        }
     return soonest;
 }
 
@@ -107,8 +117,8 @@ int srv_worker_retry_after(srv_worker *worker, uint64_t tokens) {
 
     pthread_mutex_lock(&worker->lock);
     const uint64_t limit = worker->options.queue_tokens, waiting = worker->waiting_tokens + tokens;
-    if (waiting > limit && worker->waiting_jobs) {
-        const uint64_t each = worker->waiting_tokens / worker->waiting_jobs;
+    if (waiting > limit && worker->waiting) {
+        const uint64_t each = worker->waiting_tokens / worker->waiting;
         starts = each ? (waiting - limit + each - 1) / each : 1;
     }
     pthread_mutex_unlock(&worker->lock);

@@ -287,6 +287,9 @@ START_TEST(streams_add_up) {
         // Longer than one step reads.
         ("\"prompt\":\"0123456789012345678901234567890123456789012345678901234567890123456789012345678901234567890123"
          "456789012345678901234567890123456789012345678901234567890123456789\",\"echo\":true,\"logprobs\":1"),
+        // The other choices are ahead of the first, which tells the prompt.
+        ("\"prompt\":\"0123456789012345678901234567890123456789012345678901234567890123456789012345678901234567890123"
+         "456789012345678901234567890123456789012345678901234567890123456789\",\"echo\":true,\"logprobs\":1,\"n\":3"),
     };
     for (int script = 0; script < 2; script++)
         for (size_t i = 0; i < sizeof fields / sizeof *fields; i++) {
@@ -376,6 +379,71 @@ START_TEST(best_of_returns_the_best) {
     fixture_post(&server, "/v1/completions", "{\"best_of\":3,\"n\":2,\"stream\":true}", &answer);
     expect_error(&answer, 400, "best_of", NULL);
     answer_free(&answer);
+}
+END_TEST
+
+// A prompt of many chunks is read by one choice, but for its last chunk, and is told and counted once.
+START_TEST(choices_share_their_prompt) {
+    enum { COUNT = 1000, CHOICES = 16, CHUNK = 64, REST = COUNT % CHUNK };
+    char body[COUNT * 2 + 200], prompt[COUNT + 1] = "";
+
+    memset(prompt, 'p', COUNT);
+    for (int stream = 0; stream < 2; stream++) {
+        atomic_store(&fake_engine()->prompt_tokens, 0);
+        const double before = metric(&server, "mesa_tokens_total{model=\"demo\",kind=\"prompt\"}");
+        snprintf(body, sizeof body,
+                 "{\"prompt\":\"%s\",\"add_special_tokens\":false,\"n\":%d,\"seed\":3,\"max_tokens\":20%s}", prompt,
+                 CHOICES, stream ? ",\"stream\":true,\"stream_options\":{\"include_usage\":true}" : "");
+        answer answer;
+        fixture_post(&server, "/v1/completions", body, &answer);
+        ck_assert_int_eq(answer.status, 200);
+        sse sse = {0};
+        json_t *json = NULL;
+        if (stream)
+            sse_parse(&answer, &sse);
+        else
+            json = answer_json(&answer);
+        json_t *last = stream ? json_array_get(sse.events, json_array_size(sse.events) - 1) : json;
+        json_t *usage = json_object_get(last, "usage");
+        ck_assert_int_eq(json_integer_value(json_object_get(usage, "prompt_tokens")), COUNT);
+        ck_assert_int_eq(json_integer_value(json_object_get(usage, "completion_tokens")), CHOICES * 20);
+        ck_assert_int_eq(
+            json_integer_value(json_object_get(json_object_get(usage, "prompt_tokens_details"), "cached_tokens")), 0);
+        for (unsigned k = 0; k < CHOICES; k++) {
+            char wanted[21], *text = stream ? sse_text(&sse, (int)k) : strdup(text_of(json, k));
+            fake_engine_text(3, k, COUNT, 20, wanted);
+            ck_assert_str_eq(text, wanted);
+            free(text);
+        }
+        ck_assert_int_eq(atomic_load(&fake_engine()->last_choices), CHOICES);
+        ck_assert_int_eq(atomic_load(&fake_engine()->prompt_tokens), COUNT + (CHOICES - 1) * REST);
+        ck_assert_double_eq(metric(&server, "mesa_tokens_total{model=\"demo\",kind=\"prompt\"}") - before,
+                            COUNT + (CHOICES - 1) * REST);
+        ck_assert_double_eq(metric(&server, "mesa_tokens_total{model=\"demo\",kind=\"cached\"}"), 0);
+        if (stream)
+            sse_free(&sse);
+        json_decref(json);
+        answer_free(&answer);
+    }
+}
+END_TEST
+
+// One choice fails: so does the request, and the others end.
+START_TEST(choices_fail_together) {
+    answer answer;
+
+    atomic_store(&fake_engine()->numeric_at, 5);
+    fixture_post(&server, "/v1/completions", "{\"prompt\":\"hi\",\"n\":3,\"max_tokens\":2000}", &answer);
+    expect_error(&answer, 500, NULL, "numeric");
+    answer_free(&answer);
+    wait_engine_empty();
+    fixture_post(&server, "/v1/completions", "{\"prompt\":\"hi\",\"n\":3,\"max_tokens\":2000,\"stream\":true}",
+                 &answer);
+    ck_assert_int_eq(answer.status, 200);
+    ck_assert_ptr_nonnull(strstr(answer.body, "\"code\":\"numeric\""));
+    answer_free(&answer);
+    atomic_store(&fake_engine()->numeric_at, 0);
+    wait_engine_empty();
 }
 END_TEST
 
@@ -483,6 +551,8 @@ static Suite *completions_suite(void) {
     tcase_add_test(tests, streams_add_up);
     tcase_add_test(tests, token_ids_and_figures);
     tcase_add_test(tests, best_of_returns_the_best);
+    tcase_add_test(tests, choices_share_their_prompt);
+    tcase_add_test(tests, choices_fail_together);
     tcase_add_test(tests, fields_reach_the_engine);
     tcase_add_test(tests, the_most_of_everything);
     tcase_add_test(tests, answers_are_bounded);

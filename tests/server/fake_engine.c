@@ -2,7 +2,8 @@
 // An engine.h that computes nothing: letters drawn from seed, choice and position, with delays and faults on request.
 //
 // It keeps the real engine's promises that the server builds on: rows run together, up to one chunk of a prompt a step,
-// text before a stop string only, one last event a request, none after a cancellation.
+// text before a stop string only, one last event a choice, none after a cancellation. Of several choices the first
+// reads the prompt up to its last chunk; the others begin there and get ahead of it.
 #include "tests/server/fake_engine.h"
 
 #include <stdio.h>
@@ -17,6 +18,7 @@ struct eng_engine {
     uint64_t queue_requests, next_id, count;
     char bytes[FAKE_BOS]; // of eng_token_bytes
     fake_request *first;  // oldest first
+    bool stepping;
 };
 
 static fake_engine_controls controls;
@@ -152,45 +154,61 @@ static void record(const eng_request *request) {
     atomic_store(&controls.last_repetition, (int)(request->repetition_penalty * 100));
     atomic_store(&controls.last_logprobs, request->logprobs);
     atomic_store(&controls.last_prompt_logprobs, request->prompt_logprobs);
+    atomic_store(&controls.last_choices, request->choices);
 }
 
-eng_status eng_submit(eng_engine *engine, const eng_request *request, uint64_t *id, eng_error *error) {
-    if (engine->count >= engine->queue_requests)
-        return eng_fail(error, ENG_FULL, "full");
-    fake_request *made = fake_request_create(request, ++engine->next_id);
-    if (!made)
-        return eng_fail(error, ENG_NO_MEMORY, "no memory");
+static void add_choice(eng_engine *engine, fake_request *made) {
     fake_request **end = &engine->first;
+
     while (*end)
         end = &(*end)->next;
     *end = made;
     engine->count++;
-    *id = made->id;
-    record(request);
     atomic_fetch_add(&controls.submitted, 1);
     atomic_fetch_add(&controls.active, 1);
+}
+
+eng_status eng_submit(eng_engine *engine, const eng_request *request, uint64_t *id, eng_error *error) {
+    const int32_t choices = request->choices > 1 ? request->choices : 1;
+
+    if (engine->count >= engine->queue_requests)
+        return eng_fail(error, ENG_FULL, "full");
+    *id = ++engine->next_id;
+    for (int32_t choice = 0; choice < choices; choice++) {
+        fake_request *made = fake_request_create(request, *id, choice);
+        if (!made)
+            return eng_fail(error, ENG_NO_MEMORY, "no memory");
+        add_choice(engine, made);
+    }
+    record(request);
     return ENG_OK;
 }
 
-static void drop(eng_engine *engine, uint64_t id) {
-    for (fake_request **at = &engine->first; *at; at = &(*at)->next)
-        if ((*at)->id == id) {
-            fake_request *found = *at;
-            *at = found->next;
-            engine->count--;
-            if (found->paused)
-                atomic_fetch_sub(&controls.paused, 1);
-            atomic_fetch_sub(&controls.active, 1);
-            fake_request_free(found);
-            return;
-        }
+static void drop(eng_engine *engine, fake_request *found) {
+    fake_request **at = &engine->first;
+
+    while (*at != found)
+        at = &(*at)->next;
+    *at = found->next;
+    engine->count--;
+    if (found->paused)
+        atomic_fetch_sub(&controls.paused, 1);
+    atomic_fetch_sub(&controls.active, 1);
+    fake_request_free(found);
 }
 
+// Also from inside a step, whose requests are dropped after it.
 void eng_cancel(eng_engine *engine, uint64_t id) {
-    const uint64_t before = engine->count;
-    drop(engine, id);
-    if (engine->count < before)
+    for (fake_request *at = engine->first, *next; at; at = next) {
+        next = at->next;
+        if (at->id != id || at->dropped)
+            continue;
+        at->dropped = true;
+        if (engine->stepping)
+            continue;
+        drop(engine, at);
         atomic_fetch_add(&controls.cancelled, 1);
+    }
 }
 
 void eng_pause(eng_engine *engine, uint64_t id, bool paused) {
@@ -201,25 +219,70 @@ void eng_pause(eng_engine *engine, uint64_t id, bool paused) {
         }
 }
 
+static int64_t fork_place(const fake_request *request) {
+    return (int64_t)(request->asked.count - 1) / CHUNK * CHUNK;
+}
+
+// The first choice waits where the others begin for so long that they are ahead of it.
+static bool must_wait(fake_request *request) {
+    enum { STEPS = 3 };
+
+    return request->choice == 0 && request->asked.choices > 1 && fork_place(request) > 0 &&
+           request->prompt_read == fork_place(request) && request->waited++ < STEPS;
+}
+
+// The others begin once the first has read as much as they need not read themselves.
+static bool may_begin(const eng_engine *engine, fake_request *request) {
+    const fake_request *first = engine->first;
+
+    if (request->choice == 0 || request->prompt_read > 0 || fork_place(request) == 0)
+        return true;
+    while (first && (first->id != request->id || first->choice != 0))
+        first = first->next;
+    if (first && first->prompt_read < fork_place(request))
+        return false;
+    request->prompt_read = request->usage.cached_tokens = fork_place(request);
+    return true;
+}
+
+static void advance(eng_engine *engine, fake_request *request, eng_event_fn on_event, void *context) {
+    engine->stepping = true;
+    const eng_finish finish = fake_request_advance(request, CHUNK, on_event, context);
+    engine->stepping = false;
+    if (finish == ENG_FINISH_NONE)
+        return;
+    request->dropped = true;
+    atomic_fetch_add(&controls.finished, 1);
+}
+
+static void drop_ended(eng_engine *engine) {
+    for (fake_request *at = engine->first, *next; at; at = next) {
+        next = at->next;
+        if (at->dropped)
+            drop(engine, at);
+    }
+}
+
 eng_status eng_step(eng_engine *engine, eng_event_fn on_event, void *context, bool *worked, eng_error *error) {
     int rows = 0;
 
     *worked = false;
     if (atomic_exchange(&controls.fail_step, 0))
         return eng_fail(error, ENG_DEVICE, "the device is gone");
-    for (fake_request *at = engine->first, *next; at && rows < engine->info.max_rows; at = next) {
-        next = at->next;
+    for (fake_request *at = engine->first; at && rows < engine->info.max_rows; at = at->next) {
+        if (at->dropped || !may_begin(engine, at))
+            continue;
         rows++; // a paused request keeps its row
         if (at->paused)
             continue;
         if (!*worked)
             sleep_us(atomic_load(&controls.step_us));
         *worked = true;
-        if (fake_request_advance(at, CHUNK, on_event, context) != ENG_FINISH_NONE) {
-            atomic_fetch_add(&controls.finished, 1);
-            drop(engine, at->id);
-        }
+        if (must_wait(at))
+            continue;
+        advance(engine, at, on_event, context);
     }
+    drop_ended(engine);
     if (*worked)
         atomic_fetch_add(&controls.steps, 1);
     return ENG_OK;

@@ -24,11 +24,12 @@ typedef struct fake_engine_controls {
     atomic_int eos_at;            // the first token, counted from 1, that would be the end of text; 0: none
     _Atomic(const char *) script; // bytes to draw, a token each, again and again; NULL: letters
     // Counted by the engine.
-    atomic_int submitted, cancelled, finished, active, paused, steps, tokens;
+    atomic_int submitted, cancelled, finished, active, paused; // choices
+    atomic_int steps, tokens, prompt_tokens;                   // the latter: that were read
     // Of the last request.
     atomic_int last_cg_mode, last_cg_max_steps, last_fail_unconverged, last_priority, last_owner, last_min_tokens;
     atomic_int last_bias_count, last_presence, last_frequency, last_repetition; // hundredths
-    atomic_int last_logprobs, last_prompt_logprobs;
+    atomic_int last_logprobs, last_prompt_logprobs, last_choices;
 } fake_engine_controls;
 
 fake_engine_controls *fake_engine(void);
@@ -44,8 +45,10 @@ struct fake_request {
     uint64_t id;
     eng_request asked; // what it points to is copied
     int32_t *ids;
+    int32_t choice;
     int64_t prompt_read, made;
-    bool paused;
+    bool paused, dropped;
+    int waited; // steps, for other choices to begin
     char stops[16][1025];
     eng_text stop_table[16];
     int32_t stop_ids[ENG_MAX_STOP_IDS];
@@ -63,7 +66,7 @@ struct fake_request {
     size_t drawn_count;
 };
 
-fake_request *fake_request_create(const eng_request *from, uint64_t id);
+fake_request *fake_request_create(const eng_request *from, uint64_t id, int32_t choice);
 void fake_request_free(fake_request *request);
 // One step of it. Not NONE: it has ended, and its last event was told.
 eng_finish fake_request_advance(fake_request *request, int chunk, eng_event_fn on_event, void *context);

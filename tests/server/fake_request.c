@@ -79,13 +79,16 @@ static void describe(const fake_request *request, int32_t id, int64_t position, 
 
 // ---- life ----------------------------------------------------------------------------------------------------------
 
-fake_request *fake_request_create(const eng_request *from, uint64_t id) {
+fake_request *fake_request_create(const eng_request *from, uint64_t id, int32_t choice) {
     fake_request *request = calloc(1, sizeof *request);
 
     if (!request)
         return NULL;
     request->id = id;
+    request->choice = choice;
     request->asked = *from;
+    request->asked.sampling.choice += (uint32_t)choice;
+    request->asked.prompt_logprobs = from->prompt_logprobs && choice == 0;
     request->ids = malloc(from->count * sizeof *request->ids);
     memcpy(request->ids, from->ids, from->count * sizeof *request->ids);
     for (size_t i = 0; i < from->stop_count; i++) {
@@ -196,6 +199,7 @@ static void report(fake_request *request, size_t limit, eng_finish finish, eng_s
         describe(request, request->drawn[count].id, request->drawn[count].position, &tokens[count],
                  tops + count * ENG_MAX_TOP);
     const eng_event event = {.id = request->id,
+                             .choice = request->choice,
                              .user = request->asked.user,
                              .tokens = tokens,
                              .token_count = count,
@@ -292,8 +296,9 @@ eng_finish fake_request_advance(fake_request *request, int chunk, eng_event_fn o
     if (before >= count)
         return make_token(request, on_event, context);
     request->prompt_read = before + chunk < count ? before + chunk : count;
-    request->usage.prompt.solves = 2 * (uint64_t)request->prompt_read;
-    request->usage.prompt.steps = 4 * (uint64_t)request->prompt_read;
+    atomic_fetch_add(&fake_engine()->prompt_tokens, (int)(request->prompt_read - before));
+    request->usage.prompt.solves += 2 * (uint64_t)(request->prompt_read - before);
+    request->usage.prompt.steps += 4 * (uint64_t)(request->prompt_read - before);
     request->usage.prompt.steps_max = 2;
     if (request->asked.prompt_logprobs)
         report_prompt(request, before, request->prompt_read, on_event, context);

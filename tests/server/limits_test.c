@@ -111,7 +111,7 @@ END_TEST
 
 START_TEST(waiting_tokens_are_bounded) {
     static const char *const options[] = {"--rows", "1", "--queue-tokens", "100", "--max-prompt-tokens", "90", NULL};
-    char body[512], ids[256] = "[1";
+    char body[600], ids[256] = "[1";
     answer answer;
 
     fixture_start(&server, options);
@@ -133,7 +133,7 @@ START_TEST(waiting_tokens_are_bounded) {
     expect_error(&answer, 429, NULL, "queue_full");
     answer_free(&answer);
     // What could never be admitted is no matter of waiting.
-    snprintf(body, sizeof body, "{\"prompt\":%s,\"n\":2}", ids);
+    snprintf(body, sizeof body, "{\"prompt\":[%s,%s]}", ids, ids);
     fixture_post(&server, "/v1/completions", body, &answer);
     expect_error(&answer, 400, "prompt", "prompt_too_long");
     answer_free(&answer);

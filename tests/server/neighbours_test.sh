@@ -1,0 +1,84 @@
+#!/bin/bash
+# SPDX-License-Identifier: Apache-2.0
+# A request alone equals the same request among 31 others of mixed knobs, byte for byte, through the server; a seed gives
+# the same text at any place in a list; choices share one reading of their prompt and keep the bits they have without.
+set -uo pipefail
+source_dir=${MESA_SOURCE:-$(cd "$(dirname "$0")/../.." && pwd)}
+# shellcheck source=tests/clients/server.sh
+source "$source_dir/tests/clients/server.sh"
+start_server
+
+ask() { # BODY: the answer
+    curl -sS --max-time 60 --unix-socket "$folder/socket" -H 'Content-Type: application/json' --data-binary "$1" \
+        http://localhost/v1/completions
+}
+choices() { # what an answer says beside its name and the time
+    sed -E 's/"id":"cmpl-[0-9a-f]+"//; s/"created":[0-9]+//'
+}
+texts() { # of each choice, a line each, without its number
+    grep -oE '"text":"([^"\\]|\\.)*","logprobs":(null|\{[^}]*(\{[^}]*\}[^}]*)*\}),"finish_reason":"[a-z]*"'
+}
+
+# ---- alone and among others ------------------------------------------------------------------------------------------
+
+long=$(printf 'The king said that the %s of the city would stand. ' walls gates towers people fields rivers roads ships)
+prompts=("Once upon a time" "$long" "The" "It was the best of times, it was the worst of times")
+knobs=('' '"n":3' '"best_of":4,"n":2' '"presence_penalty":1.5,"frequency_penalty":0.5' '"repetition_penalty":1.3'
+    '"logprobs":5' '"logprobs":2,"echo":true,"n":2' '"cg_tolerance":0.05' '"cg_max_steps":2' '"cg_mode":"exact"'
+    '"cg_mode":"steps","cg_max_steps":3' '"temperature":0' '"top_p":0.8,"top_k":40' '"min_p":0.1,"temperature":1.7'
+    '"logit_bias":{"17":4,"300":-100}' '"stop":[" the"],"min_tokens":4')
+for i in $(seq 0 31); do
+    fields="\"prompt\":\"${prompts[$((i % 4))]}\",\"max_tokens\":$((5 + i % 11)),\"seed\":$((i * 7919))"
+    [ -z "${knobs[$((i % 16))]}" ] || fields+=",${knobs[$((i % 16))]}"
+    [ $((i / 16)) -eq 0 ] || fields+=',"return_token_ids":true'
+    printf '{%s}' "$fields" >"$folder/body$i"
+    ask "@$folder/body$i" | choices >"$folder/alone$i"
+    grep -q '"finish_reason":"' "$folder/alone$i" || fail "request $i alone: $(cat "$folder/alone$i")"
+    [ "$i" -eq 0 ] || echo next
+    printf 'url = "http://localhost/v1/completions"\nunix-socket = "%s"\ndata-binary = "@%s"\noutput = "%s"\n' \
+        "$folder/socket" "$folder/body$i" "$folder/among$i"
+    printf 'header = "Content-Type: application/json"\n'
+done >"$folder/config"
+for round in 1 2; do
+    curl -sS --no-progress-meter --max-time 120 --parallel --parallel-immediate --parallel-max 32 -K "$folder/config" ||
+        fail "round $round of 32 at a time"
+    for i in $(seq 0 31); do
+        choices <"$folder/among$i" >"$folder/got"
+        cmp -s "$folder/alone$i" "$folder/got" || {
+            fail "round $round, request $i is not what it is alone: $(cat "$folder/body$i")"
+            diff "$folder/alone$i" "$folder/got" | cut -c 1-400
+        }
+    done
+done
+
+# ---- any place in a list ---------------------------------------------------------------------------------------------
+
+tail='"seed":11,"max_tokens":9,"logprobs":1'
+alone=$(ask "{\"prompt\":\"The king\",$tail}" | texts)
+[ -n "$alone" ] || fail "no text alone"
+for list in '"The king","A","B"' '"A","The king","B"' '"A","B","C","The king"'; do
+    place=$(awk -F, '{ for (i = 1; i <= NF; i++) if ($i == "\"The king\"") print i }' <<<"$list")
+    got=$(ask "{\"prompt\":[$list],$tail}" | texts | sed -n "${place}p")
+    [ "$got" = "$alone" ] || fail "place $place of a list: $got, alone: $alone"
+done
+
+# ---- choices ---------------------------------------------------------------------------------------------------------
+
+count() { # kind: of the tokens so far
+    curl -sS --unix-socket "$folder/socket" http://localhost/metrics |
+        awk -v kind="kind=\"$1\"" '/^mesa_tokens_total/ && index($0, kind) { print $2 }'
+}
+ids=$(seq 100 1099 | paste -sd,)
+before=$(count prompt)
+ask "{\"prompt\":[$ids],\"n\":16,\"max_tokens\":8,\"seed\":5,\"logprobs\":2}" | texts >"$folder/sixteen"
+read_once=$(($(count prompt) - before))
+ask "{\"prompt\":[$ids],\"n\":1,\"max_tokens\":8,\"seed\":5,\"logprobs\":2}" | texts >"$folder/one"
+ask "{\"prompt\":[$ids],\"n\":5,\"max_tokens\":8,\"seed\":5,\"logprobs\":2}" | texts >"$folder/five"
+[ "$(wc -l <"$folder/sixteen")" -eq 16 ] || fail "not 16 choices: $(cat "$folder/sixteen")"
+[ "$(sort -u "$folder/sixteen" | wc -l)" -gt 8 ] || fail "the choices are alike"
+cmp -s <(head -n 1 "$folder/sixteen") "$folder/one" || fail "the first of 16 choices is not what it is alone"
+cmp -s <(head -n 5 "$folder/sixteen") "$folder/five" || fail "the first 5 of 16 choices are not the 5"
+# The first reads 1,000 ids, the others what is left after its last whole chunk.
+[ "$read_once" -ge 1000 ] && [ "$read_once" -lt 2500 ] || fail "16 choices read $read_once ids of a prompt of 1000"
+
+[ $failures -eq 0 ]
