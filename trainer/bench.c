@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// mesa-trainer bench [DIR | --random 30m]: decode, prefill and training speed as shares of the machine's own limits.
+// mesa-trainer bench [DIR | --random 30m]: decode, prefill and training speed as shares of the machine's own limits;
+// with --sessions, generating alone at several batch sizes (bench_decode.c).
 //
 // Everything is measured in turns, round after round, so that a machine that slows down slows both sides of a share;
 // medians are printed. The limit of generating is reading: weights once, the state in and out. It is measured over a
@@ -18,8 +19,9 @@
 enum { MAX_ROUNDS = 99 };
 
 typedef struct bench_options {
-    const char *random, *device;
-    int64_t context, rows, prompt, generated, rounds;
+    const char *random, *device, *sessions, *cg_mode;
+    int64_t context, rows, prompt, generated, rounds, cg_steps;
+    double cg_tolerance;
 } bench_options;
 
 typedef enum quantity {
@@ -57,11 +59,16 @@ static const struct {
             "\"num_heads\": 6, \"head_dim\": 64, \"intermediate_size\": 1024, \"tie_word_embeddings\": true}"},
     {"tiny", "{\"model_type\": \"mesa_net\", \"vocab_size\": 512, \"hidden_size\": 64, \"num_hidden_layers\": 2, "
              "\"num_heads\": 2, \"head_dim\": 32, \"intermediate_size\": 128, \"tie_word_embeddings\": true}"},
+    {"mesa-a", "{\"model_type\": \"mesa_net\", \"vocab_size\": 32000, \"hidden_size\": 768, \"num_hidden_layers\": 14, "
+               "\"num_heads\": 6, \"head_dim\": 128, \"intermediate_size\": 2048, \"tie_word_embeddings\": false}"},
+    {"gdn-a", "{\"model_type\": \"gated_deltanet\", \"vocab_size\": 32000, \"hidden_size\": 768, "
+              "\"num_hidden_layers\": 14, \"num_heads\": 6, \"head_dim\": 128, \"expand_v\": 1, "
+              "\"intermediate_size\": 2048, \"tie_word_embeddings\": false}"},
 };
 
 // ------------------------------------------------------------------------------------------------------------- opening
 
-static eng_status make_random(bench *b, const char *name, eng_error *error) {
+static eng_status make_random(bench *b, const char *name, bool trains, eng_error *error) {
     for (size_t i = 0; i < sizeof random_models / sizeof *random_models; i++) {
         const char *json = random_models[i].config;
         eng_config config;
@@ -72,9 +79,11 @@ static eng_status make_random(bench *b, const char *name, eng_error *error) {
             status = eng_model_create(&config, &b->random, error);
         if (status == ENG_OK)
             status = eng_weights_init(b->random, b->device, 1, true, &b->serving, error);
-        return status == ENG_OK ? eng_weights_init(b->random, b->device, 1, false, &b->training, error) : status;
+        if (status == ENG_OK && trains)
+            status = eng_weights_init(b->random, b->device, 1, false, &b->training, error);
+        return status;
     }
-    return eng_fail(error, ENG_INVALID, "--random: \"%.20s\" is not 30m or tiny", name);
+    return eng_fail(error, ENG_INVALID, "--random: \"%.20s\" is not 30m, mesa-a, gdn-a or tiny", name);
 }
 
 static eng_status open_model(bench *b, const char *dir, const bench_options *o, eng_error *error) {
@@ -83,11 +92,13 @@ static eng_status open_model(bench *b, const char *dir, const bench_options *o, 
     if (opened != KERN_OK)
         return eng_fail(error, ENG_DEVICE, "device %s: %s", o->device, reason[0] ? reason : kern_status_text(opened));
     if (!dir)
-        return make_random(b, o->random, error);
+        return make_random(b, o->random, !o->sessions, error);
     eng_status status = eng_checkpoint_open(dir, &b->checkpoint, error);
     if (status == ENG_OK)
         status = eng_weights_load(b->checkpoint, b->device, false, &b->serving, error);
-    return status == ENG_OK ? eng_weights_load(b->checkpoint, b->device, true, &b->training, error) : status;
+    if (status == ENG_OK && !o->sessions)
+        status = eng_weights_load(b->checkpoint, b->device, true, &b->training, error);
+    return status;
 }
 
 static eng_status create_parts(bench *b, const bench_options *o, eng_error *error) {
@@ -228,17 +239,55 @@ static void print_results(const bench *b, const bench_options *o) {
            (long long)o->context, mid[TRAIN], 1e-9 * mid[TRAIN_RATE], share_text(b, TRAIN_RATE, share), b->steps[2]);
 }
 
+static eng_status bench_all(bench *b, const bench_options *o, eng_error *error) {
+    eng_status status = create_parts(b, o, error);
+    if (status == ENG_OK)
+        status = run_rounds(b, (int)o->rounds, error);
+    if (status == ENG_OK)
+        print_results(b, o);
+    return status;
+}
+
+// -------------------------------------------------------------------------------------------------------- sessions
+
+static eng_status parse_sessions(const char *text, trn_decode_options *options, eng_error *error) {
+    for (const char *at = text; *at;) {
+        char *end = NULL;
+        long value = strtol(at, &end, 10);
+        if (end == at || (*end && *end != ',') || value < 1 || value > 1 << 16 || options->batches == TRN_MOST_BATCHES)
+            return eng_fail(error, ENG_INVALID, "--sessions: \"%.40s\" is no list of at most %d numbers in 1..65536",
+                            text, (int)TRN_MOST_BATCHES);
+        options->batch[options->batches++] = (int32_t)value;
+        at = *end ? end + 1 : end;
+    }
+    return options->batches > 0 ? ENG_OK : eng_fail(error, ENG_INVALID, "--sessions: the list is empty");
+}
+
+static eng_status bench_sessions(const bench *b, const bench_options *o, eng_error *error) {
+    trn_decode_options options = {.steps = (int32_t)o->generated, .rounds = (int32_t)o->rounds};
+    eng_status status = parse_sessions(o->sessions, &options, error);
+    options.solver = trn_bench_solver(b->serving->model);
+    if (status == ENG_OK && o->cg_mode) {
+        kern_solve_mode mode = KERN_SOLVE_TOLERANCE;
+        status = trn_parse_cg_mode(o->cg_mode, &mode, error);
+        options.solver.mode = (int32_t)mode;
+    }
+    if (o->cg_steps >= 0)
+        options.solver.max_steps = (int32_t)o->cg_steps;
+    if (o->cg_tolerance >= 0)
+        options.solver.tolerance = (float)o->cg_tolerance;
+    return status == ENG_OK ? trn_bench_decode(b->serving, &options, error) : status;
+}
+
 // ------------------------------------------------------------------------------------------------------------- command
 
 static eng_status check_options(const bench_options *o, const char *dir, eng_error *error) {
     const struct {
         const char *name;
         int64_t value, most;
-    } numbers[] = {{"context", o->context, 1 << 20},
-                   {"rows", o->rows, 4096},
-                   {"prompt", o->prompt, 1 << 20},
-                   {"tokens", o->generated, 1 << 20},
-                   {"rounds", o->rounds, MAX_ROUNDS}};
+    } numbers[] = {{"context", o->context, 1 << 20},  {"rows", o->rows, 4096},
+                   {"prompt", o->prompt, 1 << 20},    {"tokens", o->generated, 1 << 20},
+                   {"rounds", o->rounds, MAX_ROUNDS}, {"cg-steps", o->cg_steps + 2, 258}};
     if (!dir == !o->random)
         return eng_fail(error, ENG_INVALID, "a folder or --random is needed, not both");
     for (size_t i = 0; i < sizeof numbers / sizeof *numbers; i++)
@@ -250,15 +299,26 @@ static eng_status check_options(const bench_options *o, const char *dir, eng_err
 }
 
 int trn_command_bench(int argc, char **argv) {
-    bench_options o = {.device = "cpu", .context = 1024, .rows = 4, .prompt = 1024, .generated = 64, .rounds = 7};
+    bench_options o = {.device = "cpu",
+                       .context = 1024,
+                       .rows = 4,
+                       .prompt = 1024,
+                       .generated = 64,
+                       .rounds = 7,
+                       .cg_steps = -1,
+                       .cg_tolerance = -1};
     const trn_option options[] = {
-        {"random", "SIZE", TRN_STRING, &o.random, "a random model instead of a folder: 30m or tiny"},
+        {"random", "SIZE", TRN_STRING, &o.random, "a random model instead of a folder: 30m, mesa-a, gdn-a, tiny"},
         {"context", "N", TRN_INTEGER, &o.context, "tokens a training row (default 1024)"},
         {"rows", "N", TRN_INTEGER, &o.rows, "rows of a training step (default 4)"},
         {"prompt", "N", TRN_INTEGER, &o.prompt, "tokens of the prompt (default 1024)"},
         {"tokens", "N", TRN_INTEGER, &o.generated, "tokens generated a round (default 64)"},
         {"rounds", "N", TRN_INTEGER, &o.rounds, "rounds of all measurements (default 7)"},
-        {"device", "NAME", TRN_STRING, &o.device, "cpu, cpu:16 (default cpu)"},
+        {"device", "NAME", TRN_STRING, &o.device, "cpu, cpu:16, cuda:0 (default cpu)"},
+        {"sessions", "N,N..", TRN_STRING, &o.sessions, "only generating, by that many sessions at once"},
+        {"cg-mode", "MODE", TRN_STRING, &o.cg_mode, "with --sessions: tolerance, steps or exact (default the model's)"},
+        {"cg-steps", "N", TRN_INTEGER, &o.cg_steps, "with --sessions: cg_max_steps (default the model's)"},
+        {"cg-tolerance", "X", TRN_REAL, &o.cg_tolerance, "with --sessions: cg_tolerance (default the model's)"},
     };
     const trn_command_line line = {"bench [DIR | --random 30m] [options]",
                                    "Generating, prefill and training speed beside the machine's own limits.",
@@ -281,11 +341,7 @@ int trn_command_bench(int argc, char **argv) {
     if (status == ENG_OK)
         status = open_model(b, dir, &o, &error);
     if (status == ENG_OK)
-        status = create_parts(b, &o, &error);
-    if (status == ENG_OK)
-        status = run_rounds(b, (int)o.rounds, &error);
-    if (status == ENG_OK)
-        print_results(b, &o);
+        status = o.sessions ? bench_sessions(b, &o, &error) : bench_all(b, &o, &error);
     close_bench(b);
     free(b);
     if (status == ENG_OK)

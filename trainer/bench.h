@@ -55,6 +55,20 @@ void trn_serve_bench_free(trn_serve_bench *bench);
 ENG_CHECKED eng_status trn_serve_bench_run(trn_serve_bench *bench, trn_speed *prefill, trn_speed *decode,
                                            eng_error *error);
 
+// The model's own knobs, and the mean steps of a solve in the batch that a runner ran last.
+kern_solver trn_bench_solver(const eng_model *model);
+ENG_CHECKED eng_status trn_bench_solver_steps(trn_runner *runner, double *steps, eng_error *error);
+
+// Generating by several sessions at once on the weights' device, a table on stdout; bench_decode.c.
+enum { TRN_MOST_BATCHES = 16 };
+typedef struct trn_decode_options {
+    int32_t batch[TRN_MOST_BATCHES], batches;
+    int32_t steps, rounds; // steps a round
+    kern_solver solver;
+} trn_decode_options;
+ENG_CHECKED eng_status trn_bench_decode(const eng_weights *weights, const trn_decode_options *options,
+                                        eng_error *error);
+
 // Training steps (forward, backward, AdamW) over rows of random ids.
 typedef struct trn_train_bench {
     const eng_weights *weights;

@@ -20,7 +20,7 @@ static void random_ids(int32_t *ids, int32_t count, int32_t vocabulary) {
     }
 }
 
-static kern_solver model_solver(const eng_model *model) {
+kern_solver trn_bench_solver(const eng_model *model) {
     const eng_knobs *knobs = &model->config.knobs;
     return (kern_solver){
         .mode = (int32_t)knobs->cg_mode, .max_steps = knobs->cg_max_steps, .tolerance = knobs->cg_tolerance};
@@ -35,7 +35,7 @@ static double head_operations(const eng_model *model) {
 eng_status trn_serve_bench_create(const eng_weights *weights, int32_t prompt, int32_t generated, trn_serve_bench *out,
                                   eng_error *error) {
     trn_serve_bench bench = {
-        .weights = weights, .prompt = prompt, .generated = generated, .solver = model_solver(weights->model)};
+        .weights = weights, .prompt = prompt, .generated = generated, .solver = trn_bench_solver(weights->model)};
     trn_runner_options options = {
         .plan = {.kind = ENG_PLAN_SERVE, .max_tokens = prompt, .max_rows = 1, .max_logits = 1},
         .slots = 1,
@@ -65,7 +65,7 @@ void trn_serve_bench_free(trn_serve_bench *bench) {
     *bench = (trn_serve_bench){0};
 }
 
-static eng_status read_steps(trn_runner *runner, double *steps, eng_error *error) {
+eng_status trn_bench_solver_steps(trn_runner *runner, double *steps, eng_error *error) {
     const eng_plan *plan = runner->plan;
     int32_t tokens = runner->rows->n_tokens;
     eng_compute sum = {0};
@@ -112,7 +112,7 @@ static eng_status run_prefill(trn_serve_bench *bench, int32_t *next, trn_speed *
     double steps = 0;
     *speed = (trn_speed){.seconds = trn_seconds() - start, .tokens = bench->prompt};
     if (status == ENG_OK)
-        status = read_steps(&bench->prefill, &steps, error);
+        status = trn_bench_solver_steps(&bench->prefill, &steps, error);
     double token = eng_model_flops(model, bench->prompt / 2.0, steps) - head_operations(model);
     speed->operations = bench->prompt * token + head_operations(model);
     speed->solver_steps = steps;
@@ -128,7 +128,7 @@ eng_status trn_serve_bench_run(trn_serve_bench *bench, trn_speed *prefill, trn_s
     const eng_model *model = bench->weights->model;
     *decode = (trn_speed){.seconds = trn_seconds() - start, .tokens = bench->generated};
     if (status == ENG_OK)
-        status = read_steps(&bench->decode, &decode->solver_steps, error);
+        status = trn_bench_solver_steps(&bench->decode, &decode->solver_steps, error);
     decode->operations =
         bench->generated * eng_model_flops(model, bench->prompt + bench->generated / 2.0, decode->solver_steps);
     double pages = (double)model->page_bytes / KERN_PAGE_TOKENS * (bench->prompt + bench->generated / 2.0);
