@@ -55,7 +55,7 @@ int trn_command_convert(int argc, char **argv) {
     if (status == ENG_OK)
         status = parse_dtype(type, &dtype, &error);
     if (status == ENG_OK)
-        status = trn_probe_open(dir, "cpu", &probe, &error);
+        status = trn_probe_open(dir, "cpu", true, &probe, &error);
     if (status == ENG_OK)
         status = save(&probe, dir, out, dtype, &error);
     if (status == ENG_OK)

@@ -244,7 +244,7 @@ int trn_command_logits(int argc, char **argv) {
     if (status == ENG_OK)
         status = check_options(&o, &error);
     if (status == ENG_OK)
-        status = trn_probe_open(dir, o.device, &probe, &error);
+        status = trn_probe_open(dir, o.device, true, &probe, &error);
     if (status == ENG_OK)
         status = o.lines ? compute_lines(&probe, &o, &error) : compute(&probe, &o, &error);
     trn_probe_close(&probe);

@@ -8,7 +8,7 @@
 
 #include "trainer/runner.h"
 
-eng_status trn_probe_open(const char *dir, const char *device, trn_probe *out, eng_error *error) {
+eng_status trn_probe_open(const char *dir, const char *device, bool trainable, trn_probe *out, eng_error *error) {
     trn_probe probe = {0};
     char reason[160] = "";
     kern_status opened = kern_device_open(device, &probe.device, reason, sizeof reason);
@@ -17,7 +17,7 @@ eng_status trn_probe_open(const char *dir, const char *device, trn_probe *out, e
     eng_status status = eng_checkpoint_open(dir, &probe.checkpoint, error);
     if (status == ENG_OK) {
         probe.model = eng_checkpoint_model(probe.checkpoint);
-        status = eng_weights_load(probe.checkpoint, probe.device, true, &probe.weights, error);
+        status = eng_weights_load(probe.checkpoint, probe.device, trainable, &probe.weights, error);
     }
     if (status != ENG_OK) {
         trn_probe_close(&probe);

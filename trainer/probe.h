@@ -11,10 +11,12 @@ typedef struct trn_probe {
     kern_device *device;
     eng_checkpoint *checkpoint;
     const eng_model *model;
-    eng_weights *weights; // trainable
+    eng_weights *weights;
 } trn_probe;
 
-ENG_CHECKED eng_status trn_probe_open(const char *dir, const char *device, trn_probe *out, eng_error *error);
+// trainable: float32 with gradients; otherwise as the server holds them, in the file's element type.
+ENG_CHECKED eng_status trn_probe_open(const char *dir, const char *device, bool trainable, trn_probe *out,
+                                      eng_error *error);
 void trn_probe_close(trn_probe *probe);
 
 // logits (count, vocab): the first `split` ids are read as one prompt, chunk by chunk, the rest as generated ids one by
@@ -22,7 +24,7 @@ void trn_probe_close(trn_probe *probe);
 ENG_CHECKED eng_status trn_probe_logits(trn_probe *probe, const int32_t *ids, int32_t count, int32_t split,
                                         kern_solver solver, float *logits, eng_error *error);
 // Mean cross entropy of ids[1..count) and its gradients into probe->weights->grad (zeroed first). The derivative is the
-// implicit one in the solver's mode.
+// implicit one in the solver's mode. Trainable weights only.
 ENG_CHECKED eng_status trn_probe_gradients(trn_probe *probe, const int32_t *ids, int32_t count, kern_solver solver,
                                            double *loss, eng_error *error);
 // -sum log softmax(logits[t])[ids[t + 1]] / (count - 1), in double.
