@@ -5,7 +5,9 @@
 // an index, the map and the shards must agree in both directions. Every tensor of the model's table must be there with
 // its shape, and nothing else may be, apart from what the public formats left behind:
 //   * model.layers.N.attn.D of old FLA files and rotary_emb.inv_freq of old Llama files: never read by those models;
-//   * a second copy of a tied head, if it equals the embedding, and a tied model saved under the head's name alone.
+//   * a second copy of a tied head or of another tensor under its other name, if it equals the first, and a tied model
+//     saved under the head's name alone;
+//   * tensors that are rows of a larger one: gate and up projections of old FLA files, fused weights of xLSTM.
 // Errors name file, tensor, wanted and found shape. Everything is checked before the first weight is read.
 #include "engine/checkpoint_internal.h"
 
@@ -213,26 +215,60 @@ static eng_place find_place(const eng_checkpoint *checkpoint, const char *name) 
     for (size_t i = 0; i < checkpoint->files; i++) {
         const eng_st_entry *entry = eng_st_find(checkpoint->file[i], name);
         if (entry)
-            return (eng_place){checkpoint->file[i], entry};
+            return (eng_place){checkpoint->file[i], entry, 0};
     }
-    return (eng_place){NULL, NULL};
+    return (eng_place){NULL, NULL, 0};
 }
 
-static eng_status check_entry(const eng_place *place, const eng_tensor *tensor, eng_error *error) {
+// The shape that the entry must have: the tensor's, or that of the whole that it is rows of.
+static void wanted_shape(const eng_tensor *tensor, bool part, int64_t shape[4]) {
+    memcpy(shape, tensor->shape, sizeof tensor->shape);
+    if (part)
+        shape[0] = tensor->whole_rows;
+}
+
+static bool has_shape(const eng_st_entry *entry, int ndim, const int64_t *shape) {
+    bool same = entry->ndim == ndim;
+    for (int i = 0; same && i < ndim; i++)
+        same = entry->shape[i] == shape[i];
+    return same;
+}
+
+static eng_status check_entry(const eng_place *place, const eng_tensor *tensor, bool part, eng_error *error) {
     const eng_st_entry *entry = place->entry;
     const char *path = eng_path_tail(eng_st_path(place->file));
     char wanted[SHAPE_TEXT], found[SHAPE_TEXT];
-    bool same = entry->ndim == tensor->ndim;
-    for (int i = 0; same && i < tensor->ndim; i++)
-        same = entry->shape[i] == tensor->shape[i];
-    if (!same)
+    int64_t shape[4];
+    wanted_shape(tensor, part, shape);
+    if (!has_shape(entry, tensor->ndim, shape))
         return eng_fail(error, ENG_FORMAT, "%s: tensor '%.64s': shape is %s, config.json asks for %s", path,
                         entry->name, shape_text(entry->ndim, entry->shape, found),
-                        shape_text(tensor->ndim, tensor->shape, wanted));
+                        shape_text(tensor->ndim, shape, wanted));
     if (entry->dtype != ENG_F32 && entry->dtype != ENG_F16 && entry->dtype != ENG_BF16)
         return eng_fail(error, ENG_UNSUPPORTED, "%s: tensor '%.64s': type is %s, must be F32, F16 or BF16", path,
                         entry->name, eng_dtype_name(entry->dtype));
     return ENG_OK;
+}
+
+// By its name, else its other one, else as a part of a larger tensor, which may have its name.
+static eng_place place_tensor(const eng_checkpoint *checkpoint, int32_t index, bool *part) {
+    const eng_model *model = checkpoint->model;
+    const eng_tensor *tensor = &model->tensor[index];
+    eng_place place = find_place(checkpoint, tensor->name), whole = {0};
+    if (!place.entry && tensor->alias[0])
+        place = find_place(checkpoint, tensor->alias);
+    if (!place.entry && index == model->embed && model->config.tied)
+        place = find_place(checkpoint, head_name);
+    if (tensor->whole[0])
+        whole = find_place(checkpoint, tensor->whole);
+    int64_t shape[4];
+    wanted_shape(tensor, true, shape);
+    *part = whole.entry && (!place.entry || place.entry == whole.entry) &&
+            (model->config.fused_weights || has_shape(whole.entry, tensor->ndim, shape));
+    if (!*part)
+        return place;
+    whole.first = tensor->whole_row * (tensor->count / tensor->shape[0]);
+    return whole;
 }
 
 static eng_status place_tensors(eng_checkpoint *checkpoint, eng_error *error) {
@@ -243,19 +279,33 @@ static eng_status place_tensors(eng_checkpoint *checkpoint, eng_error *error) {
     for (int32_t i = 0; i < model->tensors; i++) {
         const eng_tensor *tensor = &model->tensor[i];
         eng_place *place = &checkpoint->place[i];
-        *place = find_place(checkpoint, tensor->name);
-        if (!place->entry && tensor->alias[0])
-            *place = find_place(checkpoint, tensor->alias);
-        if (!place->entry && i == model->embed && model->config.tied)
-            *place = find_place(checkpoint, head_name);
+        bool part;
+        *place = place_tensor(checkpoint, i, &part);
         char wanted[SHAPE_TEXT];
         if (!place->entry)
             return eng_fail(error, ENG_FORMAT, "%s: tensor '%.96s' is missing, config.json asks for it as %s",
                             eng_path_tail(checkpoint->dir), tensor->name,
                             shape_text(tensor->ndim, tensor->shape, wanted));
-        eng_status status = check_entry(place, tensor, error);
+        eng_status status = check_entry(place, tensor, part, error);
         if (status != ENG_OK)
             return status;
+    }
+    return ENG_OK;
+}
+
+// A tensor that others are parts of must be theirs to the last row.
+static eng_status check_parts(const eng_checkpoint *checkpoint, eng_error *error) {
+    const eng_model *model = checkpoint->model;
+    for (int32_t i = 0; i < model->tensors; i++) {
+        const eng_st_entry *entry = checkpoint->place[i].entry;
+        if (entry->count == model->tensor[i].count)
+            continue;
+        int64_t used = 0;
+        for (int32_t j = 0; j < model->tensors; j++)
+            used += checkpoint->place[j].entry == entry ? model->tensor[j].count : 0;
+        if (used != entry->count)
+            return eng_fail(error, ENG_FORMAT, "%s: tensor '%.96s': some of its rows are there a second time",
+                            eng_path_tail(eng_st_path(checkpoint->place[i].file)), entry->name);
     }
     return ENG_OK;
 }
@@ -263,9 +313,9 @@ static eng_status place_tensors(eng_checkpoint *checkpoint, eng_error *error) {
 static eng_status compare_values(const eng_place *left, const eng_place *right, float *buffer, bool *equal,
                                  eng_error *error) {
     *equal = true;
-    for (int64_t first = 0; *equal && first < left->entry->count; first += COMPARE_PIECE) {
-        int64_t rest = left->entry->count - first, count = rest < COMPARE_PIECE ? rest : COMPARE_PIECE;
-        eng_status status = eng_st_read_f32(left->file, left->entry, first, count, buffer, error);
+    for (int64_t first = 0; *equal && first < right->entry->count; first += COMPARE_PIECE) {
+        int64_t rest = right->entry->count - first, count = rest < COMPARE_PIECE ? rest : COMPARE_PIECE;
+        eng_status status = eng_st_read_f32(left->file, left->entry, left->first + first, count, buffer, error);
         if (status == ENG_OK)
             status = eng_st_read_f32(right->file, right->entry, first, count, buffer + COMPARE_PIECE, error);
         if (status != ENG_OK)
@@ -275,21 +325,33 @@ static eng_status compare_values(const eng_place *left, const eng_place *right, 
     return ENG_OK;
 }
 
-// A tied model whose file holds the head as well.
-static eng_status check_tied_head(const eng_checkpoint *checkpoint, const eng_place *head, eng_error *error) {
+// The tensor of the table that the entry would be a second copy of: a tied head, or a tensor by its other name. -1:
+// none
+static int32_t copied_tensor(const eng_model *model, const char *name) {
+    if (model->config.tied && strcmp(name, head_name) == 0)
+        return model->embed;
+    for (int32_t i = 0; i < model->tensors; i++) {
+        if (strcmp(name, model->tensor[i].alias) == 0)
+            return i;
+    }
+    return -1;
+}
+
+static eng_status check_copy(const eng_checkpoint *checkpoint, const eng_place *copy, int32_t index, eng_error *error) {
     const eng_model *model = checkpoint->model;
-    eng_status status = check_entry(head, &model->tensor[model->embed], error);
+    eng_status status = check_entry(copy, &model->tensor[index], false, error);
     if (status != ENG_OK)
         return status;
     float *buffer = malloc(2 * COMPARE_PIECE * sizeof *buffer);
     if (!buffer)
-        return eng_fail(error, ENG_NO_MEMORY, "no memory to compare the tied head");
+        return eng_fail(error, ENG_NO_MEMORY, "no memory to compare two copies of a tensor");
     bool equal;
-    status = compare_values(&checkpoint->place[model->embed], head, buffer, &equal, error);
+    status = compare_values(&checkpoint->place[index], copy, buffer, &equal, error);
     free(buffer);
     if (status == ENG_OK && !equal)
-        status = eng_fail(error, ENG_FORMAT, "%s: tensor '%s' differs from '%s', but tie_word_embeddings is true",
-                          eng_path_tail(eng_st_path(head->file)), head_name, model->tensor[model->embed].name);
+        status = eng_fail(error, ENG_FORMAT, "%s: tensor '%.64s' differs from '%.64s', but %s",
+                          eng_path_tail(eng_st_path(copy->file)), copy->entry->name, model->tensor[index].name,
+                          index == model->embed ? "tie_word_embeddings is true" : "both are names of one tensor");
     return status;
 }
 
@@ -313,11 +375,11 @@ static eng_status check_unexpected(const eng_checkpoint *checkpoint, const eng_s
             const eng_st_entry *entry = eng_st_at(file, j);
             if (bsearch(&entry, used, count, sizeof *used, compare_pointers) || is_left_behind(entry->name))
                 continue;
-            eng_place place = {file, entry};
-            bool head = checkpoint->model->config.tied && strcmp(entry->name, head_name) == 0;
-            eng_status status = head ? check_tied_head(checkpoint, &place, error)
-                                     : eng_fail(error, ENG_FORMAT, "%s: tensor '%.96s' is not one of this model",
-                                                eng_path_tail(eng_st_path(file)), entry->name);
+            eng_place place = {file, entry, 0};
+            int32_t copied = copied_tensor(checkpoint->model, entry->name);
+            eng_status status = copied >= 0 ? check_copy(checkpoint, &place, copied, error)
+                                            : eng_fail(error, ENG_FORMAT, "%s: tensor '%.96s' is not one of this model",
+                                                       eng_path_tail(eng_st_path(file)), entry->name);
             if (status != ENG_OK)
                 return status;
         }
@@ -352,6 +414,8 @@ eng_status eng_checkpoint_open(const char *dir, eng_checkpoint **out, eng_error 
     if (status == ENG_OK)
         status = place_tensors(checkpoint, error);
     if (status == ENG_OK)
+        status = check_parts(checkpoint, error);
+    if (status == ENG_OK)
         status = refuse_unexpected(checkpoint, error);
     if (status == ENG_OK)
         *out = checkpoint;
@@ -374,6 +438,10 @@ void eng_checkpoint_close(eng_checkpoint *checkpoint) {
 
 const eng_model *eng_checkpoint_model(const eng_checkpoint *checkpoint) {
     return checkpoint->model;
+}
+
+eng_dtype eng_checkpoint_dtype(const eng_checkpoint *checkpoint, int32_t tensor) {
+    return checkpoint->place[tensor].entry->dtype;
 }
 
 eng_status eng_checkpoint_digest(const eng_checkpoint *checkpoint, uint8_t digest[32], eng_error *error) {

@@ -17,7 +17,8 @@ typedef struct eng_checkpoint eng_checkpoint;
 // Opens the folder, parses the config, builds the model, checks every file and tensor. No weight is read yet.
 ENG_CHECKED eng_status eng_checkpoint_open(const char *dir, eng_checkpoint **out, eng_error *error);
 void eng_checkpoint_close(eng_checkpoint *checkpoint);
-const eng_model *eng_checkpoint_model(const eng_checkpoint *checkpoint); // lives as long as the checkpoint
+const eng_model *eng_checkpoint_model(const eng_checkpoint *checkpoint);          // lives as long as the checkpoint
+eng_dtype eng_checkpoint_dtype(const eng_checkpoint *checkpoint, int32_t tensor); // of that tensor in its file
 // SHA-256 over config.json and the weight files, 32 bytes.
 ENG_CHECKED eng_status eng_checkpoint_digest(const eng_checkpoint *checkpoint, uint8_t digest[32], eng_error *error);
 

@@ -12,6 +12,7 @@ enum { ENG_MAX_CONFIG_BYTES = 1 << 20 };
 typedef struct eng_place { // where a tensor of the model's table lies
     const eng_st_file *file;
     const eng_st_entry *entry;
+    int64_t first; // element of the entry where it begins
 } eng_place;
 
 struct eng_checkpoint {

@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 // Writing a Hugging Face folder that this engine and the public Python loaders read.
 //
-// config.json keeps every key that the model was made from and says the new element type. Everything is written into a
+// config.json keeps every key that the model was made from and says the new element type; tensors have the first of
+// their names, one by one. Everything is written into a
 // folder beside the target, made durable and renamed, so a kill or a full disk at any moment leaves the old checkpoint
 // or the new one whole. A target that exists is replaced only if it is a checkpoint: a mistyped path must not cost
 // somebody's data. Values that the loader would refuse are not written.
@@ -65,6 +66,8 @@ static eng_status write_config(const char *dir, const eng_config *config, eng_dt
     int failed = json_object_set_new(root, "torch_dtype", json_string(name));
     if (json_object_get(root, "dtype"))
         failed |= json_object_set_new(root, "dtype", json_string(name));
+    if (config->fused_weights)
+        failed |= json_object_set_new(root, "weight_mode", json_string("single")); // as its tensors are written
     if (!json_object_get(root, "architectures"))
         failed |= json_object_set_new(root, "architectures", json_pack("[s]", config->architecture));
     status = failed ? no_memory(error) : write_json(dir, "config.json", root, error);

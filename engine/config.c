@@ -53,8 +53,7 @@ static const family families[] = {
     FLA_FAMILY("retnet", "RetNetForCausalLM", 24, 2),
     FLA_FAMILY("linear_attn", "LinearAttentionForCausalLM", 24, 4),
     FLA_FAMILY("recurrence", "RecurrenceForCausalLM", 24, 4),
-    {"transformer", "TransformerForCausalLM", ENG_DIALECT_FLA, "norm_eps", 32000, 2048, 24, 0, 4, false, NULL,
-     eng_config_transformer_layers},
+    FLA_FAMILY("transformer", "TransformerForCausalLM", 24, 4),
     {"llama", "LlamaForCausalLM", ENG_DIALECT_LLAMA, "rms_norm_eps", 32000, 4096, 32, 11008, 4, false, NULL,
      eng_config_llama_layers},
     {"mamba2", "Mamba2ForCausalLM", ENG_DIALECT_MAMBA2, "norm_eps", 32768, 4096, 64, NO_MLP, 0, false,
@@ -65,8 +64,15 @@ static const family families[] = {
      true, eng_config_gemma_backbone, eng_config_gemma_layers},
 };
 
+// mamba_ssm's files, which name no model_type; the rest is as in mamba2.
+static const family state_spaces = {
+    "mamba2", "MambaLMHeadModel",         ENG_DIALECT_STATE_SPACES, "norm_eps", 50277, 1, 1, NO_MLP, 0,
+    true,     eng_config_mamba2_backbone, eng_config_mamba2_layers};
+
 static const family *find_family(eng_keys *keys) {
     const char *type = eng_keys_text(keys, "model_type", NULL);
+    if (eng_config_is_state_spaces(keys))
+        return &state_spaces;
     if (!type) {
         eng_keys_fail(keys, ENG_FORMAT, "model_type", "is missing");
         return NULL;
@@ -107,8 +113,6 @@ static void refuse_unbuilt(eng_keys *keys) {
     const char *activation = eng_keys_text(keys, "hidden_act", "silu");
     if (strcmp(activation, "silu") != 0 && strcmp(activation, "swish") != 0)
         eng_keys_fail(keys, ENG_UNSUPPORTED, "hidden_act", "'%.32s' is not supported (swish, silu)", activation);
-    if (!eng_keys_flag(keys, "elementwise_affine", true))
-        eng_keys_fail(keys, ENG_UNSUPPORTED, "elementwise_affine", "norms without weights are not supported");
 }
 
 // FLA's rule: truncate, then round up to a multiple of 256.

@@ -135,6 +135,15 @@ char *eng_json_write(const json_t *object) {
     return longer;
 }
 
+// The keys that hold `key`, from the innermost on; those themselves when none does.
+static const eng_keys *holder(const eng_keys *keys, const char *key) {
+    for (const eng_keys *level = keys; level; level = level->outer) {
+        if (json_object_get(level->object, key))
+            return level;
+    }
+    return keys;
+}
+
 eng_status eng_keys_fail(eng_keys *keys, eng_status code, const char *key, const char *format, ...) {
     if (keys->status != ENG_OK)
         return keys->status;
@@ -144,13 +153,14 @@ eng_status eng_keys_fail(eng_keys *keys, eng_status code, const char *key, const
     vsnprintf(fault, sizeof fault, format, arguments);
     va_end(arguments);
     keys->status = code;
-    return eng_fail(keys->error, code, "%s: %s%.64s: %s", eng_path_tail(keys->path), keys->scope, key, fault);
+    return eng_fail(keys->error, code, "%s: %s%.64s: %s", eng_path_tail(keys->path), holder(keys, key)->scope, key,
+                    fault);
 }
 
 const json_t *eng_keys_value(const eng_keys *keys, const char *key) {
     if (keys->status != ENG_OK)
         return NULL;
-    const json_t *value = json_object_get(keys->object, key);
+    const json_t *value = json_object_get(holder(keys, key)->object, key);
     return json_is_null(value) ? NULL : value;
 }
 

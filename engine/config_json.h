@@ -4,7 +4,8 @@
 // Public config.json files may hold a bare Infinity, -Infinity or NaN, which is no JSON; it is read as a number, and
 // written back as it was. Everything else is strict: one object, no duplicate key, nothing behind it.
 // An eng_keys reads one object. Its first fault sticks: later reads give the fallback, so that a caller reads all it
-// needs and looks at the status once. A key that is absent or null gives the fallback. For the engine's readers only.
+// needs and looks at the status once. A key that is absent or null gives the fallback. A key that the object does not
+// hold is looked for in those around it. For the engine's readers only.
 #ifndef ENGINE_CONFIG_JSON_H
 #define ENGINE_CONFIG_JSON_H
 
@@ -28,7 +29,8 @@ typedef struct eng_keys {
     const char *path;  // of the file, for errors
     const char *scope; // in front of a key in errors: "" or "attn."
     eng_status status;
-    eng_error *error; // may be NULL
+    eng_error *error;             // may be NULL
+    const struct eng_keys *outer; // NULL: none
 } eng_keys;
 
 // Reports "PATH: SCOPE KEY: text" unless there was a fault before; returns the status.

@@ -2,6 +2,9 @@
 // The table of sequence mixers. A mixer is one file of projections, activations and gates on top of the kernel
 // families.
 //
+// A new mixer is a file mixer_NAME.c with one eng_mixer, its declaration below and its row in mixer.c: layer_types of
+// config.json then takes its name, and loading, saving, training and serving its layers.
+//
 // A mixer never launches: forward and backward emit operations into a plan, once per model and plan. Forward leaves the
 // references that backward needs in eng_emit_kept(emit, layer); the emitter (forward_internal.h) hands out buffers and
 // keeps the first failure, so the emitting code reads as the mathematics does.
@@ -14,9 +17,12 @@
 typedef struct eng_emit eng_emit; // forward_internal.h
 
 struct eng_recurrent; // mixer_recurrent.h
+struct eng_keys;      // config_json.h
 
 typedef struct eng_mixer {
     const char *name; // config name in layer_types, "mesa_net", "attention"
+    // Its keys of config.json into layer, which is zeroed; hidden_size and layers of config are set.
+    void (*read)(struct eng_keys *keys, const eng_config *config, eng_layer_config *layer);
     // Declares the layer's tensors (prefix such as "model.layers.3.attn.") and its state and page bytes.
     eng_status (*declare)(eng_model *model, int32_t layer, const char *prefix, eng_error *error);
     // y = residual + mixer(x); x (T, hidden) is the normed input, y may be residual.

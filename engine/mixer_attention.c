@@ -5,6 +5,7 @@
 //   o = softmax(q k^T / sqrt(w)) v over the document, or the last `window` tokens of it;  y = W_o o (+ b)
 //
 // A windowed layer's keys and values are a ring in the state slot (constant size); a full layer's lie in KV pages.
+#include "engine/config_internal.h"
 #include "engine/forward_internal.h"
 #include "engine/model_internal.h"
 
@@ -53,6 +54,11 @@ static eng_status declare_storage(eng_model *model, int32_t layer, eng_error *er
         return eng_fail(error, ENG_NO_MEMORY, "out of memory for the RoPE table");
     model->layer[layer].constant = constant;
     return ENG_OK;
+}
+
+static void read(eng_keys *keys, const eng_config *config, eng_layer_config *layer) {
+    static const int32_t usual_heads = 32; // of flash-linear-attention's Transformer
+    layer->attention = eng_config_attention(keys, config->hidden_size, usual_heads);
 }
 
 static eng_status declare(eng_model *model, int32_t layer, const char *prefix, eng_error *error) {
@@ -205,4 +211,4 @@ static double flops(const eng_model *model, int32_t layer, double position, doub
 }
 
 const eng_mixer eng_mixer_attention = {
-    .name = "attention", .declare = declare, .forward = forward, .backward = backward, .flops = flops};
+    .name = "attention", .read = read, .declare = declare, .forward = forward, .backward = backward, .flops = flops};

@@ -72,13 +72,13 @@ static int64_t projected_width(const eng_branch *branch) {
     return (int64_t)branch->heads * branch->width;
 }
 
-static kern_ptr emit_activation(eng_emit *emit, const eng_branch *branch, kern_ptr x) {
-    if (branch->activation == KERN_IDENTITY)
+static kern_ptr emit_activation(eng_emit *emit, const eng_branch *branch, int32_t activation, kern_ptr x) {
+    if (activation == KERN_IDENTITY)
         return x;
     kern_ptr y = eng_emit_activation(emit, projected_width(branch));
-    eng_emit_op(emit, KERN_OP_ACTIVATION,
-                &(kern_activation_args){
-                    .x = x, .y = y, .width = (int32_t)projected_width(branch), .activation = branch->activation});
+    eng_emit_op(
+        emit, KERN_OP_ACTIVATION,
+        &(kern_activation_args){.x = x, .y = y, .width = (int32_t)projected_width(branch), .activation = activation});
     return y;
 }
 
@@ -152,13 +152,12 @@ void eng_emit_branch(eng_emit *emit, int32_t layer, const eng_branch *branch, ke
     kept->activated = kept->product = kept->projected;
     if (branch->taps > 0)
         kept->activated = emit_conv(emit, layer, branch, kept->projected);
-    else if (branch->map < 0)
-        kept->activated = emit_activation(emit, branch, kept->projected);
-    kept->mapped = kept->features = kept->activated;
-    if (branch->map >= 0) {
+    else
+        kept->activated = emit_activation(emit, branch, branch->activation, kept->projected);
+    kept->mapped = kept->activated;
+    if (branch->map >= 0)
         kept->mapped = emit_map(emit, branch, branch->map, branch->map_bias, kept->activated);
-        kept->features = emit_activation(emit, branch, kept->mapped);
-    }
+    kept->features = emit_activation(emit, branch, branch->map_activation, kept->mapped);
     if (branch->product >= 0) {
         kept->product = emit_map(emit, branch, branch->product, branch->product_bias, kept->activated);
         kept->features = eng_emit_activation(emit, projected_width(branch));
@@ -193,12 +192,12 @@ static void emit_norm_backward(eng_emit *emit, const eng_branch *branch, const e
                                                       .eps = branch->eps});
 }
 
-static void emit_activation_backward(eng_emit *emit, const eng_branch *branch, kern_ptr x, kern_ptr d) {
-    if (branch->activation != KERN_IDENTITY)
-        eng_emit_op(
-            emit, KERN_OP_ACTIVATION_BACKWARD,
-            &(kern_activation_backward_args){
-                .x = x, .dy = d, .dx = d, .width = (int32_t)projected_width(branch), .activation = branch->activation});
+static void emit_activation_backward(eng_emit *emit, const eng_branch *branch, int32_t activation, kern_ptr x,
+                                     kern_ptr d) {
+    if (activation != KERN_IDENTITY)
+        eng_emit_op(emit, KERN_OP_ACTIVATION_BACKWARD,
+                    &(kern_activation_backward_args){
+                        .x = x, .dy = d, .dx = d, .width = (int32_t)projected_width(branch), .activation = activation});
 }
 
 static void emit_one_map_backward(eng_emit *emit, const eng_branch *branch, int32_t weight, int32_t bias, kern_ptr x,
@@ -234,6 +233,8 @@ static kern_ptr emit_map_backward(eng_emit *emit, const eng_branch *branch, cons
                                                       .feature = branch->feature});
         d = narrow;
     }
+    if (branch->product < 0)
+        emit_activation_backward(emit, branch, branch->map_activation, kept->mapped, d);
     if (branch->map < 0)
         return d;
     kern_ptr dx = eng_emit_scratch(emit, projected_width(branch));
@@ -249,8 +250,6 @@ static kern_ptr emit_map_backward(eng_emit *emit, const eng_branch *branch, cons
                                               .activation = KERN_IDENTITY});
         emit_one_map_backward(emit, branch, branch->product, branch->product_bias, kept->activated, d_product, dx,
                               false);
-    } else {
-        emit_activation_backward(emit, branch, kept->mapped, d);
     }
     emit_one_map_backward(emit, branch, branch->map, branch->map_bias, kept->activated, d, dx, branch->product >= 0);
     return dx;
@@ -276,8 +275,8 @@ void eng_emit_branch_backward(eng_emit *emit, const eng_branch *branch, const en
                                                      .activation = branch->activation,
                                                      .channel0 = branch->channel0});
         d = d_projected;
-    } else if (branch->map < 0) {
-        emit_activation_backward(emit, branch, kept->projected, d);
+    } else {
+        emit_activation_backward(emit, branch, branch->activation, kept->projected, d);
     }
     eng_emit_projection_backward(emit, &branch->projection, x, eng_null(), d, dx, accumulate);
 }

@@ -6,6 +6,7 @@
 #include "engine/mixer_recurrent.h"
 
 #include <math.h>
+#include <stdlib.h>
 
 eng_init eng_init_residual(const eng_config *config) {
     eng_init init = eng_init_normal(config);
@@ -37,7 +38,7 @@ eng_status eng_declare_rows(eng_model *model, int32_t layer, const char *prefix,
     return ENG_OK;
 }
 
-eng_status eng_declare_branches(eng_model *model, int32_t layer, const char *prefix, eng_error *error) {
+static eng_status declare_branches(eng_model *model, int32_t layer, const char *prefix, eng_error *error) {
     const eng_config *config = &model->config;
     const eng_recurrent_config *own = &config->layer[layer].recurrent;
     int64_t d = config->hidden_size, q = (int64_t)own->query_heads * own->key_width;
@@ -67,4 +68,22 @@ void eng_declare_recurrent_state(eng_model *model, int32_t layer, int32_t key_wi
     eng_model_add_state(model, layer, column * (size_t)own->key_heads * (size_t)own->key_width);
     if (!own->plain_values)
         eng_model_add_state(model, layer, column * (size_t)own->value_heads * (size_t)own->value_width);
+}
+
+eng_status eng_declare_layer(eng_model *model, int32_t layer, const char *prefix, const eng_tensor_row *row,
+                             size_t rows, int32_t key_width, int32_t columns, eng_error *error) {
+    eng_status status = declare_branches(model, layer, prefix, error);
+    if (status == ENG_OK)
+        status = eng_declare_rows(model, layer, prefix, row, rows, error);
+    eng_declare_recurrent_state(model, layer, key_width, columns);
+    return status;
+}
+
+eng_status eng_declare_head_decays(eng_model *model, int32_t layer, int32_t *constant, eng_error *error) {
+    int32_t heads = model->config.layer[layer].recurrent.heads;
+    float *decay = malloc(sizeof *decay * (size_t)heads);
+    for (int32_t h = 0; decay && h < heads; h++)
+        decay[h] = (float)log1p(-exp2(-5.0 - h));
+    *constant = decay ? eng_model_add_constant(model, decay, heads) : -1;
+    return *constant >= 0 ? ENG_OK : eng_fail(error, ENG_NO_MEMORY, "out of memory for a layer's constants");
 }

@@ -48,6 +48,7 @@ static eng_branch branch(const eng_model *model, int32_t layer, int weight, int 
                         .map_bias = -1,
                         .product = -1,
                         .product_bias = -1,
+                        .map_activation = value ? KERN_IDENTITY : own->key_map,
                         .feature = -1,
                         .norm = value               ? ENG_VECTOR_NORM_NONE
                                 : own->qk_norm_sums ? ENG_VECTOR_NORM_SUM

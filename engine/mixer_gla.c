@@ -12,6 +12,22 @@ enum { GATE_RANK = 16 };
 
 static const float logit_divisor = 16;
 
+static void read(eng_keys *keys, const eng_config *config, eng_layer_config *layer) {
+    eng_recurrent_config *own = &layer->recurrent;
+    eng_config_grouped(keys, config, 0.5, 1, 4, own);
+    own->decay = KERN_DECAY_CHANNEL;
+    own->heads = own->key_heads;
+    own->taps = eng_config_short_conv(keys, false);
+    own->value_activation = own->taps > 0 ? KERN_SILU : KERN_IDENTITY;
+    own->key_activation = own->value_activation;
+    own->key_map = eng_config_plain_map(keys);
+    if (eng_keys_value(keys, "clamp_min")) {
+        own->clamp_min = (float)eng_keys_number(keys, "clamp_min", 0, -1e6, 0);
+        if (own->clamp_min == 0)
+            eng_keys_fail(keys, ENG_UNSUPPORTED, "clamp_min", "must be below 0");
+    }
+}
+
 static eng_status declare(eng_model *model, int32_t layer, const char *prefix, eng_error *error) {
     const eng_config *config = &model->config;
     const eng_recurrent_config *own = &config->layer[layer].recurrent;
@@ -26,7 +42,7 @@ static eng_status declare(eng_model *model, int32_t layer, const char *prefix, e
         {ENG_A_BIAS, true, "gk_proj.1.bias", NULL, ENG_ROLE_VECTOR, horizon, 1, {k}},
         {ENG_G_PROJ, own->output_gate, "g_proj.weight", NULL, ENG_ROLE_MATRIX, normal, 2, {o, d}},
         {ENG_O_NORM,
-         true,
+         !own->unweighted_norm,
          names[own->plain_norm_name],
          names[!own->plain_norm_name],
          ENG_ROLE_VECTOR,
@@ -34,11 +50,8 @@ static eng_status declare(eng_model *model, int32_t layer, const char *prefix, e
          1,
          {own->value_width}},
     };
-    eng_status status = eng_declare_branches(model, layer, prefix, error);
-    if (status == ENG_OK)
-        status = eng_declare_rows(model, layer, prefix, rows, sizeof rows / sizeof *rows, error);
-    eng_declare_recurrent_state(model, layer, own->key_width, own->value_width);
-    return status;
+    return eng_declare_layer(model, layer, prefix, rows, sizeof rows / sizeof *rows, own->key_width, own->value_width,
+                             error);
 }
 
 static void describe(const eng_model *model, int32_t layer, eng_recurrent *out) {
@@ -50,6 +63,7 @@ static void describe(const eng_model *model, int32_t layer, eng_recurrent *out) 
 }
 
 const eng_mixer eng_mixer_gla = {.name = "gla",
+                                 .read = read,
                                  .declare = declare,
                                  .forward = eng_recurrent_forward,
                                  .backward = eng_recurrent_backward,

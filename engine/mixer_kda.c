@@ -8,6 +8,15 @@
 // State of a layer: S (value heads, K, V), then the inputs of the convolutions.
 #include "engine/mixer_recurrent.h"
 
+static void read(eng_keys *keys, const eng_config *config, eng_layer_config *layer) {
+    eng_recurrent_config *own = &layer->recurrent;
+    (void)config;
+    eng_config_value_groups(keys, 16, 128, 1, own);
+    own->decay = KERN_DECAY_CHANNEL;
+    own->output_gate = true;
+    own->lower_bound = (float)eng_keys_number(keys, "lower_bound", 0, -1e6, -1e-6);
+}
+
 static eng_status declare(eng_model *model, int32_t layer, const char *prefix, eng_error *error) {
     const eng_config *config = &model->config;
     const eng_recurrent_config *own = &config->layer[layer].recurrent;
@@ -33,11 +42,8 @@ static eng_status declare(eng_model *model, int32_t layer, const char *prefix, e
         {ENG_G_BIAS, true, "g_proj.1.bias", NULL, ENG_ROLE_VECTOR, zero, 1, {o}},
         {ENG_O_NORM, true, "o_norm.weight", NULL, ENG_ROLE_VECTOR, eng_init_constant(1), 1, {own->value_width}},
     };
-    eng_status status = eng_declare_branches(model, layer, prefix, error);
-    if (status == ENG_OK)
-        status = eng_declare_rows(model, layer, prefix, rows, sizeof rows / sizeof *rows, error);
-    eng_declare_recurrent_state(model, layer, own->key_width, own->value_width);
-    return status;
+    return eng_declare_layer(model, layer, prefix, rows, sizeof rows / sizeof *rows, own->key_width, own->value_width,
+                             error);
 }
 
 static void describe(const eng_model *model, int32_t layer, eng_recurrent *out) {
@@ -49,6 +55,7 @@ static void describe(const eng_model *model, int32_t layer, eng_recurrent *out) 
 }
 
 const eng_mixer eng_mixer_kda = {.name = "kda",
+                                 .read = read,
                                  .declare = declare,
                                  .forward = eng_recurrent_forward,
                                  .backward = eng_recurrent_backward,

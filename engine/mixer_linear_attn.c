@@ -16,6 +16,40 @@ static int32_t map_width(const eng_recurrent_config *own) {
                                                         : own->key_width;
 }
 
+// The maps of a head: learned ones, and activations alone.
+enum { PRODUCT, HEDGEHOG, T2R, DPFP, ELU, RELU, IDENTITY };
+
+static void read(eng_keys *keys, const eng_config *config, eng_layer_config *layer) {
+    eng_recurrent_config *own = &layer->recurrent;
+    static const eng_choice names[] = {{"elementwise_product", PRODUCT},
+                                       {"hedgehog", HEDGEHOG},
+                                       {"t2r", T2R},
+                                       {"dpfp", DPFP},
+                                       {"elu", ELU},
+                                       {"relu", RELU},
+                                       {"identity", IDENTITY}};
+    static const struct {
+        eng_feature_map map;
+        int32_t activation;
+    } maps[] = {[PRODUCT] = {ENG_FEATURE_MAP_PRODUCT, KERN_IDENTITY},
+                [HEDGEHOG] = {ENG_FEATURE_MAP_HEDGEHOG, KERN_IDENTITY},
+                [T2R] = {ENG_FEATURE_MAP_T2R, KERN_RELU},
+                [DPFP] = {ENG_FEATURE_MAP_DPFP, KERN_IDENTITY},
+                [ELU] = {ENG_FEATURE_MAP_NONE, KERN_ELU1},
+                [RELU] = {ENG_FEATURE_MAP_NONE, KERN_RELU},
+                [IDENTITY] = {ENG_FEATURE_MAP_NONE, KERN_IDENTITY}};
+    eng_config_grouped(keys, config, 1, 1, 4, own);
+    own->output_gate = false;
+    own->heads = own->key_heads;
+    int32_t which = eng_config_choice(keys, "feature_map", names, sizeof names / sizeof *names);
+    own->feature_map = maps[which].map;
+    own->key_map = maps[which].activation;
+    own->shared_map = eng_keys_flag(keys, "tie_feature_map_qk", false);
+    own->norm_q = eng_keys_flag(keys, "norm_q", false);
+    own->norm_k = eng_keys_flag(keys, "norm_k", false);
+    own->normalise = eng_keys_flag(keys, "norm_feature_map", false);
+}
+
 static eng_status declare(eng_model *model, int32_t layer, const char *prefix, eng_error *error) {
     const eng_config *config = &model->config;
     const eng_recurrent_config *own = &config->layer[layer].recurrent;
@@ -30,7 +64,7 @@ static eng_status declare(eng_model *model, int32_t layer, const char *prefix, e
     const char *const k = two ? NULL : "feature_map_k.layer.weight", *const kb =
                                                                          two ? NULL : "feature_map_k.layer.bias";
     const eng_tensor_row rows[] = {
-        {ENG_O_NORM, true, "norm.weight", NULL, ENG_ROLE_VECTOR, unit, 1, {own->value_width}},
+        {ENG_O_NORM, !own->unweighted_norm, "norm.weight", NULL, ENG_ROLE_VECTOR, unit, 1, {own->value_width}},
         {ENG_Q_MAP, product, "feature_map_q.layer1.weight", k1, ENG_ROLE_MATRIX, normal, 2, {width, width}},
         {ENG_Q_MAP + 1, product, "feature_map_q.layer1.bias", k1b, ENG_ROLE_VECTOR, zero, 1, {width}},
         {ENG_Q_MAP + 2, product, "feature_map_q.layer2.weight", k2, ENG_ROLE_MATRIX, normal, 2, {width, width}},
@@ -51,11 +85,8 @@ static eng_status declare(eng_model *model, int32_t layer, const char *prefix, e
         {ENG_K_MAP, one && two, "feature_map_k.layer.weight", NULL, ENG_ROLE_MATRIX, normal, 2, {width, width}},
         {ENG_K_MAP + 1, hedgehog && two, "feature_map_k.layer.bias", NULL, ENG_ROLE_VECTOR, zero, 1, {width}},
     };
-    eng_status status = eng_declare_branches(model, layer, prefix, error);
-    if (status == ENG_OK)
-        status = eng_declare_rows(model, layer, prefix, rows, sizeof rows / sizeof *rows, error);
-    eng_declare_recurrent_state(model, layer, map_width(own), own->value_width + own->normalise);
-    return status;
+    return eng_declare_layer(model, layer, prefix, rows, sizeof rows / sizeof *rows, map_width(own),
+                             own->value_width + own->normalise, error);
 }
 
 static void set_map(eng_branch *branch, const eng_recurrent_config *own, const int32_t *map, bool divided) {
@@ -87,6 +118,7 @@ static void describe(const eng_model *model, int32_t layer, eng_recurrent *out) 
 }
 
 const eng_mixer eng_mixer_linear_attn = {.name = "linear_attn",
+                                         .read = read,
                                          .declare = declare,
                                          .forward = eng_recurrent_forward,
                                          .backward = eng_recurrent_backward,

@@ -16,6 +16,10 @@ static widths widths_of(const eng_recurrent_config *own) {
     return (widths){own->heads * own->value_width, own->key_heads * own->key_width};
 }
 
+static void read(eng_keys *keys, const eng_config *config, eng_layer_config *layer) {
+    eng_config_mamba2(keys, config, layer);
+}
+
 static eng_status declare(eng_model *model, int32_t layer, const char *prefix, eng_error *error) {
     const eng_config *config = &model->config;
     const eng_recurrent_config *own = &config->layer[layer].recurrent;
@@ -79,6 +83,7 @@ static void describe(const eng_model *model, int32_t layer, eng_recurrent *out) 
 }
 
 const eng_mixer eng_mixer_mamba2 = {.name = "mamba2",
+                                    .read = read,
                                     .declare = declare,
                                     .forward = eng_recurrent_forward,
                                     .backward = eng_recurrent_backward,

@@ -15,6 +15,31 @@ static eng_init init_lambda(float bound) {
     return eng_init_constant(bound < 1.0F ? logf(expf(1.0F - bound) - 1.0F) : 0);
 }
 
+enum { MAX_HEAD_WIDTH = 128, MAX_STEPS = 256 };
+
+static void read(eng_keys *keys, const eng_config *config, eng_layer_config *layer) {
+    eng_recurrent_config *own = &layer->recurrent;
+    (void)config;
+    eng_config_equal_heads(own, eng_config_heads(keys, "num_heads", 16));
+    own->key_width = own->value_width = (int32_t)eng_keys_integer(keys, "head_dim", 128, 1, ENG_CONFIG_MAX_HEAD_WIDTH);
+    if (own->key_width > MAX_HEAD_WIDTH)
+        eng_keys_fail(keys, ENG_UNSUPPORTED, "head_dim", "is %d, Mesa layers take at most %d", own->key_width,
+                      MAX_HEAD_WIDTH);
+    own->taps = eng_config_taps(keys, "conv_size");
+    own->plain_values = true;
+    own->key_activation = KERN_SILU;
+    own->qk_norm = own->weighted = true;
+    own->write_factor = 1;
+    own->decay = KERN_DECAY_SCALAR;
+    own->output_gate = eng_keys_flag(keys, "use_output_gate", false);
+    layer->mesa = (eng_mesa_config){
+        .lambda_bound = (float)eng_keys_number(keys, "lambda_lower_bound", 0.25, 0, 1e6),
+        .cg_steps_training = (int32_t)eng_keys_integer(keys, "max_cg_step_training", 30, 0, MAX_STEPS),
+        .cg_steps_decoding = (int32_t)eng_keys_integer(keys, "max_cg_step_decoding", 30, 0, MAX_STEPS),
+        .gamma_cap = (float)eng_keys_number(keys, "gamma_cap_b", 1, 0, 1),
+    };
+}
+
 static eng_status declare(eng_model *model, int32_t layer, const char *prefix, eng_error *error) {
     const eng_config *config = &model->config;
     const eng_recurrent_config *own = &config->layer[layer].recurrent;
@@ -130,6 +155,7 @@ static double flops(const eng_model *model, int32_t layer, double position, doub
 }
 
 const eng_mixer eng_mixer_mesa = {.name = "mesa_net",
+                                  .read = read,
                                   .declare = declare,
                                   .forward = eng_recurrent_forward,
                                   .backward = eng_recurrent_backward,

@@ -9,6 +9,36 @@
 // (H).
 #include "engine/mixer_recurrent.h"
 
+static void read(eng_keys *keys, const eng_config *config, eng_layer_config *layer) {
+    eng_recurrent_config *own = &layer->recurrent;
+    eng_config_equal_heads(own, eng_config_heads(keys, "num_heads", 8));
+    own->key_width = eng_config_expanded(keys, "qk_dim_factor", 0.5, config->hidden_size, own->heads);
+    own->value_width = eng_config_expanded(keys, "v_dim_factor", 1, config->hidden_size, own->heads);
+    own->decay = KERN_DECAY_SCALAR;
+    own->weighted = true;
+    own->write_factor = 1;
+    own->gate_soft_cap = (float)eng_keys_number(keys, "gate_soft_cap", 15, 0, 1e6);
+    own->cell_eps = (float)eng_keys_number(keys, "eps", 1e-6, 0, 1);
+}
+
+// weight_mode fused: rows q, k, v, o of one tensor, i, f of another. k, v: rows of keys and of values.
+static void add_fused(eng_model *model, int32_t layer, const char *prefix, int64_t k, int64_t v) {
+    const int64_t heads = model->config.layer[layer].recurrent.heads, all = 2 * k + 2 * v;
+    const struct {
+        int32_t which;
+        const char *leaf;
+        int64_t row, rows;
+    } parts[] = {
+        {ENG_Q_PROJ, "qkv_opreact.weight", 0, all},         {ENG_K_PROJ, "qkv_opreact.weight", k, all},
+        {ENG_V_PROJ, "qkv_opreact.weight", 2 * k, all},     {ENG_G_PROJ, "qkv_opreact.weight", 2 * k + v, all},
+        {ENG_B_PROJ, "ifgate_preact.weight", 0, 2 * heads}, {ENG_A_PROJ, "ifgate_preact.weight", heads, 2 * heads},
+        {ENG_B_BIAS, "ifgate_preact.bias", 0, 2 * heads},   {ENG_A_BIAS, "ifgate_preact.bias", heads, 2 * heads},
+    };
+    for (size_t i = 0; i < sizeof parts / sizeof *parts; i++)
+        eng_model_add_whole(model, model->layer[layer].mixer[parts[i].which], prefix, parts[i].leaf, parts[i].row,
+                            parts[i].rows);
+}
+
 static eng_status declare(eng_model *model, int32_t layer, const char *prefix, eng_error *error) {
     const eng_config *config = &model->config;
     const eng_recurrent_config *own = &config->layer[layer].recurrent;
@@ -30,7 +60,10 @@ static eng_status declare(eng_model *model, int32_t layer, const char *prefix, e
     };
     eng_declare_recurrent_state(model, layer, own->key_width, own->value_width + 1);
     eng_model_add_state(model, layer, sizeof(float) * (size_t)heads);
-    return eng_declare_rows(model, layer, prefix, rows, sizeof rows / sizeof *rows, error);
+    eng_status status = eng_declare_rows(model, layer, prefix, rows, sizeof rows / sizeof *rows, error);
+    if (status == ENG_OK && config->fused_weights)
+        add_fused(model, layer, prefix, k, v);
+    return status;
 }
 
 static void describe(const eng_model *model, int32_t layer, eng_recurrent *out) {
@@ -47,6 +80,7 @@ static void describe(const eng_model *model, int32_t layer, eng_recurrent *out) 
 }
 
 const eng_mixer eng_mixer_mlstm = {.name = "mlstm",
+                                   .read = read,
                                    .declare = declare,
                                    .forward = eng_recurrent_forward,
                                    .backward = eng_recurrent_backward,

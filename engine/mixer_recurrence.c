@@ -8,18 +8,29 @@
 // State of a layer: S (H, K, V), then the inputs of the convolutions.
 #include "engine/mixer_recurrent.h"
 
-#include <math.h>
-#include <stdlib.h>
-
 // Log decays of heads that keep their decay, as retention spaces them.
-static eng_status add_decays(eng_model *model, int32_t layer, eng_error *error) {
-    int32_t heads = model->config.layer[layer].recurrent.heads;
-    float *decay = malloc(sizeof *decay * (size_t)heads);
-    for (int32_t h = 0; decay && h < heads; h++)
-        decay[h] = (float)log1p(-exp2(-5.0 - h));
-    model->layer[layer].constant = decay ? eng_model_add_constant(model, decay, heads) : -1;
-    return model->layer[layer].constant >= 0 ? ENG_OK
-                                             : eng_fail(error, ENG_NO_MEMORY, "out of memory for a layer's constants");
+static void read(eng_keys *keys, const eng_config *config, eng_layer_config *layer) {
+    eng_recurrent_config *own = &layer->recurrent;
+    static const eng_choice decays[] = {{"none", KERN_DECAY_NONE},
+                                        {"head", KERN_DECAY_HEAD},
+                                        {"scalar", KERN_DECAY_SCALAR},
+                                        {"channel", KERN_DECAY_CHANNEL}};
+    static const eng_choice updates[] = {{"add", KERN_UPDATE_ADD}, {"delta", KERN_UPDATE_DELTA}};
+    (void)config;
+    eng_config_equal_heads(own, eng_config_heads(keys, "num_heads", 16));
+    own->key_width = own->value_width = (int32_t)eng_keys_integer(keys, "head_dim", 128, 1, ENG_CONFIG_MAX_HEAD_WIDTH);
+    int32_t taps = eng_config_taps(keys, "conv_size");
+    own->decay = eng_config_choice(keys, "decay", decays, sizeof decays / sizeof *decays);
+    own->update = eng_config_choice(keys, "update", updates, sizeof updates / sizeof *updates);
+    own->weighted = eng_keys_flag(keys, "input_gate", own->update == KERN_UPDATE_DELTA);
+    own->write_factor = 1;
+    own->taps = eng_keys_flag(keys, "conv", true) ? taps : 0;
+    own->key_activation = own->value_activation = own->taps > 0 ? KERN_SILU : KERN_IDENTITY;
+    own->qk_norm = eng_keys_flag(keys, "qk_norm", true);
+    own->output_norm = eng_keys_flag(keys, "out_norm", true);
+    own->output_gate = eng_keys_flag(keys, "out_gate", false);
+    if (!own->qk_norm && own->update == KERN_UPDATE_DELTA)
+        eng_keys_fail(keys, ENG_UNSUPPORTED, "qk_norm", "a delta update of keys without norm does not stay bounded");
 }
 
 static eng_status declare(eng_model *model, int32_t layer, const char *prefix, eng_error *error) {
@@ -45,12 +56,10 @@ static eng_status declare(eng_model *model, int32_t layer, const char *prefix, e
          1,
          {own->value_width}},
     };
-    eng_status status = eng_declare_branches(model, layer, prefix, error);
-    if (status == ENG_OK)
-        status = eng_declare_rows(model, layer, prefix, rows, sizeof rows / sizeof *rows, error);
-    eng_declare_recurrent_state(model, layer, own->key_width, own->value_width);
+    eng_status status = eng_declare_layer(model, layer, prefix, rows, sizeof rows / sizeof *rows, own->key_width,
+                                          own->value_width, error);
     if (status == ENG_OK && own->decay == KERN_DECAY_HEAD)
-        status = add_decays(model, layer, error);
+        status = eng_declare_head_decays(model, layer, &model->layer[layer].constant, error);
     return status;
 }
 
@@ -65,6 +74,7 @@ static void describe(const eng_model *model, int32_t layer, eng_recurrent *out) 
 }
 
 const eng_mixer eng_mixer_recurrence = {.name = "recurrence",
+                                        .read = read,
                                         .declare = declare,
                                         .forward = eng_recurrent_forward,
                                         .backward = eng_recurrent_backward,

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // What the mixers on the recurrence family share: branches, gates, core, output norm, and their backward.
 //
-//   q, k, v = rotate(norm(map(act(conv(W x)))))   g, beta = gates(W x)   o = recurrence(q, k, v, g, beta)
+//   q, k, v = rotate(norm(act(map(act(conv(W x))))))   g, beta = gates(W x)   o = recurrence(q, k, v, g, beta)
 //   y = W_o (norm(o [/ its normaliser]) [act(W_g x)])
 //
 // A mixer declares its tensors under the roles below and describes its layer; eng_recurrent_forward and
@@ -9,6 +9,7 @@
 #ifndef ENGINE_MIXER_RECURRENT_H
 #define ENGINE_MIXER_RECURRENT_H
 
+#include "engine/config_internal.h"
 #include "engine/forward_internal.h"
 #include "engine/model_internal.h"
 
@@ -58,9 +59,10 @@ typedef struct eng_branch {
     int32_t heads, width;
     int32_t conv, conv_bias, taps, channel0; // taps 0: no convolution
     size_t window;                           // its inputs in the layer's state
-    int32_t activation;                      // behind the convolution, or behind the learned map
+    int32_t activation;                      // behind the convolution or the projection
     int32_t map, map_bias, product, product_bias;
-    int32_t feature; // kern_feature; -1: none
+    int32_t map_activation; // behind the learned map, or behind the activation where there is none
+    int32_t feature;        // kern_feature; -1: none
     eng_vector_norm norm;
     float eps;
     int32_t frequency; // param of the angular frequencies; -1: not rotated
@@ -153,8 +155,11 @@ typedef struct eng_tensor_row {
 // Declares the rows that are present, and their roles.
 eng_status eng_declare_rows(eng_model *model, int32_t layer, const char *prefix, const eng_tensor_row *row, size_t rows,
                             eng_error *error);
-// q, k, v, their convolutions and o by the names and shapes of flash-linear-attention.
-eng_status eng_declare_branches(eng_model *model, int32_t layer, const char *prefix, eng_error *error);
+// q, k, v, their convolutions and o by the names and shapes of flash-linear-attention, then the rows, then the state.
+eng_status eng_declare_layer(eng_model *model, int32_t layer, const char *prefix, const eng_tensor_row *row,
+                             size_t rows, int32_t key_width, int32_t columns, eng_error *error);
+// The log decays of RetNet's heads, 1 - 2^(-5-h), among the model's constants.
+eng_status eng_declare_head_decays(eng_model *model, int32_t layer, int32_t *constant, eng_error *error);
 // State parts in the order that eng_recurrent_begin expects. columns: of one state.
 void eng_declare_recurrent_state(eng_model *model, int32_t layer, int32_t key_width, int32_t columns);
 

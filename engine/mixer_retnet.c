@@ -13,24 +13,24 @@
 static const double theta = 10000;
 
 static eng_status add_constants(eng_model *model, int32_t layer, eng_error *error) {
-    const eng_recurrent_config *own = &model->config.layer[layer].recurrent;
-    int32_t pairs = own->key_width / 2;
+    int32_t pairs = model->config.layer[layer].recurrent.key_width / 2, decays;
     float *frequency = malloc(sizeof *frequency * (size_t)pairs);
-    float *decay = malloc(sizeof *decay * (size_t)own->heads);
-    if (!frequency || !decay) {
-        free(frequency);
-        free(decay);
-        return eng_fail(error, ENG_NO_MEMORY, "out of memory for a layer's constants");
-    }
-    for (int32_t i = 0; i < pairs; i++)
+    for (int32_t i = 0; frequency && i < pairs; i++)
         frequency[i] = (float)pow(theta, -(double)i / pairs);
-    for (int32_t h = 0; h < own->heads; h++)
-        decay[h] = (float)log1p(-exp2(-5.0 - h));
-    model->layer[layer].constant = eng_model_add_constant(model, frequency, pairs);
-    int32_t second = eng_model_add_constant(model, decay, own->heads);
-    return model->layer[layer].constant >= 0 && second >= 0
-               ? ENG_OK
-               : eng_fail(error, ENG_NO_MEMORY, "out of memory for a layer's constants");
+    model->layer[layer].constant = frequency ? eng_model_add_constant(model, frequency, pairs) : -1;
+    if (model->layer[layer].constant < 0)
+        return eng_fail(error, ENG_NO_MEMORY, "out of memory for a layer's constants");
+    return eng_declare_head_decays(model, layer, &decays, error); // the constant behind
+}
+
+static void read(eng_keys *keys, const eng_config *config, eng_layer_config *layer) {
+    eng_recurrent_config *own = &layer->recurrent;
+    eng_config_grouped(keys, config, 1, 2, 8, own);
+    own->decay = KERN_DECAY_HEAD;
+    own->heads = own->query_heads;
+    own->key_map = eng_config_plain_map(keys);
+    if (keys->status == ENG_OK && own->key_width % 2 != 0)
+        eng_keys_fail(keys, ENG_UNSUPPORTED, "expand_k", "gives rotated heads of odd width %d", own->key_width);
 }
 
 static eng_status declare(eng_model *model, int32_t layer, const char *prefix, eng_error *error) {
@@ -48,7 +48,7 @@ static eng_status declare(eng_model *model, int32_t layer, const char *prefix, e
          2,
          {o, config->hidden_size}},
         {ENG_O_NORM,
-         true,
+         !own->unweighted_norm,
          names[own->plain_norm_name],
          names[!own->plain_norm_name],
          ENG_ROLE_VECTOR,
@@ -56,10 +56,8 @@ static eng_status declare(eng_model *model, int32_t layer, const char *prefix, e
          1,
          {own->value_width}},
     };
-    eng_status status = eng_declare_branches(model, layer, prefix, error);
-    if (status == ENG_OK)
-        status = eng_declare_rows(model, layer, prefix, rows, sizeof rows / sizeof *rows, error);
-    eng_declare_recurrent_state(model, layer, own->key_width, own->value_width);
+    eng_status status = eng_declare_layer(model, layer, prefix, rows, sizeof rows / sizeof *rows, own->key_width,
+                                          own->value_width, error);
     return status == ENG_OK ? add_constants(model, layer, error) : status;
 }
 
@@ -71,6 +69,7 @@ static void describe(const eng_model *model, int32_t layer, eng_recurrent *out) 
 }
 
 const eng_mixer eng_mixer_retnet = {.name = "retnet",
+                                    .read = read,
                                     .declare = declare,
                                     .forward = eng_recurrent_forward,
                                     .backward = eng_recurrent_backward,

@@ -34,6 +34,14 @@ static layer_kept *kept_of(eng_emit *emit, int32_t layer) {
     return (layer_kept *)emit->kept[layer];
 }
 
+static void read(eng_keys *keys, const eng_config *config, eng_layer_config *layer) {
+    eng_rglru_config *own = &layer->rglru;
+    own->width = (int32_t)eng_keys_integer(keys, "lru_width", config->hidden_size, 1, ENG_CONFIG_MAX_HIDDEN);
+    own->blocks = eng_config_heads(keys, "num_attention_heads", 10);
+    own->taps = eng_config_taps(keys, "conv1d_width");
+    eng_config_divides(keys, "num_attention_heads", own->blocks, own->width, "channels of lru_width");
+}
+
 static eng_status declare(eng_model *model, int32_t layer, const char *prefix, eng_error *error) {
     const eng_config *config = &model->config;
     const eng_rglru_config *own = &config->layer[layer].rglru;
@@ -84,6 +92,7 @@ static eng_branch x_branch(const eng_model *model, int32_t layer) {
         .map_bias = -1,
         .product = -1,
         .product_bias = -1,
+        .map_activation = KERN_IDENTITY,
         .feature = -1,
         .frequency = -1};
 }
@@ -188,4 +197,4 @@ static double flops(const eng_model *model, int32_t layer, double position, doub
 }
 
 const eng_mixer eng_mixer_rglru = {
-    .name = "rglru", .declare = declare, .forward = forward, .backward = backward, .flops = flops};
+    .name = "rglru", .read = read, .declare = declare, .forward = forward, .backward = backward, .flops = flops};

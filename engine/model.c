@@ -16,26 +16,33 @@ enum { SLOT_ALIGNMENT = 64, FIRST_CAPACITY = 64 };
 
 typedef struct names {
     const char *embed, *embed_alias, *block, *mixer_norm, *mixer, *mlp_norm, *gate, *up, *down, *final_norm;
+    const char *gate_and_up; // one tensor in some files; NULL: never
 } names;
 
 static const names dialect_names[] = {
     [ENG_DIALECT_FLA] = {"model.embeddings.weight", NULL, "model.layers.%d.", "attn_norm.weight", "attn.",
-                         "mlp_norm.weight", "mlp.gate_proj.", "mlp.up_proj.", "mlp.down_proj.", "model.norm.weight"},
+                         "mlp_norm.weight", "mlp.gate_proj.", "mlp.up_proj.", "mlp.down_proj.", "model.norm.weight",
+                         "mlp.gate_proj.weight"}, // before February 2025
     [ENG_DIALECT_LLAMA] = {"model.embed_tokens.weight", NULL, "model.layers.%d.", "input_layernorm.weight",
                            "self_attn.", "post_attention_layernorm.weight", "mlp.gate_proj.", "mlp.up_proj.",
-                           "mlp.down_proj.", "model.norm.weight"},
+                           "mlp.down_proj.", "model.norm.weight", NULL},
     [ENG_DIALECT_MAMBA2] = {.embed = "backbone.embeddings.weight",
                             .embed_alias = "backbone.embedding.weight",
                             .block = "backbone.layers.%d.",
                             .mixer_norm = "norm.weight",
                             .mixer = "mixer.",
                             .final_norm = "backbone.norm_f.weight"},
+    [ENG_DIALECT_STATE_SPACES] = {.embed = "backbone.embedding.weight",
+                                  .block = "backbone.layers.%d.",
+                                  .mixer_norm = "norm.weight",
+                                  .mixer = "mixer.",
+                                  .final_norm = "backbone.norm_f.weight"},
     [ENG_DIALECT_XLSTM] = {"backbone.embeddings.weight", "embedding.weight", "backbone.blocks.%d.", "norm_mlstm.weight",
                            "mlstm_layer.", "norm_ffn.weight", "ffn.proj_up_gate.", "ffn.proj_up.", "ffn.proj_down.",
-                           "backbone.out_norm.weight"},
+                           "backbone.out_norm.weight", "ffn.proj_up_gate_z.weight"},
     [ENG_DIALECT_GEMMA] = {"model.embed_tokens.weight", NULL, "model.layers.%d.", "temporal_pre_norm.weight",
                            "temporal_block.", "channel_pre_norm.weight", "mlp_block.gate_proj.", "mlp_block.up_proj.",
-                           "mlp_block.down_proj.", "model.final_norm.weight"},
+                           "mlp_block.down_proj.", "model.final_norm.weight", NULL},
 };
 
 static const eng_init zeros = {.kind = ENG_INIT_CONSTANT, .value = 0};
@@ -70,6 +77,14 @@ int32_t eng_model_add_tensor(eng_model *model, int32_t layer, const char *prefix
 
 void eng_model_add_alias(eng_model *model, int32_t tensor, const char *prefix, const char *leaf) {
     snprintf(model->tensor[tensor].alias, sizeof model->tensor[tensor].alias, "%s%s", prefix, leaf);
+}
+
+void eng_model_add_whole(eng_model *model, int32_t tensor, const char *prefix, const char *leaf, int64_t row,
+                         int64_t rows) {
+    eng_tensor *part = &model->tensor[tensor];
+    snprintf(part->whole, sizeof part->whole, "%s%s", prefix, leaf);
+    part->whole_row = row;
+    part->whole_rows = rows;
 }
 
 static size_t aligned(size_t bytes) {
@@ -145,10 +160,16 @@ static bool declare_mlp(eng_model *model, int32_t layer, const char *prefix) {
         residual.value /= sqrtf(2.0F * (float)config->layers);
     eng_layer *owner = &model->layer[layer];
     owner->mlp_norm = add_norm(model, layer, prefix, names->mlp_norm);
-    return owner->mlp_norm >= 0 &&
-           add_linear(model, layer, prefix, names->gate, linear, inner, hidden, &owner->gate_proj, &owner->gate_bias) &&
-           add_linear(model, layer, prefix, names->up, linear, inner, hidden, &owner->up_proj, &owner->up_bias) &&
-           add_linear(model, layer, prefix, names->down, residual, hidden, inner, &owner->down_proj, &owner->down_bias);
+    bool done =
+        owner->mlp_norm >= 0 &&
+        add_linear(model, layer, prefix, names->gate, linear, inner, hidden, &owner->gate_proj, &owner->gate_bias) &&
+        add_linear(model, layer, prefix, names->up, linear, inner, hidden, &owner->up_proj, &owner->up_bias) &&
+        add_linear(model, layer, prefix, names->down, residual, hidden, inner, &owner->down_proj, &owner->down_bias);
+    if (done && names->gate_and_up && (config->dialect != ENG_DIALECT_XLSTM || config->fused_weights)) {
+        eng_model_add_whole(model, owner->gate_proj, prefix, names->gate_and_up, 0, 2 * inner);
+        eng_model_add_whole(model, owner->up_proj, prefix, names->gate_and_up, inner, 2 * inner);
+    }
+    return done;
 }
 
 static eng_status declare_layer(eng_model *model, int32_t layer, eng_error *error) {

@@ -22,7 +22,8 @@
 typedef enum eng_dialect {
     ENG_DIALECT_FLA,
     ENG_DIALECT_LLAMA,
-    ENG_DIALECT_MAMBA2,
+    ENG_DIALECT_MAMBA2,       // transformers' and flash-linear-attention's
+    ENG_DIALECT_STATE_SPACES, // mamba_ssm's
     ENG_DIALECT_XLSTM,
     ENG_DIALECT_GEMMA,
 } eng_dialect;
@@ -58,12 +59,14 @@ typedef struct eng_recurrent_config {
     int32_t key_width, value_width;              // of a head
     int32_t taps;                                // 0: no convolution
     bool plain_values;                           // mesa: values have none
-    int32_t key_activation, value_activation;    // kern_activation, after the convolution
+    int32_t key_activation, value_activation;    // kern_activation, behind the convolution
+    int32_t key_map;                             // kern_activation of queries and keys behind that, or the learned map
     bool qk_norm, qk_norm_sums;                  // L2, or divided by the sum
     bool weighted;                               // a write gate
     bool constant_write;                         // always write_factor
     float write_factor;                          // 2: negative eigenvalues
     bool output_norm, output_gate;
+    bool unweighted_norm;                       // gla, retnet, linear_attn: elementwise_affine false
     bool plain_norm_name;                       // gla, retnet: g_norm, not g_norm_swish_gate
     eng_feature_map feature_map;                // linear_attn
     bool shared_map, norm_q, norm_k, normalise; // linear_attn
@@ -114,6 +117,7 @@ typedef struct eng_config {
     bool scale_embeddings; // x = sqrt(hidden_size) embed
     bool round_scale;      // that factor is rounded to bf16
     bool mlp_bias;
+    bool fused_weights;    // xlstm: files hold linear maps as rows of larger ones
     float logits_soft_cap; // 0: none
     float initializer_range;
     bool init_fla;          // "init": "fla": the public code's start; else the project's (models.md 1.8)
@@ -162,6 +166,8 @@ typedef struct eng_init {
 typedef struct eng_tensor {
     char name[ENG_NAME_SIZE];  // as in the file
     char alias[ENG_NAME_SIZE]; // its other spelling in files; empty: none
+    char whole[ENG_NAME_SIZE]; // the tensor of files of which it may be rows [whole_row, ...); empty: none
+    int64_t whole_row, whole_rows;
     int ndim;
     int64_t shape[4];
     int64_t count;

@@ -14,6 +14,9 @@ int32_t eng_model_add_tensor(eng_model *model, int32_t layer, const char *prefix
                              bool decay, eng_init init, int ndim, const int64_t *shape);
 // The other name under which files may hold the tensor.
 void eng_model_add_alias(eng_model *model, int32_t tensor, const char *prefix, const char *leaf);
+// The tensor may lie in files as the rows from `row` of `rows` of another one.
+void eng_model_add_whole(eng_model *model, int32_t tensor, const char *prefix, const char *leaf, int64_t row,
+                         int64_t rows);
 // Bytes of recurrent state that a session keeps for the layer. Each call starts at a multiple of 64 inside the slot,
 // and the calls of one layer (at most ENG_MAX_STATE_PARTS) lie one after another, their offsets in state_part.
 void eng_model_add_state(eng_model *model, int32_t layer, size_t bytes);

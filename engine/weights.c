@@ -185,10 +185,9 @@ static eng_status store_tensor(loader *loader, int32_t index, bool as_bf16) {
     return upload(loader, weights->param[index], tensor);
 }
 
-static eng_status refuse_nonfinite(const eng_place *place, int64_t count, eng_error *error) {
+static eng_status refuse_nonfinite(const eng_place *place, int64_t found, int64_t count, eng_error *error) {
     return eng_fail(error, ENG_NUMERIC, "%s: tensor '%.96s': %lld of %lld values are not finite",
-                    eng_path_tail(eng_st_path(place->file)), place->entry->name, (long long)count,
-                    (long long)place->entry->count);
+                    eng_path_tail(eng_st_path(place->file)), place->entry->name, (long long)found, (long long)count);
 }
 
 static int64_t count_nonfinite_bf16(const uint16_t *values, int64_t count) {
@@ -200,23 +199,25 @@ static int64_t count_nonfinite_bf16(const uint16_t *values, int64_t count) {
 
 static eng_status load_tensor(loader *loader, int32_t index, const eng_place *place) {
     const eng_st_entry *entry = place->entry;
-    bool matrix = loader->weights->model->tensor[index].role == ENG_ROLE_MATRIX;
+    const eng_tensor *tensor = &loader->weights->model->tensor[index];
+    bool matrix = tensor->role == ENG_ROLE_MATRIX;
     eng_status status;
-    int64_t nonfinite;
+    int64_t nonfinite, first = place->first, count = tensor->count;
     if (matrix && entry->dtype == ENG_BF16 && !loader->weights->trainable) {
-        status = eng_st_read(place->file, entry, 0, entry->count, loader->half, loader->error);
+        status = eng_st_read(place->file, entry, first, count, loader->half, loader->error);
         if (status != ENG_OK)
             return status;
-        nonfinite = count_nonfinite_bf16(loader->half, entry->count);
+        nonfinite = count_nonfinite_bf16(loader->half, count);
         if (nonfinite > 0)
-            return refuse_nonfinite(place, nonfinite, loader->error);
+            return refuse_nonfinite(place, nonfinite, count, loader->error);
         return create_matrix(loader, index, KERN_BF16, loader->half, NULL);
     }
-    status = eng_st_read_f32(place->file, entry, 0, entry->count, loader->host, loader->error);
+    status = eng_st_read_f32(place->file, entry, first, count, loader->host, loader->error);
     if (status != ENG_OK)
         return status;
-    nonfinite = eng_count_nonfinite(loader->host, entry->count);
-    return nonfinite > 0 ? refuse_nonfinite(place, nonfinite, loader->error) : store_tensor(loader, index, false);
+    nonfinite = eng_count_nonfinite(loader->host, count);
+    return nonfinite > 0 ? refuse_nonfinite(place, nonfinite, count, loader->error)
+                         : store_tensor(loader, index, false);
 }
 
 eng_status eng_weights_load(const eng_checkpoint *checkpoint, kern_device *device, bool trainable, eng_weights **out,

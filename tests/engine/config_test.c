@@ -218,6 +218,8 @@ END_TEST
 
 #define MESA "{\"model_type\": \"mesa_net\", "
 #define PLAIN "{\"model_type\": \"transformer\", \"hidden_size\": 64, "
+#define HF_MAMBA2 "{\"model_type\": \"mamba2\", \"layer_norm_epsilon\": 1e-5, "
+#define STATE_SPACES "{\"d_model\": 128, \"n_layer\": 2, \"vocab_size\": 250, "
 #define LLAMA "{\"model_type\": \"llama\", "
 
 static const struct refusal {
@@ -260,7 +262,6 @@ static const struct refusal {
     {LLAMA "\"num_local_experts\": 8}", ENG_UNSUPPORTED, "num_local_experts"},
     {MESA "\"quantization_config\": {\"bits\": 4}}", ENG_UNSUPPORTED, "quantization_config"},
     {MESA "\"num_loops\": 2}", ENG_UNSUPPORTED, "num_loops"},
-    {MESA "\"elementwise_affine\": false}", ENG_UNSUPPORTED, "elementwise_affine"},
     {MESA "\"init\": \"orthogonal\"}", ENG_UNSUPPORTED, "init: 'orthogonal'"},
     {MESA "\"eos_token_id\": [1, 40000]}", ENG_FORMAT, "eos_token_id"},
     {MESA "\"eos_token_id\": 32000}", ENG_FORMAT, "eos_token_id"},
@@ -306,11 +307,20 @@ static const struct refusal {
     {"{\"model_type\": \"delta_net\", \"qk_activation\": \"gelu\"}", ENG_UNSUPPORTED, "qk_activation: 'gelu'"},
     {"{\"model_type\": \"gated_deltanet\", \"num_v_heads\": 8}", ENG_FORMAT, "num_heads: 6 does not divide the 8"},
     {"{\"model_type\": \"kda\", \"lower_bound\": 5}", ENG_FORMAT, "lower_bound: is 5"},
-    {"{\"model_type\": \"mamba2\", \"num_heads\": 100}", ENG_FORMAT, "num_heads: 100 heads of width 64"},
-    {"{\"model_type\": \"mamba2\", \"n_groups\": 3}", ENG_FORMAT, "n_groups: 3 does not divide the 128 heads"},
-    {"{\"model_type\": \"mamba2\", \"time_step_limit\": [1]}", ENG_FORMAT, "time_step_limit"},
-    {"{\"model_type\": \"mamba2\", \"time_step_limit\": [1, 0.5]}", ENG_FORMAT, "time_step_limit.1"},
-    {"{\"model_type\": \"xlstm\", \"weight_mode\": \"fused\"}", ENG_UNSUPPORTED, "weight_mode: 'fused'"},
+    {HF_MAMBA2 "\"num_heads\": 100}", ENG_FORMAT, "num_heads: 100 heads of width 64"},
+    {HF_MAMBA2 "\"n_groups\": 3}", ENG_FORMAT, "n_groups: 3 does not divide the 128 heads"},
+    {HF_MAMBA2 "\"time_step_limit\": [1]}", ENG_FORMAT, "time_step_limit"},
+    {HF_MAMBA2 "\"time_step_limit\": [1, 0.5]}", ENG_FORMAT, "time_step_limit.1"},
+    {"{\"model_type\": \"mamba2\"}", ENG_FORMAT, "layer_norm_epsilon: is missing"},
+    {HF_MAMBA2 "\"norm_eps\": 1e-5}", ENG_FORMAT, "norm_eps: stands beside layer_norm_epsilon"},
+    {"{\"model_type\": \"xlstm\", \"weight_mode\": \"sparse\"}", ENG_UNSUPPORTED, "weight_mode: 'sparse'"},
+    {STATE_SPACES "\"ssm_cfg\": {}}", ENG_UNSUPPORTED, "ssm_cfg.layer: 'Mamba1'"},
+    {STATE_SPACES "\"ssm_cfg\": 3}", ENG_FORMAT, "ssm_cfg: must be an object"},
+    {STATE_SPACES "\"ssm_cfg\": {\"layer\": \"Mamba2\", \"d_ssm\": 64}}", ENG_UNSUPPORTED, "ssm_cfg.d_ssm"},
+    {STATE_SPACES "\"ssm_cfg\": {\"layer\": \"Mamba2\", \"headdim\": 48}}", ENG_FORMAT, "ssm_cfg.headdim: 48 does not"},
+    {STATE_SPACES "\"ssm_cfg\": {\"layer\": \"Mamba2\"}, \"attn_layer_idx\": [1]}", ENG_UNSUPPORTED, "attn_layer_idx"},
+    {STATE_SPACES "\"ssm_cfg\": {\"layer\": \"Mamba2\"}, \"d_intermediate\": 64}", ENG_UNSUPPORTED, "d_intermediate"},
+    {STATE_SPACES "\"ssm_cfg\": {\"layer\": \"Mamba2\"}, \"rms_norm\": false}", ENG_UNSUPPORTED, "rms_norm"},
     {"{\"model_type\": \"xlstm\", \"use_bias\": true}", ENG_UNSUPPORTED, "use_bias"},
     {"{\"model_type\": \"xlstm\", \"add_out_norm\": false}", ENG_UNSUPPORTED, "add_out_norm"},
     {"{\"model_type\": \"recurrent_gemma\", \"block_types\": [\"mlp\"]}", ENG_UNSUPPORTED, "block_types: 'mlp'"},
@@ -442,9 +452,10 @@ START_TEST(table_of_recurrent_families) {
 END_TEST
 
 START_TEST(table_of_other_backbones) {
-    eng_model *mamba = model_of("{\"model_type\": \"mamba2\", \"vocab_size\": 32, \"hidden_size\": 16,"
-                                "\"num_hidden_layers\": 2, \"num_heads\": 4, \"head_dim\": 8, \"state_size\": 4,"
-                                "\"n_groups\": 2, \"time_step_limit\": [0.0, Infinity]}");
+    eng_model *mamba =
+        model_of("{\"model_type\": \"mamba2\", \"layer_norm_epsilon\": 1e-5, \"vocab_size\": 32, \"hidden_size\": 16,"
+                 "\"num_hidden_layers\": 2, \"num_heads\": 4, \"head_dim\": 8, \"state_size\": 4,"
+                 "\"n_groups\": 2, \"time_step_limit\": [0.0, Infinity]}");
     int64_t in = 2 * 32 + 2 * 8 + 4;
     ck_assert_int_eq(mamba->parameters,
                      2 * 32 * 16 + 16 + 2 * (16 + in * 16 + 48 * 4 + 48 + 3 * 4 + 32 + 16 * 32)); // no MLP

@@ -10,116 +10,17 @@
 
 #include "engine/random.h"
 #include "tests/check_main.h"
-#include "tests/engine/small_models.h"
+#include "tests/engine/mixer_variants.h"
 #include "trainer/probe.h"
 
-enum { TOKENS = 76, SPLIT = 41, VOCABULARY = 24 };
-
-#define SMALL \
-    "\"hidden_size\": 32, \"vocab_size\": 24, \"initializer_range\": 0.2, \"bos_token_id\": 0, \"eos_token_id\": 1,"
-// The large epsilon keeps norms of nearly empty read-outs smooth, which a difference needs.
-#define FLA SMALL "\"intermediate_size\": 48, \"num_hidden_layers\": 1, \"norm_eps\": 0.01, "
-
-static const small_model variants[] = {
-    {"linear_attn: elementwise product", "{\"model_type\": \"linear_attn\", " FLA "\"num_heads\": 2}", false, false},
-    {"linear_attn: hedgehog, tied, normaliser, shared keys",
-     "{\"model_type\": \"linear_attn\", " FLA "\"num_heads\": 4, \"num_kv_heads\": 2, \"feature_map\": \"hedgehog\","
-     "\"tie_feature_map_qk\": true, \"norm_feature_map\": true}",
-     false, false},
-    {"linear_attn: t2r, divided by sums",
-     "{\"model_type\": \"linear_attn\", " FLA "\"num_heads\": 2, \"feature_map\": \"t2r\", \"norm_q\": true,"
-     "\"norm_k\": true}",
-     false, false},
-    {"linear_attn: dpfp", "{\"model_type\": \"linear_attn\", " FLA "\"num_heads\": 2, \"feature_map\": \"dpfp\"}",
-     false, false},
-    {"linear_attn: elu, shared keys, expanded",
-     "{\"model_type\": \"linear_attn\", " FLA "\"num_heads\": 4, \"num_kv_heads\": 2, \"feature_map\": \"elu\","
-     "\"expand_v\": 2, \"expand_k\": 0.5}",
-     false, false},
-    {"retnet: shared keys, feature map",
-     "{\"model_type\": \"retnet\", " FLA "\"num_heads\": 4, \"num_kv_heads\": 2, \"feature_map\": \"relu\"}", false,
-     false},
-    {"retnet: no gate", "{\"model_type\": \"retnet\", " FLA "\"num_heads\": 2, \"use_output_gate\": false}", false,
-     false},
-    {"gla: convolution, shared keys, clamp",
-     "{\"model_type\": \"gla\", " FLA "\"num_heads\": 4, \"num_kv_heads\": 2, \"use_short_conv\": true,"
-     "\"clamp_min\": -0.05}",
-     false, false},
-    {"gla: feature map, no gate",
-     "{\"model_type\": \"gla\", " FLA "\"num_heads\": 2, \"feature_map\": \"sigmoid\", \"use_output_gate\": false}",
-     false, false},
-    {"delta_net: relu, gate, negative eigenvalues",
-     "{\"model_type\": \"delta_net\", " FLA "\"num_heads\": 2, \"qk_activation\": \"relu\", \"use_gate\": true,"
-     "\"allow_neg_eigval\": true}",
-     false, false},
-    {"delta_net: divided by sums, no convolution",
-     "{\"model_type\": \"delta_net\", " FLA "\"num_heads\": 2, \"qk_norm\": \"sum\", \"qk_activation\": \"elu\","
-     "\"use_short_conv\": false}",
-     false, false},
-    {"delta_net: no beta", "{\"model_type\": \"delta_net\", " FLA "\"num_heads\": 2, \"use_beta\": false}", false,
-     false},
-    {"delta_net: no beta, negative eigenvalues",
-     "{\"model_type\": \"delta_net\", " FLA "\"num_heads\": 2, \"use_beta\": false, \"allow_neg_eigval\": true}", false,
-     false},
-    {"gated_deltanet: value groups, expanded",
-     "{\"model_type\": \"gated_deltanet\", " FLA "\"num_heads\": 2, \"num_v_heads\": 4, \"head_dim\": 8,"
-     "\"allow_neg_eigval\": true}",
-     false, false},
-    {"gated_deltanet: no gate, no convolution",
-     "{\"model_type\": \"gated_deltanet\", " FLA "\"num_heads\": 2, \"head_dim\": 16, \"use_gate\": false,"
-     "\"use_short_conv\": false}",
-     false, false},
-    {"kda: value groups, bounded decay",
-     "{\"model_type\": \"kda\", " FLA "\"num_heads\": 2, \"num_v_heads\": 4, \"head_dim\": 8, \"lower_bound\": -5,"
-     "\"safe_gate\": true}",
-     false, false},
-    {"kda", "{\"model_type\": \"kda\", " FLA "\"num_heads\": 2, \"head_dim\": 16, \"expand_v\": 0.5}", false, false},
-    {"mamba2: groups",
-     "{\"model_type\": \"mamba2\", " SMALL "\"num_hidden_layers\": 2, \"num_heads\": 8,"
-     "\"head_dim\": 8, \"state_size\": 16, \"n_groups\": 2, \"time_step_limit\": [0.0, Infinity]}",
-     false, false},
-    {"mamba2: groups, norm a group, biases, limits",
-     "{\"model_type\": \"mamba2\", " SMALL "\"num_hidden_layers\": 1, \"norm_eps\": 1e-5, \"head_dim\": 8,"
-     "\"state_size\": 16, \"n_groups\": 2, \"norm_before_gate\": true, \"D_has_hdim\": true, \"use_bias\": true,"
-     "\"dt_limit\": [0.01, 0.5]}",
-     false, false},
-    {"mamba2: no norm, no bias of the convolution",
-     "{\"model_type\": \"mamba2\", " SMALL "\"num_hidden_layers\": 1, \"norm_eps\": 1e-5, \"head_dim\": 16,"
-     "\"state_size\": 8, \"rmsnorm\": false, \"use_conv_bias\": false}",
-     false, false},
-    {"xlstm", "{\"model_type\": \"xlstm\", " SMALL "\"num_hidden_layers\": 1, \"num_heads\": 2}", false, false},
-    {"recurrent_gemma: recurrent and attention",
-     "{\"model_type\": \"recurrent_gemma\", " SMALL "\"num_hidden_layers\": 3, \"intermediate_size\": 64,"
-     "\"num_attention_heads\": 4, \"num_key_value_heads\": 1, \"attention_window_size\": 20, \"lru_width\": 48,"
-     "\"attention_bias\": true}",
-     false, false},
-    {"recurrence: none", "{\"model_type\": \"recurrence\", " FLA "\"num_heads\": 2, \"head_dim\": 16}", false, false},
-    {"recurrence: head, no norms, no convolution",
-     "{\"model_type\": \"recurrence\", " FLA "\"num_heads\": 2, \"head_dim\": 16, \"recurrence\": {\"decay\": \"head\","
-     "\"conv\": false, \"qk_norm\": false, \"out_norm\": false, \"out_gate\": true}}",
-     false, false},
-    {"recurrence: scalar, input gate",
-     "{\"model_type\": \"recurrence\", " FLA "\"num_heads\": 2, \"head_dim\": 16, \"recurrence\": {\"decay\":"
-     "\"scalar\", \"input_gate\": true, \"out_gate\": true}}",
-     false, false},
-    {"recurrence: channel, delta",
-     "{\"model_type\": \"recurrence\", " FLA "\"num_heads\": 2, \"head_dim\": 16, \"recurrence\": {\"decay\":"
-     "\"channel\", \"update\": \"delta\"}}",
-     false, false},
-    {"a hybrid of named layers",
-     "{\"model_type\": \"mesa_net\", " SMALL "\"intermediate_size\": 48, \"num_hidden_layers\": 3, \"num_heads\": 2,"
-     "\"head_dim\": 16, \"layer_types\": [\"gated_deltanet\", \"attention\", \"recurrence\"]}",
-     false, false},
-};
+enum { TOKENS = 76, SPLIT = 41, VOCABULARY = MIXER_VOCABULARY };
 
 static const kern_solver solver = {.mode = KERN_SOLVE_EXACT};
 
 static void open_variant(int which, small_world *world, trn_probe *probe, int32_t ids[TOKENS]) {
-    small_world_open(&variants[which], "cpu", world);
+    small_world_open(&mixer_variants[which], "cpu", world);
     *probe = (trn_probe){.device = world->device, .model = world->model, .weights = world->weights};
-    small_prompt(7, ids, TOKENS);
-    for (int32_t i = 0; i < TOKENS; i++)
-        ids[i] = (ids[i] + (i > 30 ? ids[i - 30] : 0)) % VOCABULARY;
+    mixer_prompt(7, ids, TOKENS);
 }
 
 START_TEST(prompt_equals_generated) {
@@ -130,15 +31,15 @@ START_TEST(prompt_equals_generated) {
     static float chunks[TOKENS * VOCABULARY], steps[TOKENS * VOCABULARY];
     eng_error error = {0};
     ck_assert_msg(trn_probe_logits(&probe, ids, TOKENS, TOKENS, solver, chunks, &error) == ENG_OK, "%s: %s",
-                  variants[_i].name, error.text);
+                  mixer_variants[_i].name, error.text);
     ck_assert_int_eq(trn_probe_logits(&probe, ids, TOKENS, SPLIT, solver, steps, &error), ENG_OK);
     double difference = 0, norm = 0;
     for (int32_t i = 0; i < TOKENS * VOCABULARY; i++) {
         difference += pow((double)chunks[i] - (double)steps[i], 2);
         norm += pow((double)chunks[i], 2);
     }
-    ck_assert_msg(norm > 0.1 && sqrt(difference / norm) < 1e-5, "%s: %g of %g", variants[_i].name, sqrt(difference),
-                  sqrt(norm));
+    ck_assert_msg(norm > 0.1 && sqrt(difference / norm) < 1e-5, "%s: %g of %g", mixer_variants[_i].name,
+                  sqrt(difference), sqrt(norm));
     small_world_close(&world);
 }
 END_TEST
@@ -201,7 +102,8 @@ START_TEST(gradients_are_differences) {
     float *gradients = malloc(bytes);
     memcpy(gradients, probe.weights->grads, bytes);
     for (int32_t t = 0; t < probe.model->tensors; t++)
-        check_tensor(&probe, ids, t, gradients + (probe.weights->grad[t] - probe.weights->grads), variants[_i].name);
+        check_tensor(&probe, ids, t, gradients + (probe.weights->grad[t] - probe.weights->grads),
+                     mixer_variants[_i].name);
     free(gradients);
     small_world_close(&world);
 }
@@ -211,8 +113,8 @@ static Suite *mixer_suite(void) {
     Suite *suite = suite_create("mixer");
     TCase *equal = tcase_create("variants");
     tcase_set_timeout(equal, 60);
-    tcase_add_loop_test(equal, prompt_equals_generated, 0, (int)(sizeof variants / sizeof *variants));
-    tcase_add_loop_test(equal, gradients_are_differences, 0, (int)(sizeof variants / sizeof *variants));
+    tcase_add_loop_test(equal, prompt_equals_generated, 0, MIXER_VARIANTS);
+    tcase_add_loop_test(equal, gradients_are_differences, 0, MIXER_VARIANTS);
     suite_add_tcase(suite, equal);
     return suite;
 }
