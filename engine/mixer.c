@@ -17,3 +17,7 @@ const eng_mixer *eng_mixer_find(const char *name) {
             return mixers[i];
     return NULL;
 }
+
+const eng_mixer *eng_mixer_at(size_t index) {
+    return index < sizeof mixers / sizeof *mixers ? mixers[index] : NULL;
+}

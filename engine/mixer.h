@@ -50,5 +50,6 @@ extern const eng_mixer eng_mixer_rglru;
 extern const eng_mixer eng_mixer_recurrence;
 
 const eng_mixer *eng_mixer_find(const char *name); // NULL: none
+const eng_mixer *eng_mixer_at(size_t index);       // in the table's order; NULL: behind the last
 
 #endif
