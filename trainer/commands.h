@@ -9,6 +9,7 @@ enum { TRN_EXIT_OK = 0, TRN_EXIT_FAILED = 1, TRN_EXIT_USAGE = 2 };
 #define TRN_COMMANDS(X)                                                                \
     X(tokenizer, "train a byte-level BPE tokenizer from text files")                   \
     X(pack, "turn text files into token shards")                                       \
+    X(task, "make the data of a synthetic task: recall, copying, memory")              \
     X(train, "train a model, or resume its training")                                  \
     X(eval, "loss and bits per byte of a checkpoint, by token position and by solver") \
     X(convert, "rewrite a checkpoint in float32 or bfloat16")                          \
