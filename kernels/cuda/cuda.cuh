@@ -105,7 +105,10 @@ typedef kern_status (*cuda_run)(const cuda_step *step, const void *args);
 typedef kern_status (*cuda_prepare)(const kern_cuda *cuda, const void *args, size_t *workspace_bytes);
 
 // The operations that this backend has, in the order of KERN_OPS; any other is KERN_UNSUPPORTED.
-#define CUDA_OPS(X) X(ADD, add)
+#define CUDA_OPS(X)   \
+    X(LINEAR, linear) \
+    X(ADD, add)       \
+    X(HEAD_LOGITS, head_logits)
 
 #define CUDA_DECLARE(code, name)                                                                         \
     kern_status cuda_##name##_prepare(const kern_cuda *cuda, const void *args, size_t *workspace_bytes); \
