@@ -105,9 +105,17 @@ typedef kern_status (*cuda_run)(const cuda_step *step, const void *args);
 typedef kern_status (*cuda_prepare)(const kern_cuda *cuda, const void *args, size_t *workspace_bytes);
 
 // The operations that this backend has, in the order of KERN_OPS; any other is KERN_UNSUPPORTED.
-#define CUDA_OPS(X)   \
-    X(LINEAR, linear) \
-    X(ADD, add)       \
+#define CUDA_OPS(X)           \
+    X(EMBED, embed)           \
+    X(RMSNORM, rmsnorm)       \
+    X(L2NORM, l2norm)         \
+    X(LINEAR, linear)         \
+    X(SHORT_CONV, short_conv) \
+    X(GATES, gates)           \
+    X(ROPE, rope)             \
+    X(ACTIVATION, activation) \
+    X(GLU, glu)               \
+    X(ADD, add)               \
     X(HEAD_LOGITS, head_logits)
 
 #define CUDA_DECLARE(code, name)                                                                         \
@@ -134,8 +142,9 @@ template <typename Kernel> static inline kern_status cuda_allow_shared(Kernel *k
         return KERN_OK;
     return cuda_status(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, (int)bytes));
 }
+// At least one: a grid is never empty, its blocks find the counts.
 static inline int cuda_blocks(int64_t items, int per_block) {
-    return (int)((items + per_block - 1) / per_block);
+    return items > 0 ? (int)((items + per_block - 1) / per_block) : 1;
 }
 
 // weight.cu

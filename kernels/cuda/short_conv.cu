@@ -1,0 +1,142 @@
+// SPDX-License-Identifier: Apache-2.0
+// Depthwise causal convolution inside a document: y[t,c] = act(bias[c] + sum_j weight[c,j] x[t-W+1+j,c]).
+//
+// A step of generated tokens is one launch: a thread owns a channel of a row, reads its W-1 earlier inputs from the
+// slot, and moves them up by one. Any other batch is two: tokens are free of one another, as they read inputs alone (of
+// the batch or of the slot), so a thread takes one channel of some neighbouring tokens; the slots are written by a
+// launch of its own when all of them are done. Both ways add the taps in the same order.
+#include "kernels/cuda/elements.cuh"
+
+enum { MAX_TAPS = 32, THREADS = 128, TILE = 8 };
+
+// TAPS 0: as many as the arguments say.
+template <int TAPS> static __device__ __forceinline__ int32_t taps_of(const kern_short_conv_args &a) {
+    return TAPS ? TAPS : a.taps;
+}
+
+template <int TAPS>
+static __device__ __forceinline__ void load_weights(const kern_short_conv_args &a, int32_t c, float *weight) {
+    const float *from = a.weight.f + ((int64_t)a.channel0 + c) * taps_of<TAPS>(a);
+#pragma unroll
+    for (int j = 0; j < (TAPS ? TAPS : MAX_TAPS); j++)
+        if (TAPS || j < a.taps)
+            weight[j] = from[j];
+}
+
+static __device__ __forceinline__ float bias_of(const kern_short_conv_args &a, int32_t c) {
+    return a.bias.f ? a.bias.f[a.channel0 + c] : 0.0f;
+}
+
+// Generated tokens alone: row r is token r.
+template <int TAPS>
+static __global__ void __launch_bounds__(THREADS) conv_step_kernel(const cuda_table *table, kern_short_conv_args a) {
+    const int32_t t = blockIdx.x, c = blockIdx.y * THREADS + threadIdx.x, taps = taps_of<TAPS>(a);
+    if (t >= table->n_tokens || c >= a.channels)
+        return;
+    float *state = cuda_slot(table, a.state, table->row[t].slot);
+    float weight[TAPS ? TAPS : MAX_TAPS], input[TAPS ? TAPS : MAX_TAPS];
+    load_weights<TAPS>(a, c, weight);
+#pragma unroll
+    for (int j = 0; j < (TAPS ? TAPS : MAX_TAPS); j++)
+        if (TAPS || j < taps) {
+            if (j == taps - 1)
+                input[j] = a.x.f[(int64_t)t * a.channels + c];
+            else
+                input[j] = state ? state[(int64_t)j * a.channels + c] : 0.0f;
+        }
+    float z = bias_of(a, c);
+#pragma unroll
+    for (int j = 0; j < (TAPS ? TAPS : MAX_TAPS); j++)
+        if (TAPS || j < taps) {
+            z = fmaf(weight[j], input[j], z);
+            if (j > 0 && state)
+                state[(int64_t)(j - 1) * a.channels + c] = input[j];
+        }
+    a.y.f[(int64_t)t * a.channels + c] = cuda_activate(a.activation, z);
+}
+
+template <int TAPS>
+static __global__ void __launch_bounds__(THREADS) conv_tokens_kernel(const cuda_table *table, kern_short_conv_args a) {
+    const int32_t c = blockIdx.y * THREADS + threadIdx.x, taps = taps_of<TAPS>(a);
+    const int32_t token0 = blockIdx.x * TILE;
+    const int32_t end = token0 + TILE < table->n_tokens ? token0 + TILE : table->n_tokens;
+    if (c >= a.channels)
+        return;
+    float weight[TAPS ? TAPS : MAX_TAPS];
+    load_weights<TAPS>(a, c, weight);
+    const float bias = bias_of(a, c);
+    for (int32_t t = token0; t < end; t++) {
+        const kern_row *row = &table->row[table->token_row[t]];
+        const int32_t start = table->token_start[t], first = row->token0;
+        const float *state = start == first ? cuda_slot(table, a.state, row->slot) : NULL;
+        float z = bias;
+#pragma unroll
+        for (int j = 0; j < (TAPS ? TAPS : MAX_TAPS); j++)
+            if (TAPS || j < taps) {
+                const int32_t source = t - taps + 1 + j;
+                float input = 0;
+                if (source >= start)
+                    input = a.x.f[(int64_t)source * a.channels + c];
+                else if (state)
+                    input = state[(int64_t)(taps - 1 + source - first) * a.channels + c];
+                z = fmaf(weight[j], input, z);
+            }
+        a.y.f[(int64_t)t * a.channels + c] = cuda_activate(a.activation, z);
+    }
+}
+
+// The last W-1 inputs of a row's last document; what a short first document leaves of the old state moves up.
+static __global__ void __launch_bounds__(THREADS) conv_state_kernel(const cuda_table *table, kern_short_conv_args a) {
+    const int32_t c = blockIdx.y * THREADS + threadIdx.x;
+    if ((int32_t)blockIdx.x >= table->n_rows || c >= a.channels)
+        return;
+    const kern_row *row = &table->row[blockIdx.x];
+    float *state = cuda_slot(table, a.state, row->slot);
+    if (!state)
+        return;
+    const int32_t last = row->token0 + row->length - 1, start = table->token_start[last];
+    for (int32_t j = 0; j < a.taps - 1; j++) {
+        const int32_t source = last - (a.taps - 2) + j;
+        float kept = 0;
+        if (source >= start)
+            kept = a.x.f[(int64_t)source * a.channels + c];
+        else if (start == row->token0)
+            kept = state[(int64_t)(j + row->length) * a.channels + c];
+        state[(int64_t)j * a.channels + c] = kept;
+    }
+}
+
+// --------------------------------------------------------------------------------------------------------- launchers
+
+kern_status cuda_short_conv_prepare(const kern_cuda *cuda, const void *args, size_t *workspace_bytes) {
+    (void)cuda;
+    (void)workspace_bytes;
+    const kern_short_conv_args *a = (const kern_short_conv_args *)args;
+    if (!a->x.ref || !a->weight.ref || !a->y.ref || a->x.ref == a->y.ref)
+        return KERN_INVALID;
+    if (a->channels < 1 || a->channel0 < 0 || a->taps < 1 || !cuda_activation_is_valid(a->activation))
+        return KERN_INVALID;
+    return a->taps > MAX_TAPS ? KERN_UNSUPPORTED : KERN_OK;
+}
+
+kern_status cuda_short_conv_run(const cuda_step *step, const void *args) {
+    const kern_short_conv_args *a = (const kern_short_conv_args *)args;
+    const unsigned pieces = (unsigned)cuda_blocks(a->channels, THREADS);
+    if (step->generated) {
+        const dim3 grid((unsigned)cuda_blocks(step->tokens, 1), pieces);
+        if (a->taps == 4)
+            conv_step_kernel<4><<<grid, THREADS, 0, step->stream>>>(step->table, *a);
+        else
+            conv_step_kernel<0><<<grid, THREADS, 0, step->stream>>>(step->table, *a);
+        return cuda_launched();
+    }
+    const dim3 grid((unsigned)cuda_blocks(step->tokens, TILE), pieces);
+    if (a->taps == 4)
+        conv_tokens_kernel<4><<<grid, THREADS, 0, step->stream>>>(step->table, *a);
+    else
+        conv_tokens_kernel<0><<<grid, THREADS, 0, step->stream>>>(step->table, *a);
+    if (a->state.p && a->taps > 1)
+        conv_state_kernel<<<dim3((unsigned)cuda_blocks(step->rows, 1), pieces), THREADS, 0, step->stream>>>(step->table,
+                                                                                                            *a);
+    return cuda_launched();
+}
