@@ -36,7 +36,7 @@ struct srv_completion {
     const srv_model *model;
     eng_knobs knobs;
     unsigned ignored; // SRV_GIVEN_*
-    bool fail_unconverged;
+    bool fail_unconverged, degraded;
     srv_prompt_ids *prompts; // request.prompt_count
     int32_t logprobs;        // that the engine is asked for; -1: none
     srv_choice_form form;
@@ -60,6 +60,8 @@ struct srv_completion {
 
 // completion_prepare.c: pool thread.
 void srv_completion_prepare(void *completion);
+// Loosens the knobs as far as the request permits; loop thread, before its jobs are made.
+void srv_completion_degrade(srv_completion *completion);
 
 // completion_answer.c
 void srv_completion_usage(const srv_completion *completion, srv_usage *usage);

@@ -21,6 +21,7 @@ void srv_completion_usage(const srv_completion *completion, srv_usage *usage) {
         .prompt_tokens = completion->prompt_tokens,
         .has_mesa = eng_info(srv_worker_engine(completion->model->worker))->has_mesa,
         .ignored = completion->ignored,
+        .degraded = completion->degraded,
     };
     for (size_t i = 0; i < completion->choice_count; i++) {
         const eng_usage *part = &completion->choices[i].usage;

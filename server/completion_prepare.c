@@ -49,6 +49,27 @@ static void settle_knobs(srv_completion *completion, const eng_model_info *info)
     completion->fail_unconverged = (given & SRV_GIVEN_ON_UNCONVERGED) && request->fail_unconverged;
 }
 
+// An exact solve is one of tolerance 0. What the request does not permit, or asks for already, stays. Whether an output
+// is read at an earlier loop does not spare this version anything, so exit_threshold stays.
+void srv_completion_degrade(srv_completion *completion) {
+    const srv_degrade *floor = &completion->request.degrade;
+    const bool may_solve = eng_info(srv_worker_engine(completion->model->worker))->has_mesa;
+    eng_knobs *knobs = &completion->knobs;
+    const bool exact = knobs->cg_mode == ENG_CG_EXACT;
+
+    if (may_solve && (floor->given & SRV_GIVEN_CG_TOLERANCE) && knobs->cg_mode != ENG_CG_STEPS &&
+        floor->cg_tolerance > (exact ? 0 : knobs->cg_tolerance)) {
+        knobs->cg_mode = ENG_CG_TOLERANCE;
+        knobs->cg_tolerance = floor->cg_tolerance;
+        completion->degraded = true;
+    }
+    if (may_solve && (floor->given & SRV_GIVEN_CG_MAX_STEPS) && knobs->cg_mode != ENG_CG_EXACT &&
+        floor->cg_max_steps < knobs->cg_max_steps) {
+        knobs->cg_max_steps = floor->cg_max_steps;
+        completion->degraded = true;
+    }
+}
+
 // ---- prompts -------------------------------------------------------------------------------------------------------
 
 static void encode_text(srv_completion *completion, const eng_engine *engine, srv_prompt *prompt, srv_prompt_ids *out) {

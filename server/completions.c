@@ -172,7 +172,28 @@ static void make_head(srv_completion *completion) {
     head->seed = completion->request.seed_given ? completion->request.seed : (int64_t)(random[2] >> 11);
 }
 
-static eng_status submit(srv_completion *completion) {
+// Of a queue that keys share, so much is each one's at most.
+static double share_of(const srv_server *server) {
+    return server->keys && srv_keys_count(server->keys) > 1 ? server->config->key_queue : 1;
+}
+
+static void refuse_room(srv_problem *problem, const srv_no_room *why) {
+    if (why->of_share)
+        srv_refuse(problem, 429, "key_queue_full", NULL, "too many requests of this key are waiting");
+    else
+        srv_refuse_engine(problem, ENG_FULL, NULL);
+    problem->retry_after = why->retry_after;
+}
+
+// More waits than the configuration finds right: who permits it gets a looser solve, all of it.
+static void relieve(srv_completion *completion) {
+    const srv_server *server = completion->exchange->server;
+
+    if (completion->request.degrade.given && srv_worker_load(completion->model->worker) > server->config->degrade_queue)
+        srv_completion_degrade(completion);
+}
+
+static eng_status submit(srv_completion *completion, srv_no_room *why) {
     const size_t prompts = completion->request.prompt_count, count = prompts * (size_t)completion->request.best_of;
 
     completion->jobs = calloc(prompts, sizeof(srv_job *));
@@ -180,20 +201,25 @@ static eng_status submit(srv_completion *completion) {
     completion->choice_count = completion->choices ? count : 0;
     if (!completion->jobs || !completion->choices || !make_jobs(completion))
         return ENG_NO_MEMORY;
-    return srv_worker_submit(completion->model->worker, completion->jobs, prompts);
+    return srv_worker_submit(completion->model->worker, completion->jobs, prompts,
+                             share_of(completion->exchange->server), why);
 }
 
 static void admit(srv_completion *completion) {
     srv_exchange *exchange = completion->exchange;
+    srv_no_room why = {0};
 
     if (!completion->problem.status) {
         make_head(completion);
         exchange->log_id = completion->head.id;
-        const eng_status status = submit(completion);
-        srv_refuse_engine(&completion->problem, status, NULL);
+        relieve(completion);
+        const eng_status status = submit(completion, &why);
         if (status == ENG_FULL)
-            completion->problem.retry_after =
-                srv_worker_retry_after(completion->model->worker, (uint64_t)completion->prompt_tokens);
+            refuse_room(&completion->problem, &why);
+        else
+            srv_refuse_engine(&completion->problem, status, NULL);
+        if (!status && completion->degraded)
+            exchange->server->metrics.degraded[completion->model - exchange->server->models]++;
     }
     if (!completion->request.return_token_ids)
         drop_ids(completion);
@@ -258,11 +284,13 @@ static void free_completion(void *context) {
 static bool refuse_full(srv_exchange *exchange, srv_problem *problem) {
     const srv_server *server = exchange->server;
 
+    const srv_room room = {.owner = exchange->key ? exchange->key->id : 0, .share = share_of(server), .places = 1};
+    srv_no_room why = {0};
+
     for (size_t i = 0; i < server->model_count; i++)
-        if (!srv_worker_full(server->models[i].worker))
+        if (srv_worker_has_room(server->models[i].worker, &room, &why))
             return false;
-    srv_refuse_engine(problem, ENG_FULL, NULL);
-    problem->retry_after = srv_worker_retry_after(server->models[0].worker, 0);
+    refuse_room(problem, &why);
     return true;
 }
 

@@ -35,6 +35,7 @@ typedef struct srv_config {
     int64_t log_level; // eng_log_level
     int64_t rows, state_budget;
     int64_t queue_requests, queue_tokens;
+    double key_queue, degrade_queue; // shares of the queue
     int64_t max_body, body_memory, max_headers;
     int64_t header_time_ms, body_time_ms, idle_time_ms, drain_time_ms, ping_ms;
     int64_t connections;

@@ -24,6 +24,8 @@
 #define SRV_DEFAULT_CONNECTIONS "1024"
 #define SRV_DEFAULT_QUEUE_REQUESTS "256"
 #define SRV_DEFAULT_QUEUE_TOKENS "1048576"
+#define SRV_DEFAULT_KEY_QUEUE "0.5"
+#define SRV_DEFAULT_DEGRADE_QUEUE "0.5"
 #define SRV_DEFAULT_MAX_TOKENS "65536"
 #define SRV_DEFAULT_MAX_PROMPT_TOKENS "1048576"
 #define SRV_DEFAULT_MAX_PROMPTS "1024"
@@ -65,7 +67,7 @@ enum {
     SRV_DRAIN_POLL_MS = 50,
     SRV_DRAIN_GRACE_MS = 500, // for the last events after the drain deadline
 
-    // Retry-After in seconds. Of a full queue it is estimated, within 1 and the most.
+    // Retry-After in seconds. Of a full queue it is estimated (worker_queue.c), within 1 and the most.
     SRV_RETRY_FULL_S = 1,
     SRV_RETRY_MOST_S = 300,
     SRV_RETRY_LOADING_S = 5,

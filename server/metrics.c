@@ -143,6 +143,10 @@ static void write_labelled(const srv_server *server, srv_buf *out) {
         for (size_t i = 0; i < sizeof kinds / sizeof *kinds; i++)
             write_count(out, "mesa_tokens_total", server->models[k].path->name, "kind", kinds[i].value,
                         srv_counter_read(counter_at(&server->models[k], kinds[i].offset)));
+    describe(out, "mesa_degraded_total", "counter",
+             "Requests that ran with a looser solve, as they permit, because much waited.");
+    for (size_t k = 0; k < server->model_count; k++)
+        write_count(out, "mesa_degraded_total", server->models[k].path->name, NULL, NULL, server->metrics.degraded[k]);
     describe(out, "mesa_state_audit_mismatch_total", "counter",
              "Audits of a state that did not match. This version makes none.");
     for (size_t k = 0; k < server->model_count; k++)

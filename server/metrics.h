@@ -15,6 +15,7 @@ enum { SRV_NO_MODEL = SRV_MAX_MODELS, SRV_STATUS_SLOTS = 20 };
 
 typedef struct srv_metrics {
     uint64_t requests[SRV_MAX_MODELS + 1][SRV_STATUS_SLOTS]; // the last row: before a model was known
+    uint64_t degraded[SRV_MAX_MODELS];
 } srv_metrics;
 
 // One request that has ended. status 0: its client left before an answer, told as 499.

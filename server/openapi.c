@@ -24,7 +24,7 @@ static const answer answers[] = {
     {"choice", "index:count text:text logprobs:@logprobs? finish_reason:=stop|length token_ids-:[@token_id] "
                "prompt_token_ids-:[@token_id] compute_details-:@figures"},
     {"compute", "cg_steps_mean-:number cg_steps_max-:count cg_unconverged-:count"},
-    {"computes", "prompt:@compute completion:@compute ignored:[text]"},
+    {"computes", "prompt:@compute completion:@compute ignored:[text] degraded:flag"},
     {"prompt_details", "cached_tokens:count"},
     {"usage", "prompt_tokens:count completion_tokens:count total_tokens:count prompt_tokens_details:@prompt_details "
               "compute:@computes"},

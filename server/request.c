@@ -93,7 +93,12 @@ static const srv_field completion_fields[] = {
           .given = SRV_GIVEN_ON_UNCONVERGED),
     FIELD("compute_details", "boolean", srv_set_bool, IN(compute_details), 0, 0, "false",
           "choices carry solver figures of each token"),
-    UNBUILT("degrade", srv_neutral_empty, "{}", "'enum':['',[],{}]"),
+    FIELD("degrade", NULL, srv_set_degrade, IN(degrade), 0, 0, "{}",
+          "how far the solver may be loosened when much waits: up to this cg_tolerance, down to this cg_max_steps and "
+          "exit_threshold; usage.compute.degraded says whether it was",
+          .schema = "'type':'object','properties':{'cg_tolerance':{'type':['number','null'],'minimum':0,'maximum':1},"
+                    "'cg_max_steps':{'type':['integer','null'],'minimum':0,'maximum':256},"
+                    "'exit_threshold':{'type':['number','null'],'minimum':0,'maximum':1}}"),
     UNBUILT("suffix", srv_neutral_empty, "\"\"", "'enum':['',[],{}]"),
     UNBUILT("session", srv_neutral_null, "null", "'type':'null'"),
     UNBUILT("session_position", srv_neutral_null, "null", "'type':'null'"),

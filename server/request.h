@@ -48,6 +48,13 @@ enum {
     SRV_GIVEN_ON_UNCONVERGED = 32,
 };
 
+// How far a request may be loosened when much waits. given: SRV_GIVEN_* of the three.
+typedef struct srv_degrade {
+    unsigned given;
+    float cg_tolerance, exit_threshold;
+    int32_t cg_max_steps;
+} srv_degrade;
+
 typedef struct srv_request {
     char *model; // NULL: the first
     srv_prompt *prompts;
@@ -78,6 +85,7 @@ typedef struct srv_request {
     int32_t cg_max_steps, max_loops;
     eng_cg_mode cg_mode;
     bool fail_unconverged;
+    srv_degrade degrade;
 } srv_request;
 
 // Parses a completion's body. On refusal *problem is filled and ENG_INVALID returned (ENG_NO_MEMORY: 429). *request

@@ -177,6 +177,40 @@ void srv_set_on_unconverged(const srv_reading *in, json_t *value, void *target) 
         srv_refuse(in->problem, 400, "invalid_value", "on_unconverged", "on_unconverged must be accept or error");
 }
 
+void srv_set_degrade(const srv_reading *in, json_t *value, void *target) {
+    static const srv_field floors[] = {
+        {.name = "degrade.cg_tolerance",
+         .set = srv_set_float,
+         .offset = offsetof(srv_degrade, cg_tolerance),
+         .high = 1,
+         .given = SRV_GIVEN_CG_TOLERANCE},
+        {.name = "degrade.cg_max_steps",
+         .set = srv_set_int32,
+         .offset = offsetof(srv_degrade, cg_max_steps),
+         .high = SRV_MAX_CG_STEPS,
+         .given = SRV_GIVEN_CG_MAX_STEPS},
+        {.name = "degrade.exit_threshold",
+         .set = srv_set_float,
+         .offset = offsetof(srv_degrade, exit_threshold),
+         .high = 1,
+         .given = SRV_GIVEN_EXIT_THRESHOLD},
+    };
+    srv_degrade *degrade = target;
+
+    if (!json_is_object(value)) {
+        srv_refuse_type(in, "an object");
+        return;
+    }
+    for (size_t i = 0; i < sizeof floors / sizeof *floors; i++) {
+        json_t *floor = json_object_get(value, strchr(floors[i].name, '.') + 1);
+        if (!floor || json_is_null(floor))
+            continue;
+        degrade->given |= floors[i].given;
+        floors[i].set(&(srv_reading){.field = &floors[i], .bounds = in->bounds, .problem = in->problem}, floor,
+                      (char *)degrade + floors[i].offset);
+    }
+}
+
 void srv_set_stream_options(const srv_reading *in, json_t *value, void *target) {
     srv_request *request = (srv_request *)((char *)target - in->field->offset);
     static const struct {

@@ -78,6 +78,8 @@ static void write_usage(srv_buf *out, const srv_usage *usage) {
     write_compute(out, &usage->completion, usage->has_mesa);
     srv_buf_puts(out, ",\"ignored\":");
     write_ignored(out, usage->ignored);
+    srv_buf_puts(out, ",\"degraded\":");
+    srv_json_bool(out, usage->degraded);
     srv_buf_puts(out, "}}");
 }
 

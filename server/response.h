@@ -64,6 +64,7 @@ typedef struct srv_usage {
     eng_compute prompt, completion;
     bool has_mesa;
     unsigned ignored; // SRV_GIVEN_* knobs that this model has no mechanism for
+    bool degraded;    // as the request permits
 } srv_usage;
 
 void srv_write_error(srv_buf *out, const srv_problem *problem);

@@ -31,60 +31,59 @@ static void put_in_inbox(srv_worker *worker, srv_job *job) {
     pthread_cond_signal(&worker->news);
 }
 
-// This many of its choices wait from now on, at most as many as before; the first that starts takes the prompt.
-static void set_waiting(srv_worker *worker, srv_job *job, size_t waiting) {
-    worker->waiting -= job->waiting - waiting;
-    worker->waiting_tokens -= job->waiting_tokens;
-    job->waiting = waiting;
-    job->waiting_tokens = 0;
-}
-
-static void free_places(srv_worker *worker, srv_job *job, size_t count) {
-    worker->places -= count;
-    job->places -= count;
-}
-
 static void uncount(srv_worker *worker, srv_job *job) {
-    set_waiting(worker, job, 0);
-    free_places(worker, job, job->places);
+    srv_queue_start(worker, job, 0);
+    srv_queue_free(worker, job, job->places);
 }
 
 // ---- loop thread ---------------------------------------------------------------------------------------------------
 
-eng_status srv_worker_submit(srv_worker *worker, srv_job *const *jobs, size_t count) {
-    uint64_t tokens = 0, places = 0;
-    eng_status status = ENG_OK;
-
+// All of them enter the queue, or none.
+static eng_status enter(srv_worker *worker, srv_job *const *jobs, size_t count) {
+    for (size_t i = 0; i < count; i++)
+        if (srv_queue_enter(worker, jobs[i])) {
+            while (i-- > 0)
+                uncount(worker, jobs[i]);
+            return ENG_NO_MEMORY;
+        }
     for (size_t i = 0; i < count; i++) {
-        tokens += jobs[i]->request.count;
-        places += jobs[i]->choice_count;
-    }
-    pthread_mutex_lock(&worker->lock);
-    // One request with many choices may overshoot the number of places: otherwise it would never find room.
-    if (worker->failed)
-        status = ENG_DEVICE;
-    else if (worker->places >= worker->max_places || worker->waiting_tokens + tokens > worker->options.queue_tokens)
-        status = ENG_FULL;
-    for (size_t i = 0; !status && i < count; i++) {
         jobs[i]->wants_submit = true;
-        jobs[i]->places = jobs[i]->waiting = jobs[i]->choice_count;
-        jobs[i]->waiting_tokens = jobs[i]->request.count;
         put_in_inbox(worker, jobs[i]);
     }
-    if (!status) {
-        worker->places += places;
-        worker->waiting += places;
-        worker->waiting_tokens += tokens;
+    return ENG_OK;
+}
+
+eng_status srv_worker_submit(srv_worker *worker, srv_job *const *jobs, size_t count, double share, srv_no_room *why) {
+    srv_room room = {.owner = jobs[0]->request.owner, .share = share};
+    eng_status status;
+
+    for (size_t i = 0; i < count; i++) {
+        room.tokens += jobs[i]->request.count;
+        room.places += jobs[i]->choice_count;
     }
+    pthread_mutex_lock(&worker->lock);
+    if (worker->failed)
+        status = ENG_DEVICE;
+    else if (!srv_queue_has_room(worker, &room, why))
+        status = ENG_FULL;
+    else
+        status = enter(worker, jobs, count);
     pthread_mutex_unlock(&worker->lock);
     return status;
 }
 
-bool srv_worker_full(srv_worker *worker) {
+bool srv_worker_has_room(srv_worker *worker, const srv_room *room, srv_no_room *why) {
     pthread_mutex_lock(&worker->lock);
-    const bool full = worker->places >= worker->max_places;
+    const bool has_room = srv_queue_has_room(worker, room, why);
     pthread_mutex_unlock(&worker->lock);
-    return full;
+    return has_room;
+}
+
+double srv_worker_load(srv_worker *worker) {
+    pthread_mutex_lock(&worker->lock);
+    const double load = srv_queue_load(worker);
+    pthread_mutex_unlock(&worker->lock);
+    return load;
 }
 
 void srv_worker_cancel(srv_worker *worker, srv_job *job) {
@@ -304,7 +303,7 @@ static bool must_run(const srv_job *job) {
 static void account_step(srv_worker *worker) {
     for (srv_job *job = worker->step_started ? worker->active : NULL; job; job = job->active_next)
         if (job->started && job->waiting)
-            set_waiting(worker, job, job->choice_count - job->started);
+            srv_queue_start(worker, job, job->choice_count - job->started);
     worker->step_started = false;
     for (srv_event *event = worker->step_head; event; event = event->next) {
         srv_job *job = event->job;
@@ -312,7 +311,7 @@ static void account_step(srv_worker *worker) {
         if (job->ended)
             uncount(worker, job);
         else if (event->finish != ENG_FINISH_NONE && job->places)
-            free_places(worker, job, 1);
+            srv_queue_free(worker, job, 1);
         if (!job->ended && job->window && !job->paused && job->unread > job->window && !must_run(job)) {
             job->paused = true;
             eng_pause(worker->engine, job->id, true); // sets a mark, so the lock may be held
@@ -320,12 +319,13 @@ static void account_step(srv_worker *worker) {
     }
 }
 
-// Moves the step's events over and takes ended jobs out of the active ones.
-static void publish(srv_worker *worker) {
-    if (!worker->step_head && !worker->step_started)
+// Moves the events of a step of this many seconds over and takes ended jobs out of the active ones.
+static void publish(srv_worker *worker, double seconds) {
+    if (!worker->step_head && !worker->step_started && seconds <= 0)
         return;
     pthread_mutex_lock(&worker->lock);
     account_step(worker);
+    srv_queue_pace(worker, seconds);
     const bool wake = worker->step_head && !worker->outbox_head;
     if (worker->outbox_head)
         worker->outbox_tail->next = worker->step_head;
@@ -416,8 +416,7 @@ static void serve(srv_worker *worker) {
             eng_fail(&worker->error, status, "%s", eng_status_text(status));
         if (worker->error.code)
             return;
-        srv_worker_note_step(worker, began_us, worked);
-        publish(worker);
+        publish(worker, srv_worker_note_step(worker, began_us, worked));
     }
 }
 
@@ -444,7 +443,7 @@ static void fail_all(srv_worker *worker) {
     worker->inbox_tail = NULL;
     for (srv_job *job = worker->active; job; job = job->active_next)
         fail_job(worker, job, worker->error.code, worker->error.text);
-    publish(worker);
+    publish(worker, 0);
 }
 
 static void drop_all(srv_worker *worker) {
@@ -482,7 +481,7 @@ static void *engine_thread(void *context) {
         return NULL;
     }
     pthread_mutex_lock(&worker->lock);
-    worker->max_places = worker->options.queue_requests + (uint64_t)eng_info(worker->engine)->max_rows;
+    worker->rows = (uint64_t)eng_info(worker->engine)->max_rows;
     pthread_mutex_unlock(&worker->lock);
     atomic_store_explicit(&worker->published, worker->engine, memory_order_release);
     set_state(worker, SRV_WORKER_READY);
@@ -503,7 +502,6 @@ eng_status srv_worker_start(const srv_worker_options *options, srv_worker **out,
     if (!worker)
         return eng_fail(error, ENG_NO_MEMORY, "no memory for an engine thread");
     worker->options = *options;
-    worker->max_places = options->queue_requests;
     if (pthread_mutex_init(&worker->lock, NULL) != 0)
         goto free_worker;
     if (pthread_cond_init(&worker->news, NULL) != 0)
@@ -533,6 +531,10 @@ void srv_worker_stop(srv_worker *worker) {
     for (srv_event *event = srv_worker_take(worker), *next; event; event = next) {
         next = event->next;
         srv_event_free(worker, event);
+    }
+    for (srv_holder *holder = worker->holders, *next; holder; holder = next) {
+        next = holder->next;
+        free(holder);
     }
     pthread_cond_destroy(&worker->news);
     pthread_mutex_destroy(&worker->lock);

@@ -73,12 +73,24 @@ void srv_job_release(srv_job *job);
 // What srv_job_options.owner said, NULL after srv_worker_cancel.
 void *srv_job_owner(const srv_job *job);
 
-// Whether a submission would be refused for want of a place, whatever its size.
-bool srv_worker_full(srv_worker *worker);
-// Seconds after which one with this many prompt tokens should find room, estimated from what runs.
-int srv_worker_retry_after(srv_worker *worker, uint64_t tokens);
-// Submits all or none. ENG_FULL: too much waits; ENG_DEVICE: the engine has failed.
-ENG_CHECKED eng_status srv_worker_submit(srv_worker *worker, srv_job *const *jobs, size_t count);
+// What a request asks of the queue.
+typedef struct srv_room {
+    uint64_t owner;          // eng_request.owner
+    double share;            // of what may wait that one owner may hold; 1: all
+    uint64_t places, tokens; // choices, prompt tokens
+} srv_room;
+// Why there is none.
+typedef struct srv_no_room {
+    bool of_share;   // the owner's share is full, not the queue
+    int retry_after; // seconds after which its turn should have come, by the pace of late
+} srv_no_room;
+// Whether a submission would find room. Each refusal counts as one who comes back after the time that *why says.
+bool srv_worker_has_room(srv_worker *worker, const srv_room *room, srv_no_room *why);
+// How full the queue is beyond the rows: the larger share of its requests or tokens, 0 to 1 or a little more.
+double srv_worker_load(srv_worker *worker);
+// Submits all, of one owner, or none. ENG_FULL: too much waits, *why says the rest; ENG_DEVICE: the engine has failed.
+ENG_CHECKED eng_status srv_worker_submit(srv_worker *worker, srv_job *const *jobs, size_t count, double share,
+                                         srv_no_room *why);
 // Ends a job wherever it is; its owner hears no more of it. A job that has ended is no fault.
 void srv_worker_cancel(srv_worker *worker, srv_job *job);
 

@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 // Private to the worker's files: a job and a worker, and which thread owns which field.
 //
-// worker.c runs the threads and the queues, worker_job.c makes and frees jobs, worker_stats.c draws the figures.
+// worker.c runs the threads and the lists between them, worker_queue.c counts who finds room, worker_job.c makes and
+// frees jobs, worker_stats.c draws the figures.
 #ifndef SERVER_WORKER_PRIVATE_H
 #define SERVER_WORKER_PRIVATE_H
 
@@ -24,6 +25,18 @@ typedef struct srv_job_choice {
     eng_usage seen;
 } srv_job_choice;
 
+// What one owner's jobs hold; there while they hold anything. Under the lock.
+typedef struct srv_holder {
+    struct srv_holder *next;
+    uint64_t owner, places, waiting_tokens;
+} srv_holder;
+
+// How fast room has become free of late: sums that fade, over the time in which the engine worked. Under the lock.
+typedef struct srv_pace {
+    double seconds, places, tokens;
+    double new_places, new_tokens; // since the last step
+} srv_pace;
+
 struct srv_job {
     atomic_int references;
     // Constant after creation.
@@ -43,6 +56,7 @@ struct srv_job {
     bool in_inbox;
     size_t places, waiting; // choices that have not ended, that have not started; 0 once it is cancelled
     uint64_t waiting_tokens;
+    srv_holder *holder; // while it has places
     bool paused;
     size_t unread; // bytes of events not yet freed by the loop
     srv_job *inbox_next;
@@ -68,7 +82,11 @@ struct srv_worker {
     // Under the lock.
     srv_job *inbox_head, *inbox_tail;
     srv_event *outbox_head, *outbox_tail;
-    uint64_t places, waiting, waiting_tokens, max_places; // as in a job, of all of them
+    uint64_t places, waiting, waiting_tokens; // as in a job, of all of them
+    uint64_t rows;                            // of the engine; 0 until it is open
+    srv_holder *holders;
+    srv_pace pace;
+    double promised; // when the last of those who were refused would have its turn, in seconds of the clock
     bool stop, failed;
 
     // Written by the engine thread, read by any.
@@ -86,9 +104,20 @@ struct srv_worker {
 
 void srv_job_retain(srv_job *job); // worker_job.c
 
+uint64_t srv_clock_us(void); // worker_stats.c
+
+// worker_queue.c: under the lock.
+bool srv_queue_has_room(srv_worker *worker, const srv_room *room, srv_no_room *why);
+ENG_CHECKED eng_status srv_queue_enter(srv_worker *worker, srv_job *job); // ENG_NO_MEMORY
+// This many of its choices wait from now on, at most as many as before; the first that starts takes the prompt.
+void srv_queue_start(srv_worker *worker, srv_job *job, size_t waiting);
+void srv_queue_free(srv_worker *worker, srv_job *job, size_t places);
+void srv_queue_pace(srv_worker *worker, double seconds); // of work have passed
+double srv_queue_load(const srv_worker *worker);
+
 // worker_stats.c: engine thread.
-uint64_t srv_clock_us(void);
 void srv_worker_note_event(srv_worker *worker, const srv_job *job, srv_job_choice *choice, const eng_event *event);
-void srv_worker_note_step(srv_worker *worker, uint64_t began_us, bool worked);
+// Returns the seconds that the step took; 0: nothing was to be done.
+double srv_worker_note_step(srv_worker *worker, uint64_t began_us, bool worked);
 
 #endif

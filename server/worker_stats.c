@@ -93,7 +93,7 @@ static uint64_t find_soonest(const srv_worker *worker) {
     return soonest;
 }
 
-void srv_worker_note_step(srv_worker *worker, uint64_t began_us, bool worked) {
+double srv_worker_note_step(srv_worker *worker, uint64_t began_us, bool worked) {
     enum { SMOOTHING = 8 };
     const uint64_t taken = srv_clock_us() - began_us, before = srv_counter_read(&worker->step_us);
 
@@ -101,30 +101,14 @@ void srv_worker_note_step(srv_worker *worker, uint64_t began_us, bool worked) {
     worker->event_us = 0;
     srv_counter_set(&worker->soonest_tokens, find_soonest(worker));
     if (!worked)
-        return;
+        return 0;
     srv_histogram_add(&worker->stats.step_seconds, &srv_time_bounds, (double)taken / 1e6, 1);
     srv_counter_set(&worker->step_us, before ? (before * (SMOOTHING - 1) + taken) / SMOOTHING : taken);
+    return (double)taken / 1e6;
 }
 
 // ---- any thread ----------------------------------------------------------------------------------------------------
 
 const srv_stats *srv_worker_stats(const srv_worker *worker) {
     return &worker->stats;
-}
-
-int srv_worker_retry_after(srv_worker *worker, uint64_t tokens) {
-    uint64_t starts = 1; // of waiting jobs, until there is room
-
-    pthread_mutex_lock(&worker->lock);
-    const uint64_t limit = worker->options.queue_tokens, waiting = worker->waiting_tokens + tokens;
-    if (waiting > limit && worker->waiting) {
-        const uint64_t each = worker->waiting_tokens / worker->waiting;
-        starts = each ? (waiting - limit + each - 1) / each : 1;
-    }
-    pthread_mutex_unlock(&worker->lock);
-    const double seconds = (double)srv_counter_read(&worker->soonest_tokens) *
-                           (double)srv_counter_read(&worker->step_us) / 1e6 * (double)starts;
-    if (seconds > SRV_RETRY_MOST_S)
-        return SRV_RETRY_MOST_S;
-    return seconds <= 1 ? 1 : (int)seconds + 1;
 }

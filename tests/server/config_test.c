@@ -75,6 +75,8 @@ START_TEST(defaults) {
     ck_assert_int_eq(config.connections, 1024);
     ck_assert_int_eq(config.queue_requests, 256);
     ck_assert_int_eq(config.queue_tokens, 1 << 20);
+    ck_assert_double_eq(config.key_queue, 0.5);
+    ck_assert_double_eq(config.degrade_queue, 0.5);
     ck_assert_int_eq(config.max_tokens, 65536);
     ck_assert_int_eq(config.max_prompt_tokens, 1 << 20);
     ck_assert_int_eq(config.drain_time_ms, 30000);

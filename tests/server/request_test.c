@@ -55,6 +55,13 @@ static const refusal bad_fields[] = {
     {"{\"temperature\":-1}", 400, "temperature"},
     {"{\"temperature\":\"NaN\"}", 400, "temperature"},
     {"{\"temperature\":100.001}", 400, "temperature"},
+    {"{\"degrade\":true}", 400, "degrade"},
+    {"{\"degrade\":[]}", 400, "degrade"},
+    {"{\"degrade\":{\"cg_tolerance\":1.5}}", 400, "degrade.cg_tolerance"},
+    {"{\"degrade\":{\"cg_tolerance\":\"0.1\"}}", 400, "degrade.cg_tolerance"},
+    {"{\"degrade\":{\"cg_max_steps\":257}}", 400, "degrade.cg_max_steps"},
+    {"{\"degrade\":{\"cg_max_steps\":1.5}}", 400, "degrade.cg_max_steps"},
+    {"{\"degrade\":{\"exit_threshold\":-0.1}}", 400, "degrade.exit_threshold"},
     {"{\"top_p\":1.0000002}", 400, "top_p"},
     {"{\"top_p\":-0.5}", 400, "top_p"},
     {"{\"min_p\":1e308}", 400, "min_p"},
@@ -182,8 +189,6 @@ END_TEST
 // What the contract lists but this version does not build must not be ignored in silence.
 START_TEST(refuses_unbuilt_by_name) {
     static const refusal cases[] = {
-        {"{\"degrade\":{\"cg_tolerance\":1}}", 400, "degrade"},
-        {"{\"degrade\":true}", 400, "degrade"},
         {"{\"session_rollback\":true}", 400, "session_rollback"},
         {"{\"tool_choice\":\"required\"}", 400, "tool_choice"},
         {"{\"suffix\":\"x\"}", 400, "suffix"},
@@ -323,8 +328,14 @@ START_TEST(reads_every_field) {
                     "\"stop\":[\"x\",\"y\\u0000z\"],\"stream\":true,"
                     "\"stream_options\":{\"include_usage\":true,\"continuous_usage_stats\":true,\"other\":1},"
                     "\"cg_tolerance\":1e-6,\"cg_max_steps\":9,\"cg_mode\":\"steps\",\"exit_threshold\":0.75,"
-                    "\"max_loops\":3,\"on_unconverged\":\"error\"}",
+                    "\"max_loops\":3,\"on_unconverged\":\"error\","
+                    "\"degrade\":{\"cg_tolerance\":0.5,\"cg_max_steps\":2,\"exit_threshold\":0.25,\"other\":1}}",
                     &request);
+    ck_assert_uint_eq(request.degrade.given,
+                      SRV_GIVEN_CG_TOLERANCE | SRV_GIVEN_CG_MAX_STEPS | SRV_GIVEN_EXIT_THRESHOLD);
+    ck_assert_float_eq(request.degrade.cg_tolerance, 0.5f);
+    ck_assert_int_eq(request.degrade.cg_max_steps, 2);
+    ck_assert_float_eq(request.degrade.exit_threshold, 0.25f);
     ck_assert_str_eq(request.model, "m");
     ck_assert_uint_eq(request.prompts[0].length, 3);
     ck_assert_mem_eq(request.prompts[0].text, "a\0b", 4);
