@@ -151,11 +151,14 @@ static void emit_head_loss(eng_emit *emit, kern_ptr d_hidden) {
     int32_t tile = emit->tokens < HEAD_TILE_TOKENS ? emit->tokens : HEAD_TILE_TOKENS;
     uint64_t mark = emit->scratch;
     emit->plan->loss = eng_emit_saved_bytes(emit, sizeof(float) * (uint64_t)emit->tokens);
+    if (!eng_trains(emit))
+        emit->plan->best = eng_emit_saved_bytes(emit, sizeof(int32_t) * (uint64_t)emit->tokens);
     kern_ptr tile_memory = eng_emit_scratch_bytes(emit, sizeof(float) * (uint64_t)tile * (uint64_t)config->vocab_size);
     eng_emit_op(emit, KERN_OP_HEAD_LOSS,
                 &(kern_head_loss_args){.x = emit->plan->hidden,
                                        .weight = eng_param(emit->model->head),
                                        .loss = emit->plan->loss,
+                                       .best = emit->plan->best,
                                        .dx = d_hidden,
                                        .grad_weight = eng_trains(emit) ? eng_grad(emit->model->head) : eng_null(),
                                        .tile = tile_memory,

@@ -40,6 +40,7 @@ typedef struct eng_plan {
     kern_ptr top_logprob;      // (max_logits, KERN_MAX_TOP)
     kern_ptr hidden;           // (max_tokens, hidden) after the final norm
     kern_ptr loss;             // (max_tokens)
+    kern_ptr best;             // SCORE: int32 (max_tokens), the likeliest id of each token with a target, else -1
     kern_ptr *report;          // (layers) kern_solve_report (max_tokens, heads) of Mesa layers, else null
     kern_ptr *backward_report; // TRAIN, of the second solve
 } eng_plan;
