@@ -189,16 +189,14 @@ static void on_message(void *closure, const char *format, va_list arguments) {
 static struct MHD_Daemon *start_daemon(srv_listener *listener) {
     const srv_config *config = listener->http->server->config;
     const int64_t idle_seconds = (config->idle_time_ms + 999) / 1000;
-    const srv_tls *tls = &listener->http->tls;
     struct MHD_OptionItem extra[] = {
-        {MHD_OPTION_HTTPS_MEM_CERT, 0, tls->certificate.data},
-        {MHD_OPTION_HTTPS_MEM_KEY, 0, tls->key.data},
+        srv_tls_option(),
         {MHD_OPTION_HTTPS_PRIORITIES, 0, (char *)"NORMAL:-VERS-ALL:+VERS-TLS1.3:+VERS-TLS1.2"},
         {MHD_OPTION_END, 0, NULL},
     };
 
     if (!listener->tls)
-        extra[0] = extra[3];
+        extra[0] = extra[2];
     return MHD_start_daemon(
         MHD_USE_EPOLL | MHD_ALLOW_SUSPEND_RESUME | MHD_USE_ERROR_LOG | (listener->tls ? MHD_USE_TLS : 0), 0, NULL, NULL,
         srv_http_on_request, listener, MHD_OPTION_EXTERNAL_LOGGER, on_message, listener, MHD_OPTION_LISTEN_SOCKET,
@@ -239,7 +237,7 @@ static eng_status start_listener(srv_http *http, const char *where, bool admin, 
                             sizeof listener->address, error);
     if (status)
         return status;
-    listener->tls = http->tls.loaded && !admin && strncmp(listener->address, "http:", 5) == 0;
+    listener->tls = http->tls && !admin && strncmp(listener->address, "http:", 5) == 0;
     if (listener->tls) {
         memmove(listener->address + 1, listener->address, sizeof listener->address - 2);
         memcpy(listener->address, "https", 5);
@@ -273,8 +271,8 @@ eng_status srv_http_create(srv_server *server, srv_http **out, eng_error *error)
     const srv_config *config = server->config;
     eng_status status = srv_timer_create(server->loop, on_sweep, http, &http->sweep);
     if (!status && config->tls_cert)
-        status = srv_tls_load(&http->tls, config->tls_cert, config->tls_key, error);
-    if (http->tls.loaded && srv_tls_expired(&http->tls))
+        status = srv_tls_load(config->tls_cert, config->tls_key, NULL, &http->tls, error);
+    if (http->tls && srv_tls_expired(http->tls))
         srv_log_write(server->log, ENG_LOG_WARNING, "tls", "%s: the certificate has expired", config->tls_cert);
     for (size_t i = 0; i < config->listen_count && !status; i++)
         status = start_listener(http, config->listen[i], false, error);
@@ -372,6 +370,6 @@ void srv_http_free(srv_http *http) {
     for (size_t i = 0; i < http->count; i++)
         free_listener(&http->listeners[i]);
     srv_timer_close(http->sweep);
-    srv_tls_clear(&http->tls);
+    srv_tls_free(http->tls);
     free(http);
 }

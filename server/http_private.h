@@ -12,15 +12,16 @@
 
 #include "server/server.h"
 
-// http_tls.c: what listeners with TLS present.
-typedef struct srv_tls {
-    srv_buf certificate, key; // PEM; the library borrows them
-    int64_t expires;          // Unix seconds
-    bool loaded;
-} srv_tls;
-ENG_CHECKED eng_status srv_tls_load(srv_tls *tls, const char *cert_path, const char *key_path, eng_error *error);
+// http_tls.c: the certificate that listeners with TLS present, with its key.
+typedef struct srv_tls srv_tls;
+// *error names the file. older: what this pair replaces, or NULL; taken on success, and kept to the end, because
+// handshakes may be under way with it.
+ENG_CHECKED eng_status srv_tls_load(const char *cert_path, const char *key_path, srv_tls *older, srv_tls **out,
+                                    eng_error *error);
 bool srv_tls_expired(const srv_tls *tls);
-void srv_tls_clear(srv_tls *tls); // zeroed is accepted
+void srv_tls_free(srv_tls *tls); // NULL is accepted
+// Starting with this option, each handshake gets the pair that is there at its time.
+struct MHD_OptionItem srv_tls_option(void);
 // Straight into the connection, past the library.
 bool srv_tls_send(struct MHD_Connection *mhd, const char *data, size_t length);
 
@@ -50,7 +51,7 @@ typedef struct srv_connection {
 struct srv_http {
     srv_server *server;
     srv_listener listeners[SRV_MAX_LISTENERS + 1]; // and the one for administration
-    srv_tls tls;
+    srv_tls *tls;                                  // NULL: none
     size_t count;
     size_t connections;
     size_t body_bytes; // reserved by all exchanges

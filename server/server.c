@@ -63,21 +63,38 @@ static void on_signal(void *context) {
     on_stop(server);
 }
 
-// Reads the key file again; a bad one changes nothing.
-static void on_reload(void *context) {
-    srv_server *server = context;
+static void reload_keys(srv_server *server) {
     eng_error error = {0};
-    struct timespec now;
 
-    clock_gettime(CLOCK_MONOTONIC, &now);
-    sd_notifyf(0, "RELOADING=1\nMONOTONIC_USEC=%llu",
-               (unsigned long long)now.tv_sec * 1000000 + (unsigned long long)now.tv_nsec / 1000);
     if (!server->config->keys)
         srv_log_write(server->log, ENG_LOG_INFO, "reload", "there is no key file to read again");
     else if (srv_keys_load(server->config->keys, server->keys, &server->keys, &error))
         srv_log_write(server->log, ENG_LOG_ERROR, "reload", "%s; the keys stay as they were", error.text);
     else
         srv_log_write(server->log, ENG_LOG_INFO, "reload", "%zu keys are read", srv_keys_count(server->keys));
+}
+
+static void reload_tls(srv_server *server) {
+    eng_error error = {0};
+
+    if (!server->config->tls_cert)
+        return;
+    if (srv_http_reload_tls(server->http, &error))
+        srv_log_write(server->log, ENG_LOG_ERROR, "reload", "%s; the certificate stays as it was", error.text);
+    else
+        srv_log_write(server->log, ENG_LOG_INFO, "reload", "the certificate is read");
+}
+
+// Reads the files of keys and of TLS again; a bad one changes nothing.
+static void on_reload(void *context) {
+    srv_server *server = context;
+    struct timespec now;
+
+    clock_gettime(CLOCK_MONOTONIC, &now);
+    sd_notifyf(0, "RELOADING=1\nMONOTONIC_USEC=%llu",
+               (unsigned long long)now.tv_sec * 1000000 + (unsigned long long)now.tv_nsec / 1000);
+    reload_keys(server);
+    reload_tls(server);
     if (server->phase == SRV_SERVING)
         sd_notify(0, "READY=1");
 }

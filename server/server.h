@@ -115,6 +115,8 @@ void srv_exchange_drop_body(srv_exchange *exchange); // as soon as it is parsed
 ENG_CHECKED eng_status srv_http_create(srv_server *server, srv_http **out, eng_error *error);
 // What a start would find wrong with the files of TLS. *error names the file.
 ENG_CHECKED eng_status srv_http_check_tls(const srv_config *config, eng_error *error);
+// Reads the files of TLS again; a bad one changes nothing. Without TLS it does nothing.
+ENG_CHECKED eng_status srv_http_reload_tls(srv_http *http, eng_error *error);
 void srv_http_free(srv_http *http); // NULL is accepted; ends what is open
 size_t srv_http_count(const srv_http *http);
 const char *srv_http_address(const srv_http *http, size_t index); // "http://127.0.0.1:8080", "unix:/run/mesa.sock"
@@ -170,15 +172,15 @@ struct srv_server {
 
 // Binds the addresses; ENG_IO: cannot listen. config and log outlive the server.
 ENG_CHECKED eng_status srv_server_create(const srv_config *config, srv_log *log, srv_server **out, eng_error *error);
-// The first of SIGTERM and SIGINT drains, the second ends the process with status 1; SIGHUP reads the key file again.
+// The first of SIGTERM and SIGINT drains, the second ends the process with status 1; SIGHUP reloads.
 ENG_CHECKED eng_status srv_server_handle_signals(srv_server *server);
 // Loads the models and serves until it is drained. Returns the exit status (config.c's help lists them). Models that
 // are still loading are left to it: srv_server_free waits for them.
 int srv_server_run(srv_server *server);
-bool srv_server_loading(const srv_server *server);                      // after run: a model's load is still in flight
-void srv_server_stop(srv_server *server);                               // drain; any thread, until srv_server_free
-void srv_server_reload(srv_server *server);                             // read the keys again; as srv_server_stop
-void srv_server_free(srv_server *server);                               // NULL is accepted
+bool srv_server_loading(const srv_server *server); // after run: a model's load is still in flight
+void srv_server_stop(srv_server *server);          // drain; any thread, until srv_server_free
+void srv_server_reload(srv_server *server);        // read keys and certificates again; as srv_server_stop
+void srv_server_free(srv_server *server);          // NULL is accepted
 const char *srv_server_address(const srv_server *server, size_t index); // NULL: none
 
 // The model of this name (NULL: the first) if it is ready and the key may use it; NULL with a refusal. Any thread.

@@ -43,6 +43,7 @@ setting() { sed -nE "s/^$1=(.*)/\1/p" "$unit"; }
 grep -q '@' "$unit" && grep -n '@[A-Z_]*@' "$unit" && fail 'a place in the unit is not filled in'
 drain=$("$build/mesa-server" --model x=/x --check-config | sed -n 's/^drain_time = //p')
 [ "$(setting TimeoutStopSec)" -gt $((drain + 5)) ] || fail "TimeoutStopSec leaves no room beside drain_time $drain"
+[ "$(setting ExecReload)" = "/bin/kill -HUP \$MAINPID" ] || fail "ExecReload is $(setting ExecReload)"
 [ "$(setting Type)" = notify ] || fail 'Type is not notify'
 # Just-in-time code of the matrix library.
 grep -q '^MemoryDenyWriteExecute=yes' "$unit" && fail 'MemoryDenyWriteExecute would end the server'

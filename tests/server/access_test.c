@@ -582,6 +582,72 @@ START_TEST(serves_tls) {
 }
 END_TEST
 
+static void expect_health(tls_client *client) {
+    static const char request[] = "GET /health HTTP/1.1\r\nHost: t\r\n\r\n";
+    char text[4096] = "";
+
+    ck_assert_int_gt(gnutls_record_send(client->session, request, sizeof request - 1), 0);
+    tls_read_until(client, "\"models\"", text, sizeof text);
+    ck_assert_ptr_nonnull(strstr(text, "HTTP/1.1 200 OK"));
+}
+
+// A connection of its own, and whether it is shown the certificate in the file.
+static bool is_shown(const char *file) {
+    tls_client client;
+    unsigned count = 0;
+    gnutls_datum_t wanted, pem;
+
+    tls_connect(&client);
+    expect_health(&client);
+    const gnutls_datum_t *shown = gnutls_certificate_get_peers(client.session, &count);
+    ck_assert_uint_eq(count, 1);
+    ck_assert_int_eq(gnutls_load_file(file, &pem), 0);
+    ck_assert_int_eq(gnutls_pem_base64_decode2("CERTIFICATE", &pem, &wanted), 0);
+    const bool same = shown[0].size == wanted.size && memcmp(shown[0].data, wanted.data, wanted.size) == 0;
+    gnutls_free(wanted.data);
+    gnutls_free(pem.data);
+    tls_close(&client);
+    return same;
+}
+
+static void reload_until(const char *told) {
+    char *log = NULL;
+
+    srv_server_reload(server.server);
+    do {
+        free(log);
+        sleep_ms(5);
+        log = fixture_log(&server);
+    } while (!strstr(log, told));
+    free(log);
+}
+
+// New handshakes get the new pair, connections live on, a wrong pair changes nothing.
+START_TEST(certificates_are_read_again) {
+    tls_client early;
+    char first[80];
+
+    start_with_tls(NULL);
+    snprintf(first, sizeof first, "%s.first", path);
+    make_pair(second_path, path);
+    ck_assert(!is_shown(second_path)); // nobody has told the server
+    tls_connect(&early);
+    reload_until("the certificate is read");
+    ck_assert(is_shown(second_path));
+    expect_health(&early);
+    ck_assert_int_eq(rename(second_path, first), 0);
+    write_file(second_path, "nonsense");
+    reload_until("the certificate stays as it was");
+    ck_assert(is_shown(first));
+    make_pair(second_path, first); // the certificate of another key than the server's file holds
+    reload_until("not the key of the certificate");
+    expect_health(&early);
+    tls_close(&early);
+    unlink(first);
+    ck_assert_int_eq(fixture_stop(&server), 0);
+}
+END_TEST
+
 START_TEST(slow_bodies_over_tls) {
     static const char *const more[] = {"--body-time", "0.5", NULL};
     static const char request[] =
@@ -638,6 +704,7 @@ static Suite *access_suite(void) {
     tcase_add_test(tests, administration_has_its_own_address);
     tcase_add_test(tests, log_keeps_secrets);
     tcase_add_test(tests, serves_tls);
+    tcase_add_test(tests, certificates_are_read_again);
     tcase_add_test(tests, slow_bodies_over_tls);
     tcase_add_test(tests, bad_tls_files);
     tcase_set_timeout(tests, 60);
