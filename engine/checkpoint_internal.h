@@ -23,4 +23,8 @@ struct eng_checkpoint {
     eng_place *place; // (model->tensors)
 };
 
+// As eng_checkpoint_save, with the config and the tensors' names of a model that has the same tensors.
+ENG_CHECKED eng_status eng_checkpoint_save_as(const char *dir, const eng_weights *weights, const eng_model *model,
+                                              eng_dtype dtype, const char *tokenizer_dir, eng_error *error);
+
 #endif

@@ -149,12 +149,11 @@ static eng_status check_values(const eng_tensor *tensor, const float *values, en
                     (long long)found, (long long)tensor->count, eng_dtype_name(dtype));
 }
 
-static eng_status write_tensors(const char *dir, const eng_weights *weights, const float *host, eng_dtype dtype,
-                                eng_error *error) {
+static eng_status write_tensors(const char *dir, const eng_weights *weights, const eng_model *model, const float *host,
+                                eng_dtype dtype, eng_error *error) {
     static const char *const metadata[] = {"format", "pt", NULL}; // the public Python loaders insist on it
-    const eng_model *model = weights->model;
     size_t count = (size_t)model->tensors;
-    eng_st_source *sources = calloc(count, sizeof *sources);
+    eng_st_source *sources = calloc(count + 1, sizeof *sources);
     char *path = eng_join_path(dir, "model.safetensors");
     eng_status status = sources && path ? ENG_OK : no_memory(error);
     for (size_t i = 0; status == ENG_OK && i < count; i++) {
@@ -164,6 +163,10 @@ static eng_status write_tensors(const char *dir, const eng_weights *weights, con
         memcpy(sources[i].shape, tensor->shape, (size_t)tensor->ndim * sizeof *tensor->shape);
         status = check_values(tensor, values, dtype, error);
     }
+    if (model->config.tied && model->config.dialect == ENG_DIALECT_STATE_SPACES) {
+        sources[count] = sources[model->embed]; // as mamba_ssm saves and loads it
+        sources[count++].name = "lm_head.weight";
+    }
     if (status == ENG_OK)
         status = eng_st_write(path, sources, count, metadata, error);
     free(path);
@@ -171,34 +174,40 @@ static eng_status write_tensors(const char *dir, const eng_weights *weights, con
     return status;
 }
 
-static eng_status write_weights(const char *dir, const eng_weights *weights, eng_dtype dtype, eng_error *error) {
+static eng_status write_weights(const char *dir, const eng_weights *weights, const eng_model *model, eng_dtype dtype,
+                                eng_error *error) {
     float *host = malloc((size_t)weights->count * sizeof *host);
     if (!host)
         return no_memory(error);
     eng_status status = download(weights, host, error);
     if (status == ENG_OK)
-        status = write_tensors(dir, weights, host, dtype, error);
+        status = write_tensors(dir, weights, model, host, dtype, error);
     free(host);
     return status;
 }
 
 // ---- the door
 
-static eng_status fill(const char *temp, const eng_weights *weights, eng_dtype dtype, const char *tokenizer_dir,
-                       eng_error *error) {
-    const eng_config *config = &weights->model->config;
+static eng_status fill(const char *temp, const eng_weights *weights, const eng_model *model, eng_dtype dtype,
+                       const char *tokenizer_dir, eng_error *error) {
+    const eng_config *config = &model->config;
     eng_status status = write_config(temp, config, dtype, error);
     if (status == ENG_OK)
         status = write_generation_config(temp, config, error);
     if (status == ENG_OK && tokenizer_dir)
         status = copy_tokenizer(tokenizer_dir, temp, error);
     if (status == ENG_OK)
-        status = write_weights(temp, weights, dtype, error);
+        status = write_weights(temp, weights, model, dtype, error);
     return status;
 }
 
 eng_status eng_checkpoint_save(const char *dir, const eng_weights *weights, eng_dtype dtype, const char *tokenizer_dir,
                                eng_error *error) {
+    return eng_checkpoint_save_as(dir, weights, weights->model, dtype, tokenizer_dir, error);
+}
+
+eng_status eng_checkpoint_save_as(const char *dir, const eng_weights *weights, const eng_model *model, eng_dtype dtype,
+                                  const char *tokenizer_dir, eng_error *error) {
     if (!weights->trainable)
         return eng_fail(error, ENG_INVALID, "only weights that were loaded for training can be saved");
     if (dtype != ENG_F32 && dtype != ENG_BF16)
@@ -210,7 +219,7 @@ eng_status eng_checkpoint_save(const char *dir, const eng_weights *weights, eng_
     status = eng_make_temp_dir(dir, &temp, error);
     if (status != ENG_OK)
         return status;
-    status = fill(temp, weights, dtype, tokenizer_dir, error);
+    status = fill(temp, weights, model, dtype, tokenizer_dir, error);
     if (status == ENG_OK)
         status = eng_commit_temp_dir(temp, dir, error);
     if (status != ENG_OK) {

@@ -160,8 +160,8 @@ START_TEST(the_commands_run) {
     ck_assert_int_eq(trn_command_eval(4, (char **)eval), TRN_EXIT_OK);
     ck_assert_int_eq(trn_command_eval(5, (char **)eval), TRN_EXIT_OK);
     ck_assert_int_eq(trn_command_eval(2, (char **)eval), TRN_EXIT_USAGE); // no data
-    const char *convert[] = {"convert", model, "--out", half, "--dtype", "bf16", NULL};
-    ck_assert_int_eq(trn_command_convert(6, (char **)convert), TRN_EXIT_OK);
+    const char *convert[] = {"export", model, "--out", half, "--dtype", "bf16", NULL};
+    ck_assert_int_eq(trn_command_export(6, (char **)convert), TRN_EXIT_OK);
     const char *again[] = {"eval", half, "--data", data, NULL};
     ck_assert_int_eq(trn_command_eval(4, (char **)again), TRN_EXIT_OK);
     const char *inspect[] = {"inspect", half, NULL};
@@ -170,8 +170,8 @@ START_TEST(the_commands_run) {
                            "--rows", "2",        "--prompt", "64",       "--tokens", "4",         NULL};
     ck_assert_int_eq(trn_command_bench(13, (char **)bench), TRN_EXIT_OK);
     ck_assert_int_eq(trn_command_bench(1, (char **)bench), TRN_EXIT_USAGE); // neither a folder nor a random model
-    const char *bad[] = {"convert", model, "--out", half, "--dtype", "f16", NULL};
-    ck_assert_int_eq(trn_command_convert(6, (char **)bad), TRN_EXIT_USAGE);
+    const char *bad[] = {"export", model, "--out", half, "--dtype", "f16", NULL};
+    ck_assert_int_eq(trn_command_export(6, (char **)bad), TRN_EXIT_USAGE);
 }
 END_TEST
 
@@ -184,8 +184,8 @@ START_TEST(converting_rounds_to_bf16) {
     write_documents("d", lengths, DOCUMENTS);
     open_run(write_run(mesa_model, "d", CONTEXT, plan), &run);
     save_checkpoint(&run, model);
-    const char *convert[] = {"convert", model, "--out", half, "--dtype", "bf16", NULL};
-    ck_assert_int_eq(trn_command_convert(6, (char **)convert), TRN_EXIT_OK);
+    const char *convert[] = {"export", model, "--out", half, "--dtype", "bf16", NULL};
+    ck_assert_int_eq(trn_command_export(6, (char **)convert), TRN_EXIT_OK);
     eng_weights *weights = NULL;
     ck_assert_int_eq(eng_checkpoint_open(half, &checkpoint, NULL), ENG_OK);
     ck_assert_int_eq(eng_weights_load(checkpoint, run.device, true, &weights, NULL), ENG_OK);

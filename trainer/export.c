@@ -1,0 +1,107 @@
+// SPDX-License-Identifier: Apache-2.0
+// mesa-trainer export and import: a checkpoint as one safetensors file in the keys and names of another project, or of
+// this one, in either element type.
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+#include "engine/export.h"
+#include "engine/files.h"
+#include "trainer/commands.h"
+#include "trainer/options.h"
+#include "trainer/probe.h"
+
+typedef struct arguments {
+    const char *dir, *out, *form, *type;
+} arguments;
+
+static eng_status parse_form(const char *text, eng_form *form, eng_error *error) {
+    *form = ENG_FORM_MESA;
+    if (text && !eng_form_find(text, form))
+        return eng_fail(error, ENG_INVALID, "--as: transformers, fla, state-spaces or mesa");
+    return ENG_OK;
+}
+
+// Without an option nothing is lost.
+static eng_status parse_dtype(const char *text, const trn_probe *probe, eng_dtype *dtype, eng_error *error) {
+    *dtype = ENG_BF16;
+    for (int32_t i = 0; !text && i < probe->model->tensors; i++) {
+        if (eng_checkpoint_dtype(probe->checkpoint, i) != ENG_BF16)
+            *dtype = ENG_F32;
+    }
+    if (text && strcmp(text, "f32") == 0)
+        *dtype = ENG_F32;
+    else if (text && strcmp(text, "bf16") != 0)
+        return eng_fail(error, ENG_INVALID, "--dtype: bf16 or f32");
+    return ENG_OK;
+}
+
+// The tokenizer's files go along where there are any.
+static eng_status save(const trn_probe *probe, const arguments *given, eng_form form, eng_dtype dtype,
+                       eng_error *error) {
+    char *tokenizer = eng_join_path(given->dir, "tokenizer.json");
+    if (!tokenizer)
+        return eng_fail(error, ENG_NO_MEMORY, "out of memory for a path");
+    bool has = access(tokenizer, R_OK) == 0;
+    free(tokenizer);
+    return eng_checkpoint_export(given->out, probe->weights, form, dtype, has ? given->dir : NULL, error);
+}
+
+static eng_status convert(const arguments *given, eng_error *error) {
+    eng_form form = ENG_FORM_MESA;
+    eng_dtype dtype = ENG_F32;
+    trn_probe probe = {0};
+    eng_status status = given->out ? ENG_OK : eng_fail(error, ENG_INVALID, "--out is needed");
+    if (status == ENG_OK)
+        status = parse_form(given->form, &form, error);
+    if (status == ENG_OK)
+        status = trn_probe_open(given->dir, "cpu", true, &probe, error);
+    if (status == ENG_OK)
+        status = parse_dtype(given->type, &probe, &dtype, error);
+    if (status == ENG_OK)
+        status = save(&probe, given, form, dtype, error);
+    if (status == ENG_OK)
+        printf("%s: %llu parameters in %s\n", given->out, (unsigned long long)probe.model->parameters,
+               eng_dtype_name(dtype));
+    trn_probe_close(&probe);
+    return status;
+}
+
+static int run(const char *command, const char *usage, const char *about, bool forms, int argc, char **argv) {
+    arguments given = {0};
+    const trn_option options[] = {
+        {"out", "DIR", TRN_STRING, &given.out, "folder to write; a checkpoint that stands there is replaced"},
+        {"dtype", "TYPE", TRN_STRING, &given.type,
+         "bf16 (rounded to nearest, ties to even) or f32 (default: bf16 where every tensor is, else f32)"},
+        {"as", "FORM", TRN_STRING, &given.form, "transformers, fla, state-spaces or mesa (default mesa)"},
+    };
+    size_t count = sizeof options / sizeof *options - (forms ? 0 : 1);
+    const trn_command_line line = {usage, about, options, count, 1, 1};
+    bool helped = false;
+    int positional = 0;
+    eng_error error = {0};
+    eng_status status = trn_options_parse(&line, argc, argv, &given.dir, &positional, &helped, &error);
+    if (helped)
+        return TRN_EXIT_OK;
+    if (status == ENG_OK)
+        status = convert(&given, &error);
+    if (status == ENG_OK)
+        return TRN_EXIT_OK;
+    fprintf(stderr, "mesa-trainer %s: %s\n", command, error.text);
+    return status == ENG_IO || status == ENG_NO_MEMORY || status == ENG_DEVICE ? TRN_EXIT_FAILED : TRN_EXIT_USAGE;
+}
+
+int trn_command_export(int argc, char **argv) {
+    return run("export", "export DIR --out DIR [--as FORM] [--dtype bf16|f32]",
+               "Writes a checkpoint, its configuration and its tokenizer as another project reads them. What that\n"
+               "project's model does not have is refused by the key's name.",
+               true, argc, argv);
+}
+
+int trn_command_import(int argc, char **argv) {
+    return run("import", "import DIR --out DIR [--dtype bf16|f32]",
+               "Reads a checkpoint in any spelling that is known here and writes it in this project's own: one file,\n"
+               "one name a tensor, fused weights taken apart.",
+               false, argc, argv);
+}
