@@ -113,6 +113,7 @@ typedef kern_status (*cuda_prepare)(const kern_cuda *cuda, const void *args, siz
     X(SHORT_CONV, short_conv) \
     X(GATES, gates)           \
     X(ROPE, rope)             \
+    X(ATTENTION, attention)   \
     X(ACTIVATION, activation) \
     X(GLU, glu)               \
     X(ADD, add)               \

@@ -1,0 +1,442 @@
+// SPDX-License-Identifier: Apache-2.0
+// attention: o_t = sum_j softmax_j(scale q_t . k_j) v_j over the keys j of the token's document up to itself, at most
+// `window` of them; models.md 9. Heads up to 256 wide.
+//
+// Keys are visited in tiles of 32 positions of the document with a running maximum m, sum l and output o, as on the
+// CPU. Tile i belongs to warp i % 8 of a block; the warps' m, l and o are merged in the order of the warps. A query
+// skips a tile of which it sees nothing. So a token's bits depend on its own query and keys alone: neither on the
+// tokens computed beside it nor on where a prompt was cut.
+//
+// A block owns some queries of one kv head: consecutive (token, head of the group) pairs, which mostly share keys, so
+// that all but the first find them in the first-level cache. In a tile a lane owns channels lane, lane + 32 ..: loads
+// are coalesced at any width and distance, and a transposing sum leaves the scores of eight keys in eight lanes.
+//
+// Keys of this launch are read from k and v, earlier ones from the row's pages or from the ring in its slot; a second
+// launch then keeps the new ones there, since a ring's new entries overwrite old ones that the first still reads.
+#include <math.h>
+
+#include "kernels/cuda/cuda.cuh"
+
+enum {
+    WARPS = 8,
+    KEYS = 32,         // of a tile
+    BATCH = 8,         // keys whose loads are in flight at once
+    MAX_WIDTH = 256,   // of a head
+    MAX_QUERIES = 4,   // of a block
+    KEEP_THREADS = 128 // a token's keys and values
+};
+
+static const unsigned ALL = 0xffffffffu;
+
+struct attention_call {
+    const float *q, *k, *v;
+    kern_ptr ring, pages;
+    float *o, *lse;
+    kern_attention shape;
+    int64_t page_offset;
+    int32_t queries; // of a block
+    int32_t pieces;  // blocks of a kv head
+};
+
+// ------------------------------------------------------------------------------------------------ where keys are kept
+
+// The keys of one document and kv head: positions [first, start) in pages or ring, from start on in k and v.
+struct document {
+    int64_t first, start;
+    int32_t start_token;
+    const kern_row *row;
+};
+
+static __device__ bool has_history(const attention_call &c, const kern_row *row) {
+    return c.shape.window > 0 ? c.ring.p && row->slot >= 0 : c.pages.p && row->page0 >= 0;
+}
+
+static __device__ document document_of(const cuda_table *table, const attention_call &c, int32_t token) {
+    document d;
+    d.start_token = table->token_start[token];
+    d.row = &table->row[table->token_row[token]];
+    d.start = table->token_position[d.start_token];
+    d.first = d.start_token == d.row->token0 && has_history(c, d.row) ? 0 : d.start;
+    return d;
+}
+
+struct key_value {
+    float *k, *v;
+};
+
+// Where the row keeps the key of a position.
+static __device__ key_value kept_at(const cuda_table *table, const attention_call &c, const kern_row *row,
+                                    int32_t kv_head, int64_t position) {
+    const kern_attention &s = c.shape;
+    float *memory;
+    int64_t capacity, entry;
+    if (s.window > 0) {
+        capacity = s.window;
+        entry = position % s.window;
+        memory = cuda_slot(table, c.ring, row->slot);
+    } else {
+        capacity = KERN_PAGE_TOKENS;
+        entry = position % KERN_PAGE_TOKENS;
+        const int64_t page = table->page[row->page0 + position / KERN_PAGE_TOKENS];
+        memory = (float *)((char *)c.pages.p + c.page_offset + page * table->page_stride);
+    }
+    key_value at;
+    at.k = memory + (kv_head * capacity + entry) * s.head_width;
+    at.v = at.k + s.kv_heads * capacity * s.head_width;
+    return at;
+}
+
+// A tile's keys as a lane sees them: its own one, and, where all lie at equal distances, the first and the distance.
+struct tile_keys {
+    const float *k, *v; // of key `lane`
+    const float *first_k, *first_v;
+    int64_t distance;
+    int32_t low; // the first key
+    bool together;
+};
+
+static __device__ __forceinline__ const float *broadcast(const float *p, int lane) {
+    return (const float *)(uintptr_t)__shfl_sync(ALL, (unsigned long long)(uintptr_t)p, lane);
+}
+
+// Keys [low, high] of the tile at `position`.
+static __device__ tile_keys locate(const cuda_table *table, const attention_call &c, const document &d, int32_t kv_head,
+                                   int64_t position, int32_t low, int32_t high) {
+    const int lane = threadIdx.x % 32, own = min(max(lane, low), high);
+    const int64_t at = position + own;
+    tile_keys keys;
+    if (at < d.start) {
+        const key_value kept = kept_at(table, c, d.row, kv_head, at);
+        keys.k = kept.k;
+        keys.v = kept.v;
+    } else {
+        const int64_t token = d.start_token + (at - d.start);
+        const int64_t offset = (token * c.shape.kv_heads + kv_head) * c.shape.head_width;
+        keys.k = c.k + offset;
+        keys.v = c.v + offset;
+    }
+    keys.low = low;
+    keys.first_k = broadcast(keys.k, low);
+    keys.first_v = broadcast(keys.v, low);
+    keys.distance = broadcast(keys.k, min(low + 1, high)) - keys.first_k;
+    const int64_t step = (own - low) * keys.distance;
+    keys.together = __all_sync(ALL, keys.k == keys.first_k + step && keys.v == keys.first_v + step);
+    return keys;
+}
+
+template <bool TOGETHER, bool VALUES>
+static __device__ __forceinline__ const float *key_at(const tile_keys &keys, int32_t j) {
+    if (TOGETHER)
+        return (VALUES ? keys.first_v : keys.first_k) + (j - keys.low) * keys.distance;
+    return broadcast(VALUES ? keys.v : keys.k, j);
+}
+
+// ------------------------------------------------------------------------------------------------ the running softmax
+
+// A query's sums in one warp, in shared memory. Lane l owns o[l], o[l + 32] ..
+struct running {
+    float *max, *sum, *o;
+};
+
+static __device__ __forceinline__ float warp_max(float x) {
+#pragma unroll
+    for (int distance = 16; distance > 0; distance /= 2)
+        x = fmaxf(x, __shfl_xor_sync(ALL, x, distance));
+    return x;
+}
+
+static __device__ __forceinline__ float warp_sum(float x) {
+#pragma unroll
+    for (int distance = 16; distance > 0; distance /= 2)
+        x += __shfl_xor_sync(ALL, x, distance);
+    return x;
+}
+
+// The sum over lanes of part[j], in the lanes l with l % BATCH = j.
+static __device__ __forceinline__ float transposing_sum(float (&part)[BATCH]) {
+    const int lane = threadIdx.x % 32;
+#pragma unroll
+    for (int distance = BATCH / 2; distance > 0; distance /= 2) {
+        const bool upper = lane & distance;
+#pragma unroll
+        for (int j = 0; j < distance; j++) {
+            const float give = upper ? part[j] : part[j + distance];
+            const float keep = upper ? part[j + distance] : part[j];
+            part[j] = keep + __shfl_xor_sync(ALL, give, distance);
+        }
+    }
+    float sum = part[0];
+#pragma unroll
+    for (int distance = BATCH; distance < 32; distance *= 2)
+        sum += __shfl_xor_sync(ALL, sum, distance);
+    return sum;
+}
+
+// Channels of the keys or values [j0, j0 + BATCH), zeros where they are not in [low, high].
+template <int C, bool TOGETHER, bool VALUES>
+static __device__ __forceinline__ void load_batch(float (&x)[BATCH][C], const tile_keys &keys, int32_t width, int j0,
+                                                  int32_t low, int32_t high) {
+    const int lane = threadIdx.x % 32;
+#pragma unroll
+    for (int j = 0; j < BATCH; j++) {
+        const float *at = key_at<TOGETHER, VALUES>(keys, j0 + j);
+#pragma unroll
+        for (int c = 0; c < C; c++) {
+            const bool seen = j0 + j >= low && j0 + j <= high && lane + 32 * c < width;
+            x[j][c] = seen ? __ldg(at + lane + 32 * c) : 0.0f;
+        }
+    }
+}
+
+// q . k of key `lane` of the tile.
+template <int C, bool TOGETHER>
+static __device__ __forceinline__ float score_of(const tile_keys &keys, const float *q, int32_t width, int32_t low,
+                                                 int32_t high) {
+    const int lane = threadIdx.x % 32;
+    float score = 0.0f;
+#pragma unroll 1
+    for (int j0 = 0; j0 < KEYS; j0 += BATCH) {
+        float x[BATCH][C], part[BATCH] = {};
+        load_batch<C, TOGETHER, false>(x, keys, width, j0, low, high);
+#pragma unroll
+        for (int c = 0; c < C; c++) {
+            const float q_c = q[lane + 32 * c];
+#pragma unroll
+            for (int j = 0; j < BATCH; j++)
+                part[j] = fmaf(q_c, x[j][c], part[j]);
+        }
+        const float sum = transposing_sum(part);
+        score = lane / BATCH * BATCH == j0 ? sum : score;
+    }
+    return score;
+}
+
+// One query and one tile, of which it sees the keys [low, high]. C: channels of a lane.
+template <int C, bool TOGETHER>
+static __device__ __forceinline__ void visit_tile(const tile_keys &keys, const float *q, const running &state,
+                                                  int32_t width, int32_t low, int32_t high) {
+    const int lane = threadIdx.x % 32;
+    const float dot = score_of<C, TOGETHER>(keys, q, width, low, high);
+    const float score = lane >= low && lane <= high ? dot : -INFINITY;
+    const float before = *state.max, after = fmaxf(before, warp_max(score));
+    const float base = after > -INFINITY ? after : 0.0f;
+    const float p = expf(score - base), factor = before == after ? 1.0f : expf(before - base);
+    const float sum = *state.sum * factor + warp_sum(p);
+    float o[C];
+#pragma unroll
+    for (int c = 0; c < C; c++)
+        o[c] = state.o[lane + 32 * c] * factor;
+#pragma unroll 1
+    for (int j0 = 0; j0 < KEYS; j0 += BATCH) {
+        float x[BATCH][C];
+        load_batch<C, TOGETHER, true>(x, keys, width, j0, low, high);
+#pragma unroll
+        for (int j = 0; j < BATCH; j++) {
+            const float p_j = __shfl_sync(ALL, p, j0 + j);
+#pragma unroll
+            for (int c = 0; c < C; c++)
+                o[c] = fmaf(p_j, x[j][c], o[c]);
+        }
+    }
+#pragma unroll
+    for (int c = 0; c < C; c++)
+        state.o[lane + 32 * c] = o[c];
+    __syncwarp(); // all have read max and sum
+    if (lane == 0) {
+        *state.max = after;
+        *state.sum = sum;
+    }
+    __syncwarp();
+}
+
+// ---------------------------------------------------------------------------------------------------------- the block
+
+// Shared memory of a block: queries (MAX_QUERIES, padded width), scaled; for each warp and query its sums.
+struct block_memory {
+    float *q, *max, *sum, *o;
+    int32_t padded;
+};
+
+static __host__ __device__ int32_t padded_width(int32_t width) {
+    return width <= 32 ? 32 : width <= 64 ? 64 : width <= 128 ? 128 : 256;
+}
+static size_t shared_bytes(const attention_call &c) {
+    return sizeof(float) * c.queries * ((WARPS + 1) * padded_width(c.shape.head_width) + 2 * WARPS);
+}
+
+static __device__ block_memory block_memory_of(const attention_call &c, float *shared) {
+    block_memory m;
+    m.padded = padded_width(c.shape.head_width);
+    m.q = shared;
+    m.o = m.q + c.queries * m.padded;
+    m.max = m.o + WARPS * c.queries * m.padded;
+    m.sum = m.max + WARPS * c.queries;
+    return m;
+}
+
+static __device__ void begin_queries(const attention_call &c, const block_memory &m, int32_t kv_head, int32_t query0,
+                                     int32_t queries) {
+    const kern_attention &s = c.shape;
+    const int32_t group = s.heads / s.kv_heads;
+    for (int i = threadIdx.x; i < queries * m.padded; i += blockDim.x) {
+        const int32_t query = query0 + i / m.padded, channel = i % m.padded;
+        const int64_t head = (int64_t)(query / group) * s.heads + kv_head * group + query % group;
+        m.q[i] = channel < s.head_width ? c.q[head * s.head_width + channel] * s.scale : 0.0f;
+    }
+    for (int i = threadIdx.x; i < WARPS * c.queries * m.padded; i += blockDim.x)
+        m.o[i] = 0.0f;
+    for (int i = threadIdx.x; i < WARPS * c.queries; i += blockDim.x) {
+        m.max[i] = -INFINITY;
+        m.sum[i] = 0.0f;
+    }
+}
+
+// The block's queries [begin, end), which are tokens of one document, against this warp's tiles.
+template <int C>
+static __device__ void visit_document(const cuda_table *table, const attention_call &c, const block_memory &m,
+                                      int32_t kv_head, int32_t query0, int32_t begin, int32_t end) {
+    const int warp = threadIdx.x / 32;
+    const int32_t group = c.shape.heads / c.shape.kv_heads, window = c.shape.window;
+    const document d = document_of(table, c, (query0 + begin) / group);
+    const int64_t position0 = table->token_position[(query0 + begin) / group];
+    const int64_t newest = table->token_position[(query0 + end - 1) / group];
+    const int64_t oldest = window > 0 ? max(position0 - window + 1, d.first) : d.first;
+    int64_t tile = oldest / KEYS;
+    tile += (warp - tile % WARPS + WARPS) % WARPS;
+    for (; tile * KEYS <= newest; tile += WARPS) {
+        const int64_t at = tile * KEYS;
+        const tile_keys keys = locate(table, c, d, kv_head, at, (int32_t)max(oldest - at, (int64_t)0),
+                                      (int32_t)min(newest - at, (int64_t)KEYS - 1));
+        for (int32_t query = begin; query < end; query++) {
+            const int64_t own = table->token_position[(query0 + query) / group];
+            const int64_t first = window > 0 ? max(own - window + 1, d.first) : d.first;
+            const int32_t low = (int32_t)min(max(first - at, (int64_t)0), (int64_t)KEYS);
+            const int32_t high = (int32_t)max(min(own - at, (int64_t)KEYS - 1), (int64_t)-1);
+            if (low > high)
+                continue;
+            const int32_t place = warp * c.queries + query;
+            const running state = {m.max + place, m.sum + place, m.o + place * m.padded};
+            if (keys.together)
+                visit_tile<C, true>(keys, m.q + query * m.padded, state, c.shape.head_width, low, high);
+            else
+                visit_tile<C, false>(keys, m.q + query * m.padded, state, c.shape.head_width, low, high);
+        }
+    }
+}
+
+// The warps' sums, in their order, become outputs.
+static __device__ void finish_queries(const attention_call &c, const block_memory &m, int32_t kv_head, int32_t query0,
+                                      int32_t queries) {
+    const kern_attention &s = c.shape;
+    const int32_t group = s.heads / s.kv_heads;
+    for (int i = threadIdx.x; i < queries * s.head_width; i += blockDim.x) {
+        const int32_t query = i / s.head_width, channel = i % s.head_width;
+        float largest = -INFINITY, sum = 0.0f, o = 0.0f;
+        for (int w = 0; w < WARPS; w++)
+            largest = fmaxf(largest, m.max[w * c.queries + query]);
+        for (int w = 0; w < WARPS; w++) {
+            const int32_t place = w * c.queries + query;
+            const float factor = expf(m.max[place] - largest);
+            sum = fmaf(m.sum[place], factor, sum);
+            o = fmaf(m.o[place * m.padded + channel], factor, o);
+        }
+        const int64_t head = (int64_t)((query0 + query) / group) * s.heads + kv_head * group + (query0 + query) % group;
+        c.o[head * s.head_width + channel] = o / sum;
+        if (channel == 0 && c.lse)
+            c.lse[head] = largest + logf(sum);
+    }
+}
+
+template <int C>
+static __global__ void __launch_bounds__(WARPS * 32) attention_kernel(const cuda_table *table, const attention_call c) {
+    extern __shared__ float shared[];
+    const int32_t group = c.shape.heads / c.shape.kv_heads, kv_head = (int32_t)blockIdx.x % c.shape.kv_heads;
+    // the last pieces see the most keys: they go first
+    const int32_t query0 = (c.pieces - 1 - (int32_t)blockIdx.x / c.shape.kv_heads) * c.queries;
+    const int32_t queries = min(c.queries, table->n_tokens * group - query0);
+    if (queries <= 0)
+        return;
+    const block_memory m = block_memory_of(c, shared);
+    begin_queries(c, m, kv_head, query0, queries);
+    __syncthreads();
+    for (int32_t begin = 0, end; begin < queries; begin = end) {
+        const int32_t start = table->token_start[(query0 + begin) / group];
+        for (end = begin + 1; end < queries && table->token_start[(query0 + end) / group] == start;)
+            end++;
+        visit_document<C>(table, c, m, kv_head, query0, begin, end);
+    }
+    __syncthreads();
+    finish_queries(c, m, kv_head, query0, queries);
+}
+
+// ---------------------------------------------------------------------------------------------------------- the cache
+
+// A block a token. The tokens of the row's last document stay: all of them in pages, the newest in a ring.
+static __global__ void __launch_bounds__(KEEP_THREADS) keep_kernel(const cuda_table *table, const attention_call c) {
+    const int32_t token = (int32_t)blockIdx.x;
+    if (token >= table->n_tokens)
+        return;
+    const kern_row *row = &table->row[table->token_row[token]];
+    const int32_t last = row->token0 + row->length - 1;
+    const int64_t position = table->token_position[token];
+    if (!has_history(c, row) || table->token_start[token] != table->token_start[last])
+        return;
+    if (c.shape.window > 0 && position + c.shape.window <= table->token_position[last])
+        return;
+    const int32_t width = c.shape.head_width, floats = c.shape.kv_heads * width;
+    for (int32_t i = (int32_t)threadIdx.x; i < floats; i += KEEP_THREADS) {
+        const key_value to = kept_at(table, c, row, i / width, position);
+        to.k[i % width] = c.k[(int64_t)token * floats + i];
+        to.v[i % width] = c.v[(int64_t)token * floats + i];
+    }
+}
+
+// ----------------------------------------------------------------------------------------------------------- launcher
+
+kern_status cuda_attention_prepare(const kern_cuda *cuda, const void *args, size_t *workspace_bytes) {
+    (void)cuda;
+    (void)workspace_bytes;
+    const kern_attention_args *a = (const kern_attention_args *)args;
+    const kern_attention *s = &a->attention;
+    if (s->heads < 1 || s->kv_heads < 1 || s->heads % s->kv_heads != 0 || s->head_width < 1 || s->window < 0 ||
+        !isfinite(s->scale) || a->page_offset < 0)
+        return KERN_INVALID;
+    if (!a->q.ref || !a->k.ref || !a->v.ref || !a->o.ref || (s->window > 0 && a->pages.ref) ||
+        (s->window == 0 && a->ring.ref))
+        return KERN_INVALID;
+    return s->head_width <= MAX_WIDTH ? KERN_OK : KERN_UNSUPPORTED;
+}
+
+// Generated tokens share keys inside a group of heads alone, prompt tokens with their neighbours too.
+static attention_call call_of(const cuda_step *step, const kern_attention_args *a) {
+    const int32_t group = a->attention.heads / a->attention.kv_heads;
+    attention_call c;
+    c.q = a->q.f;
+    c.k = a->k.f;
+    c.v = a->v.f;
+    c.ring = a->ring;
+    c.pages = a->pages;
+    c.o = a->o.f;
+    c.lse = a->lse.f;
+    c.shape = a->attention;
+    c.page_offset = a->page_offset;
+    c.queries = step->generated && group < MAX_QUERIES ? group : MAX_QUERIES;
+    c.pieces = cuda_blocks((int64_t)step->tokens * group, c.queries);
+    return c;
+}
+
+kern_status cuda_attention_run(const cuda_step *step, const void *args) {
+    const kern_attention_args *a = (const kern_attention_args *)args;
+    if (step->tokens == 0)
+        return KERN_OK;
+    const attention_call c = call_of(step, a);
+    const int blocks = c.pieces * c.shape.kv_heads, padded = padded_width(c.shape.head_width);
+    auto *kernel = padded == 32    ? attention_kernel<1>
+                   : padded == 64  ? attention_kernel<2>
+                   : padded == 128 ? attention_kernel<4>
+                                   : attention_kernel<8>;
+    kernel<<<blocks, WARPS * 32, shared_bytes(c), step->stream>>>(step->table, c);
+    if (a->ring.p || a->pages.p)
+        keep_kernel<<<step->tokens, KEEP_THREADS, 0, step->stream>>>(step->table, c);
+    return cuda_launched();
+}
