@@ -112,6 +112,7 @@ typedef kern_status (*cuda_prepare)(const kern_cuda *cuda, const void *args, siz
     X(LINEAR, linear)         \
     X(SHORT_CONV, short_conv) \
     X(GATES, gates)           \
+    X(RECURRENCE, recurrence) \
     X(ROPE, rope)             \
     X(ATTENTION, attention)   \
     X(ACTIVATION, activation) \
