@@ -117,7 +117,8 @@ static void refuse_unbuilt(eng_keys *keys) {
 
 // FLA's rule: truncate, then round up to a multiple of 256.
 static int64_t intermediate_from_ratio(eng_keys *keys, int32_t hidden, double fallback) {
-    double ratio = eng_keys_number(keys, "hidden_ratio", fallback, 1e-3, 64);
+    bool none = json_is_null(json_object_get(keys->object, "hidden_ratio")); // the public code's own 4, whatever class
+    double ratio = eng_keys_number(keys, "hidden_ratio", none ? 4 : fallback, 1e-3, 64);
     int64_t width = (int64_t)(hidden * ratio * 2 / 3);
     return (width + INTERMEDIATE_GRAIN - 1) / INTERMEDIATE_GRAIN * INTERMEDIATE_GRAIN;
 }

@@ -63,11 +63,15 @@ static void read_llama3(eng_keys *rope, eng_attention_config *attention) {
         eng_keys_fail(rope, ENG_FORMAT, "high_freq_factor", "must be above low_freq_factor");
 }
 
+static void refuse_partial_rotation(eng_keys *keys) {
+    if (eng_keys_number(keys, "partial_rotary_factor", 1, 0, 1) != 1)
+        eng_keys_fail(keys, ENG_UNSUPPORTED, "partial_rotary_factor", "only 1 is supported");
+}
+
 // rope: rope_parameters or rope_scaling.
 static void read_rope(eng_keys *rope, eng_attention_config *attention) {
     attention->rope_theta = eng_keys_number(rope, "rope_theta", attention->rope_theta, 1, 1e12);
-    if (eng_keys_number(rope, "partial_rotary_factor", 1, 0, 1) != 1)
-        eng_keys_fail(rope, ENG_UNSUPPORTED, "partial_rotary_factor", "only 1 is supported");
+    refuse_partial_rotation(rope);
     const char *key = eng_keys_value(rope, "rope_type") ? "rope_type" : "type";
     const char *type = eng_keys_text(rope, key, "default");
     if (strcmp(type, "linear") == 0) {
@@ -85,6 +89,7 @@ static void read_rope(eng_keys *rope, eng_attention_config *attention) {
 static void read_llama_rope(eng_keys *keys, eng_attention_config *attention) {
     attention->rope_factor = 1;
     attention->rope_theta = eng_keys_number(keys, "rope_theta", 10000, 1, 1e12);
+    refuse_partial_rotation(keys);
     const json_t *parameters = eng_keys_value(keys, "rope_parameters"), *scaling = eng_keys_value(keys, "rope_scaling");
     if (parameters && scaling)
         eng_keys_fail(keys, ENG_FORMAT, "rope_scaling", "stands beside rope_parameters");

@@ -5,6 +5,7 @@
 // several classes share is here. What a key asks for and this version does not compute is refused by the key's name.
 #include "engine/config_internal.h"
 
+#include <math.h>
 #include <stdio.h>
 #include <string.h>
 
@@ -95,5 +96,8 @@ void eng_config_value_groups(eng_keys *keys, int32_t heads, int32_t head_width, 
     eng_config_divides(keys, "num_heads", own->query_heads, own->heads, "value heads");
     own->key_width = (int32_t)eng_keys_integer(keys, "head_dim", head_width, 1, ENG_CONFIG_MAX_HEAD_WIDTH);
     own->value_width = eng_config_expanded(keys, "expand_v", expand_v, own->key_width, 1);
+    double exact = own->key_width * eng_keys_number(keys, "expand_v", expand_v, 1e-6, 64);
+    if (keys->status == ENG_OK && fabs(exact - own->value_width) > 1e-5 * exact) // as the public code refuses it
+        eng_keys_fail(keys, ENG_FORMAT, "expand_v", "gives heads of width %g", exact);
     eng_config_delta(keys, own);
 }
