@@ -17,7 +17,7 @@
 typedef struct bench_options {
     const char *url, *key_file, *text;
     cli_list concurrency, rate;
-    int64_t requests, warm_up, vocabulary, seed;
+    int64_t requests, retries, warm_up, vocabulary, seed;
     double seconds, timeout, slo_first, slo_gap;
     cli_range prompt_tokens, max_tokens;
     bool plain, csv, final_usage, stop_at_eos;
@@ -45,9 +45,10 @@ static bool check_options(bench_options *o) {
             return false;
     if (!o->requests && !(o->seconds > 0))
         o->requests = 64;
-    return is_between("requests", (double)o->requests, 0, 1e9) && is_between("seconds", o->seconds, 0, 1e6) &&
-           is_between("warm-up", (double)o->warm_up, 0, 1e6) && is_between("timeout", o->timeout, 0.001, 1e6) &&
-           is_between("slo-first", o->slo_first, 0, 1e9) && is_between("slo-gap", o->slo_gap, 0, 1e9) &&
+    return is_between("requests", (double)o->requests, 0, 1e9) && is_between("retries", (double)o->retries, 0, 1e6) &&
+           is_between("seconds", o->seconds, 0, 1e6) && is_between("warm-up", (double)o->warm_up, 0, 1e6) &&
+           is_between("timeout", o->timeout, 0.001, 1e6) && is_between("slo-first", o->slo_first, 0, 1e9) &&
+           is_between("slo-gap", o->slo_gap, 0, 1e9) &&
            (o->vocabulary == 0 || is_between("vocabulary", (double)o->vocabulary, 2, INT32_MAX));
 }
 
@@ -157,6 +158,7 @@ static int bench(bench_options *o, json_t *fields) {
                           .final_usage = o->final_usage,
                           .ignore_eos = !o->stop_at_eos,
                           .requests = o->requests,
+                          .retries = o->retries,
                           .seconds = o->seconds,
                           .timeout = o->timeout,
                           .slo_first_ms = o->slo_first,
@@ -176,6 +178,8 @@ int cli_command_bench(int argc, char **argv) {
         {"rate", "X,...", CLI_LIST, &o.rate, "open loop: so many arrivals a second, a Poisson process"},
         {"requests", "N", CLI_INTEGER, &o.requests, "requests of a level (default 64, or any number in --seconds)"},
         {"seconds", "S", CLI_REAL, &o.seconds, "no request begins after this time"},
+        {"retries", "N", CLI_INTEGER, &o.retries,
+         "send a request that is refused with 429 so often again, each time after its Retry-After (default 0)"},
         {"warm-up", "N", CLI_INTEGER, &o.warm_up, "requests before each level that are not counted (default 0)"},
         {"prompt-tokens", "N|LOW:HIGH", CLI_RANGE, &o.prompt_tokens, "random ids in a prompt (default 128)"},
         {"max-tokens", "N|LOW:HIGH", CLI_RANGE, &o.max_tokens, "tokens to write (default 64)"},

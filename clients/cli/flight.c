@@ -8,10 +8,11 @@
 #include <string.h>
 #include <strings.h>
 
-enum { MAX_BODY = 64 << 20 };
+enum { MAX_BODY = 64 << 20, REFUSED = 429 };
 
 void cli_flight_begin(cli_flight *flight, char *request, int64_t arrival) {
-    free(flight->request);
+    if (flight->request != request)
+        free(flight->request);
     cli_events_free(&flight->events);
     cli_events_init(&flight->events);
     cli_buf_free(&flight->body);
@@ -19,6 +20,7 @@ void cli_flight_begin(cli_flight *flight, char *request, int64_t arrival) {
     flight->request = request;
     flight->began = flight->streamed = flight->ended = flight->has_usage = flight->untold = false;
     flight->status = 0;
+    flight->retry_after = 0;
     flight->arrival = arrival;
     flight->sent = cli_now();
     flight->first = flight->last = 0;
@@ -131,7 +133,11 @@ static void read_body(cli_flight *flight) {
 }
 
 bool cli_flight_end(cli_flight *flight, CURLcode result) {
+    curl_off_t wait = 0;
+
     curl_easy_getinfo(flight->easy, CURLINFO_RESPONSE_CODE, &flight->status);
+    if (curl_easy_getinfo(flight->easy, CURLINFO_RETRY_AFTER, &wait) == CURLE_OK && flight->status == REFUSED)
+        flight->retry_after = (int64_t)wait;
     if (flight->problem[0])
         return false;
     if (result != CURLE_OK) {

@@ -13,16 +13,18 @@ typedef struct cli_flight {
     cli_events events;
     cli_buf body; // of an answer that is no stream
     bool began, streamed, ended, has_usage, untold;
+    int64_t tries; // of this request, earlier ones included; the load's
     long status;
     int64_t arrival, sent, first, last; // times; 0: not yet
     int64_t tokens;                     // told by events so far
     int64_t prompt_tokens, completion_tokens;
     cli_samples between, event_gaps;
     char problem[CLI_PROBLEM_SIZE]; // "": none
-    struct cli_flight *next;        // in the load's list of free ones
+    int64_t retry_after;            // seconds that a refusal asks for; 0: none
+    struct cli_flight *next;        // in a list of the load's
 } cli_flight;
 
-// Takes request (malloc'd). Everything else begins anew.
+// Takes request (malloc'd, or the flight's own to send it again). Everything else but tries begins anew.
 void cli_flight_begin(cli_flight *flight, char *request, int64_t arrival);
 void cli_flight_free(cli_flight *flight);
 // A write callback of libcurl; context is the flight.

@@ -20,7 +20,7 @@ typedef struct load {
     const cli_load_plan *plan;
     cli_load_result *result;
     cli_loop *loop;
-    cli_flight *idle, **all;
+    cli_flight *idle, *waiting, **all; // waiting: to be sent again, the next first
     size_t flights, capacity;
     uint64_t arrivals; // state of the random numbers of the arrival process
     int64_t begin, stop_at, next_arrival, last_answer;
@@ -106,6 +106,16 @@ static cli_flight *take_flight(load *load) {
     return flight;
 }
 
+static void send_request(load *load, cli_flight *flight, char *request, int64_t arrival) {
+    cli_flight_begin(flight, request, arrival);
+    curl_easy_setopt(flight->easy, CURLOPT_POSTFIELDS, request);
+    curl_easy_setopt(flight->easy, CURLOPT_POSTFIELDSIZE_LARGE, (curl_off_t)strlen(request));
+    if (!cli_loop_add(load->loop, flight->easy)) {
+        load->broken = true;
+        cli_loop_stop(load->loop);
+    }
+}
+
 static void start_request(load *load, int64_t arrival) {
     char *request = make_request(load->plan, load->started);
     cli_flight *flight = request ? take_flight(load) : NULL;
@@ -116,15 +126,10 @@ static void start_request(load *load, int64_t arrival) {
         cli_loop_stop(load->loop);
         return;
     }
-    cli_flight_begin(flight, request, arrival ? arrival : cli_now());
-    curl_easy_setopt(flight->easy, CURLOPT_POSTFIELDS, request);
-    curl_easy_setopt(flight->easy, CURLOPT_POSTFIELDSIZE_LARGE, (curl_off_t)strlen(request));
+    flight->tries = 0;
     load->started++;
     load->running++;
-    if (!cli_loop_add(load->loop, flight->easy)) {
-        load->broken = true;
-        cli_loop_stop(load->loop);
-    }
+    send_request(load, flight, request, arrival ? arrival : cli_now());
 }
 
 // ---- when
@@ -146,17 +151,48 @@ static void fill(load *load) {
         start_request(load, 0);
 }
 
-// Starts every request whose arrival has passed.
+static void set_alarm(load *load) {
+    const bool arrives = load->plan->rate > 0 && may_start(load, load->next_arrival);
+    int64_t at = arrives ? load->next_arrival : 0;
+
+    if (load->waiting && (!at || load->waiting->arrival < at))
+        at = load->waiting->arrival;
+    cli_loop_alarm(load->loop, at);
+}
+
+// Starts every request whose arrival, or whose time to come again, has passed.
 static void on_alarm(void *context) {
     load *load = context;
 
-    while (!load->broken && may_start(load, load->next_arrival) && load->next_arrival <= cli_now()) {
+    while (!load->broken && load->plan->rate > 0 && may_start(load, load->next_arrival) &&
+           load->next_arrival <= cli_now()) {
         start_request(load, load->next_arrival);
         load->next_arrival += draw_gap(&load->arrivals, load->plan->rate);
     }
-    if (may_start(load, load->next_arrival))
-        cli_loop_alarm(load->loop, load->next_arrival);
+    while (!load->broken && load->waiting && load->waiting->arrival <= cli_now()) {
+        cli_flight *flight = load->waiting;
+        load->waiting = flight->next;
+        load->result->tried_again++;
+        send_request(load, flight, flight->request, flight->arrival);
+    }
+    set_alarm(load);
     stop_if_over(load);
+}
+
+// Puts a refused request among those that wait, by its time; false: it is not to be sent again.
+static bool wait_to_retry(load *load, cli_flight *flight) {
+    cli_flight **place = &load->waiting;
+
+    if (!flight->retry_after || flight->tries >= load->plan->retries)
+        return false;
+    flight->tries++;
+    flight->arrival = cli_now() + flight->retry_after * INT64_C(1000000000);
+    while (*place && (*place)->arrival <= flight->arrival)
+        place = &(*place)->next;
+    flight->next = *place;
+    *place = flight;
+    set_alarm(load);
+    return true;
 }
 
 // ---- figures
@@ -210,15 +246,23 @@ static void on_done(void *context, CURL *easy, CURLcode code) {
     curl_easy_getinfo(easy, CURLINFO_PRIVATE, (char **)&flight);
     if (!flight)
         return;
-    load->running--;
     load->last_answer = cli_now();
-    if (cli_flight_end(flight, code)) {
+    const bool succeeded = cli_flight_end(flight, code);
+    load->result->accepted_again += succeeded && flight->tries > 0;
+    if (flight->retry_after)
+        cli_samples_add(&load->result->refused, load->last_answer - flight->sent);
+    if (wait_to_retry(load, flight))
+        return;
+    load->running--;
+    if (succeeded) {
         load->failures_in_a_row = 0;
         count_success(load, flight);
     } else {
         load->result->failed++;
         count_fault(load->result, flight->problem);
-        load->result->gave_up = ++load->failures_in_a_row >= FAILURES_IN_A_ROW + load->plan->concurrency;
+        // Who is offered more than it can do should refuse for the time being.
+        load->failures_in_a_row += !(load->plan->rate > 0 && flight->retry_after);
+        load->result->gave_up = load->failures_in_a_row >= FAILURES_IN_A_ROW + load->plan->concurrency;
     }
     flight->next = load->idle;
     load->idle = flight;
@@ -278,7 +322,7 @@ bool cli_load_run(const cli_load_plan *plan, cli_load_result *result) {
     free(load.all);
     cli_loop_free(load.loop);
     const bool whole = !load.broken && !result->between.failed && !result->events.failed && !result->whole.failed &&
-                       !result->first.failed && !result->late.failed;
+                       !result->first.failed && !result->late.failed && !result->refused.failed;
     if (!whole)
         cli_complain("out of memory");
     return whole;
@@ -290,4 +334,5 @@ void cli_load_result_free(cli_load_result *result) {
     cli_samples_free(&result->events);
     cli_samples_free(&result->whole);
     cli_samples_free(&result->late);
+    cli_samples_free(&result->refused);
 }

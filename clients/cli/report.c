@@ -13,13 +13,13 @@ typedef struct distribution {
     cli_samples *samples;
 } distribution;
 
-enum { DISTRIBUTIONS = 5 };
+enum { DISTRIBUTIONS = 6 };
 
 static void list(cli_load_result *result, distribution out[DISTRIBUTIONS]) {
     const distribution all[DISTRIBUTIONS] = {
         {"first token", "first", &result->first},      {"between tokens", "between", &result->between},
         {"between events", "events", &result->events}, {"end to end", "whole", &result->whole},
-        {"sent late", "late", &result->late},
+        {"sent late", "late", &result->late},          {"until refused", "refused", &result->refused},
     };
     for (int i = 0; i < DISTRIBUTIONS; i++)
         out[i] = all[i];
@@ -66,6 +66,10 @@ void cli_report_table(const cli_load_plan *plan, cli_load_result *result) {
     for (int i = 0; i < DISTRIBUTIONS; i++)
         if (all[i].samples->count && (all[i].samples != &result->late || plan->rate > 0))
             print_distribution(&all[i]);
+    if (result->tried_again)
+        printf("  sent again after Retry-After: %lld, of these accepted %lld (%.1f %%)\n",
+               (long long)result->tried_again, (long long)result->accepted_again,
+               100 * (double)result->accepted_again / (double)result->tried_again);
     if (result->untold_tokens)
         puts("  (events did not tell their tokens: each is taken as one)");
     printf("  this program used %.2f s of CPU, %.1f %% of a core\n", result->cpu_seconds, cpu_share);
@@ -81,7 +85,7 @@ void cli_report_csv_header(void) {
 
     list(&none, all);
     printf("mode,concurrency,rate,succeeded,failed,seconds,prompt_tokens,completion_tokens,tokens_per_second,"
-           "good_tokens_per_second,generator_cpu_seconds");
+           "good_tokens_per_second,generator_cpu_seconds,tried_again,accepted_again");
     for (int i = 0; i < DISTRIBUTIONS; i++)
         for (int k = -1; k <= QUANTILES; k++) {
             static const char *const names[] = {"mean", "p50", "p90", "p99", "p999", "max"};
@@ -93,11 +97,12 @@ void cli_report_csv_header(void) {
 void cli_report_csv(const cli_load_plan *plan, cli_load_result *result) {
     distribution all[DISTRIBUTIONS];
 
-    printf("%s,%lld,%g,%lld,%lld,%.6f,%lld,%lld,%.3f,%.3f,%.3f", plan->stream ? "stream" : "plain",
+    printf("%s,%lld,%g,%lld,%lld,%.6f,%lld,%lld,%.3f,%.3f,%.3f,%lld,%lld", plan->stream ? "stream" : "plain",
            plan->rate > 0 ? 0LL : (long long)plan->concurrency, plan->rate, (long long)result->succeeded,
            (long long)result->failed, result->seconds, (long long)result->prompt_tokens,
            (long long)result->completion_tokens, per_second(result->completion_tokens, result),
-           per_second(result->good_tokens, result), result->cpu_seconds);
+           per_second(result->good_tokens, result), result->cpu_seconds, (long long)result->tried_again,
+           (long long)result->accepted_again);
     list(result, all);
     for (int i = 0; i < DISTRIBUTIONS; i++) {
         cli_samples *samples = all[i].samples;

@@ -20,6 +20,7 @@ typedef struct answer {
     int events, tokens;      // events, tokens an event
     bool tells, cut, refuse; // usage with each event; end without the end mark; 429
     int refuse_every;        // every so many requests; 0: never
+    bool comes_again;        // a refusal says when to come again
 } answer;
 
 static void wait_ms(int milliseconds) {
@@ -87,6 +88,14 @@ static void send_whole(int connection, const answer *answer) {
     send_text(connection, body);
 }
 
+static void send_refusal(int connection, bool comes_again) {
+    send_text(connection, "HTTP/1.1 429 Too Many Requests\r\nContent-Type: application/json\r\n");
+    if (comes_again)
+        send_text(connection, "Retry-After: 1\r\n");
+    send_text(connection, "Content-Length: 45\r\nConnection: close\r\n\r\n"
+                          "{\"error\":{\"message\":\"full\",\"code\":\"busy\"}}   ");
+}
+
 static void serve(int listener, const answer *answer) {
     for (int number = 1;; number++) {
         const int connection = accept(listener, NULL, NULL);
@@ -96,9 +105,7 @@ static void serve(int listener, const answer *answer) {
         if (!read_request(connection, &streamed))
             number--;
         else if (answer->refuse || (answer->refuse_every && number % answer->refuse_every == 0))
-            send_text(connection, "HTTP/1.1 429 Too Many Requests\r\nContent-Type: application/json\r\n"
-                                  "Content-Length: 45\r\nConnection: close\r\n\r\n"
-                                  "{\"error\":{\"message\":\"full\",\"code\":\"busy\"}}   ");
+            send_refusal(connection, answer->comes_again);
         else if (streamed)
             send_stream(connection, answer);
         else
@@ -256,6 +263,31 @@ START_TEST(test_time_limit) {
 }
 END_TEST
 
+// A refusal for the time being is not the end, but as often as was said and after the time that was asked for.
+START_TEST(test_retries) {
+    const answer some = {.events = 2, .tokens = 1, .tells = true, .refuse_every = 3, .comes_again = true};
+    const answer all = {.refuse = true, .comes_again = true};
+    cli_load_result result;
+
+    run(&some, (cli_load_plan){.stream = true, .concurrency = 1, .requests = 6, .retries = 1}, &result);
+    ck_assert_int_eq(result.succeeded, 6);
+    ck_assert_int_eq(result.failed, 0);
+    ck_assert_int_eq(result.tried_again, 2);
+    ck_assert_int_eq(result.accepted_again, 2);
+    ck_assert_uint_eq(result.refused.count, 2);
+    ck_assert(result.seconds >= 2 && cli_samples_quantile(&result.whole, 1) < 1000000000);
+    cli_load_result_free(&result);
+
+    run(&all, (cli_load_plan){.stream = true, .rate = 100, .requests = 100, .retries = 1}, &result);
+    ck_assert(!result.gave_up);
+    ck_assert_int_eq(result.failed, 100);
+    ck_assert_int_eq(result.tried_again, 100);
+    ck_assert_int_eq(result.accepted_again, 0);
+    ck_assert_uint_eq(result.refused.count, 200);
+    cli_load_result_free(&result);
+}
+END_TEST
+
 START_TEST(test_faults) {
     const answer some = {.events = 2, .tokens = 1, .tells = true, .refuse_every = 3};
     const answer cut = {.events = 2, .tokens = 1, .tells = true, .cut = true};
@@ -317,6 +349,7 @@ static Suite *load_suite(void) {
     tcase_add_test(all, test_open_loop);
     tcase_add_test(all, test_arrivals_are_poisson);
     tcase_add_test(all, test_time_limit);
+    tcase_add_test(all, test_retries);
     tcase_add_test(all, test_faults);
     tcase_add_test(all, test_objectives);
     suite_add_tcase(suite, all);

@@ -1,0 +1,68 @@
+#!/bin/bash
+# SPDX-License-Identifier: Apache-2.0
+# More than the server can do: a closed loop measures its rate, then an open loop offers several times as much, first
+# without coming back after a refusal, then coming back when Retry-After says so. Prints a Markdown table.
+#
+#   tests/bench/overload.sh MODEL [TIMES...]    times the measured rate, default 4
+# Environment: MESA_BUILD (default build), ROWS (default 32) and QUEUE (default 64) of the server, PROMPT and TOKENS
+# (default 32 and 32), SECONDS_OFFERED (default 20) that arrivals last. The bound of a request that is taken in is what
+# stands before it and itself at the measured rate: (QUEUE + ROWS) / rate.
+set -euo pipefail
+build=${MESA_BUILD:-$(dirname "$0")/../../build}
+model=$1
+shift
+times=("$@")
+[ ${#times[@]} -gt 0 ] || times=(4)
+rows=${ROWS:-32} queue=${QUEUE:-64}
+folder=$(mktemp -d)
+server=
+trap '[ -z "$server" ] || kill "$server"; rm -rf "$folder"' EXIT
+
+OMP_WAIT_POLICY=passive GOMP_SPINCOUNT=20000 "$build/mesa-server" --model "bench=$model" --rows "$rows" \
+    --queue-requests "$queue" --listen "unix:$folder/socket" >"$folder/log" 2>&1 &
+server=$!
+export MESA_URL=unix:$folder/socket
+for _ in $(seq 300); do
+    curl -fsS -o /dev/null --unix-socket "$folder/socket" http://localhost/health/ready 2>/dev/null && break
+    sleep 0.1
+done
+
+bench() {
+    "$build/mesa" bench --csv --prompt-tokens "${PROMPT:-32}" --max-tokens "${TOKENS:-32}" "$@" >"$folder/csv" || true
+}
+column() { # NAME, of a CSV with a heading and one line
+    awk -F, -v name="$1" 'NR == 1 { for (i = 1; i <= NF; i++) if ($i == name) at = i } NR == 2 { print $at }' \
+        "$folder/csv"
+}
+
+bench --concurrency "$rows" --requests $((rows * 8)) --warm-up "$rows"
+rate=$(awk -v n="$(column succeeded)" -v s="$(column seconds)" 'BEGIN { printf "%.3f", n / s }')
+alone="$(column first_p99_ms) $(column between_p99_ms) $(column whole_p99_ms)"
+read -r first between whole <<<"$alone"
+echo "Closed loop, $rows at a time: $rate requests a second; p99 first token $first ms, between $between ms," \
+    "end to end $whole ms."
+echo
+echo "| offered | coming back | taken in | refused at last | first token p50, p99 ms | between p50, p99 ms |" \
+    "end to end p99, bound ms | until refused p50, p99, max ms | came back, of these taken in |"
+echo "|---|---|---|---|---|---|---|---|---|"
+for factor in "${times[@]}"; do
+    for retries in 0 1 8; do
+        offered=$(awk -v r="$rate" -v f="$factor" 'BEGIN { printf "%.3f", r * f }')
+        requests=$(awk -v r="$offered" -v s="${SECONDS_OFFERED:-20}" 'BEGIN { printf "%d", r * s }')
+        bench --rate "$offered" --requests "$requests" --retries "$retries"
+        awk -v factor="$factor" -v retries="$retries" -v ok="$(column succeeded)" -v failed="$(column failed)" \
+            -v f50="$(column first_p50_ms)" -v f99="$(column first_p99_ms)" -v b50="$(column between_p50_ms)" \
+            -v b99="$(column between_p99_ms)" -v w99="$(column whole_p99_ms)" -v r50="$(column refused_p50_ms)" \
+            -v r99="$(column refused_p99_ms)" -v rmax="$(column refused_max_ms)" -v again="$(column tried_again)" \
+            -v taken="$(column accepted_again)" -v bound="$(awk -v n=$((queue + rows)) -v r="$rate" \
+                'BEGIN { print 1000 * n / r }')" '
+            BEGIN {
+                printf "| %s times | %s | %d | %d | %.0f, %.0f | %.1f, %.1f | %.0f, %.0f |", factor,
+                    retries ? (retries == 1 ? "once" : "up to " retries " times") : "no", ok, failed, f50, f99, b50,
+                    b99, w99, bound
+                printf " %.1f, %.1f, %.1f | %s |\n", r50, r99, rmax,
+                    again ? sprintf("%d, %.0f %%", again, 100 * taken / again) : "-"
+            }'
+        sleep 1
+    done
+done
