@@ -30,16 +30,20 @@ static void check_map(kernel_test *test, int feature, int32_t tokens, int32_t gr
     kern_feature_map_args forward = {{x}, {y}, groups, width, feature, 1e-4f};
     kern_feature_map_backward_args backward = {{x}, {dy}, {dx}, groups, width, feature, 1e-4f};
     kernel_test_launch(test, KERN_OP_FEATURE_MAP, &forward);
-    kernel_test_launch(test, KERN_OP_FEATURE_MAP_BACKWARD, &backward);
     kernel_test_assert_norm(y, y_want, vectors * wide, 1e-6);
-    // Of one element that is divided by itself the gradient is all but zero.
-    kernel_test_assert_norm(dx, dx_want, feature == KERN_FEATURE_SUM && width == 1 ? 0 : vectors * w, 2e-6);
+    if (!test->cuda) {
+        kernel_test_launch(test, KERN_OP_FEATURE_MAP_BACKWARD, &backward);
+        // Of one element that is divided by itself the gradient is all but zero.
+        kernel_test_assert_norm(dx, dx_want, feature == KERN_FEATURE_SUM && width == 1 ? 0 : vectors * w, 2e-6);
+    }
     if (feature != KERN_FEATURE_SUM)
         return;
     forward.y.f = x, backward.x.f = kernel_test_copy(test, x, vectors * w), backward.dx.f = dy; // in place
     kernel_test_launch(test, KERN_OP_FEATURE_MAP, &forward);
-    kernel_test_launch(test, KERN_OP_FEATURE_MAP_BACKWARD, &backward);
     kernel_test_assert_same(x, y, vectors * w);
+    if (test->cuda)
+        return;
+    kernel_test_launch(test, KERN_OP_FEATURE_MAP_BACKWARD, &backward);
     kernel_test_assert_same(dy, dx, vectors * w);
 }
 
@@ -49,7 +53,7 @@ START_TEST(maps_equal_reference) {
     } shape[] = {{1, 1, 1}, {1, 1, 2}, {5, 3, 7}, {40, 4, 64}, {3, 2, 37}, {9, 1, 130}};
     kernel_test test;
     if (!kernel_test_open(&test, _i, "cpu"))
-        MESA_TEST_SKIP("instruction set %d is not here", _i);
+        MESA_TEST_SKIP("device %d is not here", _i);
     for (size_t s = 0; s < sizeof shape / sizeof shape[0]; s++)
         for (int feature = 0; feature < KERN_FEATURES; feature++)
             check_map(&test, feature, shape[s].tokens, shape[s].groups, shape[s].width);
@@ -63,7 +67,7 @@ START_TEST(bits_are_free_of_batch_and_threads) {
         kernel_test test;
         kernel_test_threads(3);
         if (!kernel_test_open(&test, _i, "cpu"))
-            MESA_TEST_SKIP("instruction set %d is not here", _i);
+            MESA_TEST_SKIP("device %d is not here", _i);
         int32_t wide = GROUPS * kern_feature_width(feature, WIDTH);
         float *x = kernel_test_floats(&test, TOKENS * VECTOR, 0, 1);
         float *y = kernel_test_zero_floats(&test, (size_t)(TOKENS * wide)), *alone;
@@ -85,8 +89,11 @@ END_TEST
 START_TEST(far_ends_and_refusals) {
     kernel_test test;
     if (!kernel_test_open(&test, _i, "cpu"))
-        MESA_TEST_SKIP("instruction set %d is not here", _i);
+        MESA_TEST_SKIP("device %d is not here", _i);
     float x[3] = {300, -300, 0}, y[24], z[3] = {NAN, 1, 2};
+    kernel_test_lend(&test, x, sizeof x);
+    kernel_test_lend(&test, y, sizeof y);
+    kernel_test_lend(&test, z, sizeof z);
     rows_of(&test, 1);
     kern_feature_map_args args = {{x}, {y}, 1, 3, KERN_FEATURE_HEDGEHOG, 0};
     kernel_test_launch(&test, KERN_OP_FEATURE_MAP, &args);
@@ -103,7 +110,8 @@ START_TEST(far_ends_and_refusals) {
     args.feature = KERN_FEATURE_DPFP, args.y.f = z; // y is x
     kernel_test_assert_refused(&test, KERN_OP_FEATURE_MAP, &args, KERN_INVALID);
     kern_feature_map_backward_args backward = {{NULL}, {y}, {x}, 1, 3, KERN_FEATURE_SUM, 0};
-    kernel_test_assert_refused(&test, KERN_OP_FEATURE_MAP_BACKWARD, &backward, KERN_INVALID);
+    if (!test.cuda)
+        kernel_test_assert_refused(&test, KERN_OP_FEATURE_MAP_BACKWARD, &backward, KERN_INVALID);
     kernel_test_close(&test);
 }
 END_TEST
@@ -140,6 +148,7 @@ static Suite *feature_map_suite(void) {
     tcase_add_loop_test(tests, bits_are_free_of_batch_and_threads, 0, KERNEL_TEST_ISAS);
     tcase_add_loop_test(tests, far_ends_and_refusals, 0, KERNEL_TEST_ISAS);
     tcase_add_loop_test(tests, reference_gradients, 0, KERN_FEATURES);
+    tcase_set_timeout(tests, 60);
     suite_add_tcase(suite, tests);
     return suite;
 }

@@ -71,9 +71,9 @@ START_TEST(every_form_matches_a_plain_loop) {
             for (int add = 0; add < 2; add++) {
                 const int m = shapes[s][0], n = shapes[s][1];
                 const int k = forms[form].form & LOWER_A ? m : shapes[s][2];
-                float *a = kernel_test_random(&test, SIZE, -1, 1), *b = kernel_test_random(&test, SIZE, -1, 1);
-                float *c = kernel_test_random(&test, SIZE, -1, 1);
-                double *want = calloc(SIZE, sizeof(double)), *before = calloc(SIZE, sizeof(double));
+                float *a = kernel_test_floats(&test, SIZE, -1, 1), *b = kernel_test_floats(&test, SIZE, -1, 1);
+                float *c = kernel_test_floats(&test, SIZE, -1, 1);
+                double *want = kernel_test_zero_doubles(&test, SIZE), *before = kernel_test_zero_doubles(&test, SIZE);
                 if (forms[form].form & LOWER_A) // both layouts keep (row, column) with column <= row
                     for (int i = 0; i < m; i++)
                         for (int p = i + 1; p < m; p++)
@@ -83,11 +83,6 @@ START_TEST(every_form_matches_a_plain_loop) {
                 plain(forms[form].form, m, n, k, a, b, before, want);
                 forms[form].run(m, n, k, a, LDA, b, LDB, c, LDC, add);
                 compare(c, want, m, n, forms[form].form & LOWER_C, forms[form].name);
-                free(a);
-                free(b);
-                free(c);
-                free(want);
-                free(before);
             }
     kernel_test_close(&test);
 }

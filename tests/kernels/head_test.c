@@ -18,7 +18,7 @@ typedef struct head {
 
 static head make_head(kernel_test *test, kern_dtype dtype) {
     head h = {.x = kernel_test_floats(test, X, -1, 1), .w = kernel_test_floats(test, W, -1, 1)};
-    h.halves = kernel_test_keep(test, malloc(W * sizeof *h.halves));
+    h.halves = kernel_test_bytes(test, W * sizeof *h.halves);
     for (int i = 0; i < W; i++) { // values that bf16 holds exactly
         uint32_t bits;
         memcpy(&bits, &h.w[i], sizeof bits);
@@ -60,7 +60,7 @@ START_TEST(logits_equal_reference) {
         const float soft_cap = variant & 1 ? 4.0f : 0.0f;
         kernel_test test;
         if (!kernel_test_open(&test, _i, "cpu"))
-            MESA_TEST_SKIP("no such instruction set");
+            MESA_TEST_SKIP("no such device");
         head h = make_head(&test, variant & 2 ? KERN_BF16 : KERN_F32);
         place_rows(&test);
         memcpy(test.rows->logits_token, wanted, sizeof wanted);
@@ -68,6 +68,7 @@ START_TEST(logits_equal_reference) {
         kernel_test_prepare(&test);
         float *logits = kernel_test_zero_floats(&test, WANTED * VOCABULARY);
         int32_t finite[WANTED];
+        kernel_test_lend(&test, finite, sizeof finite);
         const kern_head_logits_args args = {.x.f = h.x,
                                             .weight.w = h.weight,
                                             .logits.f = logits,
@@ -91,13 +92,14 @@ END_TEST
 START_TEST(not_finite_is_told) {
     kernel_test test;
     if (!kernel_test_open(&test, _i, "cpu"))
-        MESA_TEST_SKIP("no such instruction set");
+        MESA_TEST_SKIP("no such device");
     head h = make_head(&test, KERN_F32);
     place_rows(&test);
     h.x[0] = NAN;
     h.x[WIDTH] = INFINITY;
     float *logits = kernel_test_zero_floats(&test, 3 * VOCABULARY);
     int32_t finite[3];
+    kernel_test_lend(&test, finite, sizeof finite);
     for (int i = 0; i < 3; i++)
         test.rows->logits_token[i] = i;
     test.rows->n_logits = 3;
@@ -125,7 +127,7 @@ typedef struct loss_run {
 
 static loss_run run_loss(kernel_test *test, const head *h, int tile_tokens, float soft_cap, bool gradients) {
     loss_run r = {.loss = kernel_test_floats(test, TOKENS, -1, 1),
-                  .best = kernel_test_keep(test, calloc(TOKENS, sizeof *r.best))};
+                  .best = kernel_test_bytes(test, TOKENS * sizeof *r.best)};
     if (gradients) {
         r.dx = kernel_test_floats(test, X, -1, 1);
         r.dw = kernel_test_zero_floats(test, W);
@@ -187,7 +189,7 @@ START_TEST(loss_equals_reference) {
     for (int variant = 0; variant < 12; variant++) {
         kernel_test test;
         if (!kernel_test_open(&test, _i, "cpu"))
-            MESA_TEST_SKIP("no such instruction set");
+            MESA_TEST_SKIP("no such device");
         head h = make_head(&test, KERN_F32);
         place_rows(&test);
         check_loss(&test, &h, tile_tokens[variant % 3], variant / 3 & 1 ? 5.0f : 0.0f, variant / 6 & 1);
@@ -200,7 +202,7 @@ END_TEST
 START_TEST(bf16_loss_without_gradient) {
     kernel_test test;
     if (!kernel_test_open(&test, _i, "cpu"))
-        MESA_TEST_SKIP("no such instruction set");
+        MESA_TEST_SKIP("no such device");
     head h = make_head(&test, KERN_BF16);
     place_rows(&test);
     check_loss(&test, &h, 16, 0, false);
@@ -213,7 +215,7 @@ END_TEST
 START_TEST(large_logits_stay_finite) {
     kernel_test test;
     if (!kernel_test_open(&test, _i, "cpu"))
-        MESA_TEST_SKIP("no such instruction set");
+        MESA_TEST_SKIP("no such device");
     head h = make_head(&test, KERN_F32);
     place_rows(&test);
     for (int i = 0; i < X; i++)
@@ -231,7 +233,7 @@ START_TEST(threads_do_not_matter) {
     for (int i = 0; i < 2; i++) {
         omp_set_num_threads(i + 1);
         if (!kernel_test_open(&test[i], _i, "cpu"))
-            MESA_TEST_SKIP("no such instruction set");
+            MESA_TEST_SKIP("no such device");
         head h = make_head(&test[i], KERN_F32);
         place_rows(&test[i]);
         run[i] = run_loss(&test[i], &h, 16, 0, true);
@@ -311,8 +313,8 @@ static Suite *head_suite(void) {
     Suite *suite = suite_create("kernels/head");
     TCase *tcase = tcase_create("head");
     tcase_set_timeout(tcase, 60);
-    tcase_add_loop_test(tcase, logits_equal_reference, 0, KERNEL_TEST_ISAS);
-    tcase_add_loop_test(tcase, not_finite_is_told, 0, KERNEL_TEST_ISAS);
+    tcase_add_loop_test(tcase, logits_equal_reference, 0, KERNEL_TEST_DEVICES);
+    tcase_add_loop_test(tcase, not_finite_is_told, 0, KERNEL_TEST_DEVICES);
     tcase_add_loop_test(tcase, loss_equals_reference, 0, KERNEL_TEST_ISAS);
     tcase_add_loop_test(tcase, bf16_loss_without_gradient, 0, KERNEL_TEST_ISAS);
     tcase_add_loop_test(tcase, large_logits_stay_finite, 0, KERNEL_TEST_ISAS);

@@ -1,10 +1,14 @@
 // SPDX-License-Identifier: Apache-2.0
-// What the tests of the kernels share: a device of each instruction set, row tables in a line, random data, relative
-// norms.
+// What the tests of the kernels share: a device of each instruction set and a CUDA device, row tables in a line, random
+// data, relative norms.
 //
-// A case that shall run on every instruction set is a loop test over KERNEL_TEST_ISAS: libcheck forks it once a value
-// of _i, so each process opens its device first thing and oneDNN takes the same limit. kernel_test_open returns false
-// where the processor lacks the set.
+// A case that shall run on every device is a loop test over KERNEL_TEST_DEVICES, one of what CUDA does not do
+// (gradients, optimizers) over KERNEL_TEST_ISAS: libcheck forks it once a value of _i, so each process opens its device
+// first thing and oneDNN takes the same limit. kernel_test_open returns false where the processor lacks the set, and
+// for the last value where there is no CUDA device.
+//
+// Tests hand host memory to operations. On a CUDA device kernel_test_launch brings over whole what the operands lie in,
+// and back: so this memory comes from the helpers below, or is lent (kernel_test_lend).
 #ifndef TESTS_KERNELS_KERNEL_TEST_H
 #define TESTS_KERNELS_KERNEL_TEST_H
 
@@ -14,17 +18,26 @@
 #include <omp.h>
 #endif
 
-#include "kernels/kernels.h"
+#include "kernels/backend.h"
 #include "tests/check_main.h"
 
-enum { KERNEL_TEST_ISAS = 3, KERNEL_TEST_MEMORY = 1024 };
+enum { KERNEL_TEST_ISAS = 3, KERNEL_TEST_DEVICES = 4, KERNEL_TEST_MEMORY = 1024 };
+
+typedef struct kernel_test_memory {
+    char *host;
+    size_t bytes;
+    char *device; // the same on a CUDA device, made when an operand lies in it
+    bool owned;   // freed with the test
+    bool master;  // a weight reads the device's
+} kernel_test_memory;
 
 typedef struct kernel_test {
     kern_device *device;
     kern_stream *stream;
     kern_rows *rows;
     uint64_t seed;
-    void *memory[KERNEL_TEST_MEMORY]; // freed with the test
+    bool cuda; // forward only
+    kernel_test_memory memory[KERNEL_TEST_MEMORY];
     int memories;
 } kernel_test;
 
@@ -37,17 +50,29 @@ static inline void kernel_test_threads(int threads) {
 #endif
 }
 
-// name: "cpu", "cpu:16", "cpu:64".
-static inline bool kernel_test_open(kernel_test *test, int isa, const char *name) {
-    static const char *const names[KERNEL_TEST_ISAS] = {"portable", "avx2", "avx512"};
+// Sends "cuda:0" in place of the CPU's name where _i says so.
+static inline kern_status kernel_test_open_device(kernel_test *test, int device, const char *name, const char **set,
+                                                  char *reason, size_t reason_size) {
+    static const char *const sets[KERNEL_TEST_ISAS] = {"portable", "avx2", "avx512"};
+    test->cuda = device == KERNEL_TEST_ISAS;
+    *set = test->cuda ? "cuda:0" : sets[device];
+    if (!test->cuda)
+        setenv("MESA_CPU_ISA", *set, 1);
+    return kern_device_open(test->cuda ? *set : name, &test->device, reason, reason_size);
+}
+
+// device: the loop's _i. name: "cpu", "cpu:16", "cpu:64"; a CUDA device has one C.
+static inline bool kernel_test_open(kernel_test *test, int device, const char *name) {
     char reason[256] = "";
+    const char *set;
     memset(test, 0, sizeof *test);
     test->seed = 1;
-    setenv("MESA_CPU_ISA", names[isa], 1);
-    kern_status status = kern_device_open(name, &test->device, reason, sizeof reason);
-    if (status == KERN_NO_DEVICE || (status == KERN_INVALID && isa > 0))
+    kern_status status = kernel_test_open_device(test, device, name, &set, reason, sizeof reason);
+    if (status == KERN_NO_DEVICE && test->cuda)
+        printf("skipped: no device (%s)\n", reason);
+    if (status == KERN_NO_DEVICE || (status == KERN_INVALID && device > 0 && !test->cuda))
         return false; // this processor or this build has no such set
-    ck_assert_msg(status == KERN_OK, "%s: %s", names[isa], reason);
+    ck_assert_msg(status == KERN_OK, "%s: %s", set, reason);
     ck_assert_int_eq(kern_stream_open(test->device, &test->stream), KERN_OK);
     ck_assert_int_eq(kern_rows_create(test->device, 64, 8192, 256, 256, 1024, 1024, &test->rows), KERN_OK);
     for (int32_t t = 0; t < 8192; t++)
@@ -56,8 +81,11 @@ static inline bool kernel_test_open(kernel_test *test, int isa, const char *name
 }
 
 static inline void kernel_test_close(kernel_test *test) {
-    for (int i = 0; i < test->memories; i++)
-        free(test->memory[i]);
+    for (int i = 0; i < test->memories; i++) {
+        kern_free(test->device, test->memory[i].device);
+        if (test->memory[i].owned)
+            free(test->memory[i].host);
+    }
     kern_rows_free(test->rows);
     kern_stream_close(test->stream);
     kern_device_close(test->device);
@@ -98,11 +126,111 @@ static inline void kernel_test_prepare(kernel_test *test) {
     ck_assert_int_eq(kern_rows_prepare(test->stream, test->rows), KERN_OK);
 }
 
-static inline void kernel_test_launch(kernel_test *test, kern_op op, const void *args) {
+// ----------------------------------------------------------------------------------------------------------- memory
+
+// Memory of the caller's that operands lie in; it outlives the launches.
+static inline void kernel_test_lend(kernel_test *test, void *memory, size_t bytes) {
+    ck_assert(memory && test->memories < KERNEL_TEST_MEMORY);
+    test->memory[test->memories++] = (kernel_test_memory){.host = (char *)memory, .bytes = bytes};
+}
+
+// Zeroed memory, freed with the test.
+static inline void *kernel_test_bytes(kernel_test *test, size_t bytes) {
+    void *memory = calloc(bytes + 1, 1);
+    kernel_test_lend(test, memory, bytes);
+    test->memory[test->memories - 1].owned = true;
+    return memory;
+}
+
+// The latest of what holds p: the stack's may have been lent before for another array.
+static inline kernel_test_memory *kernel_test_find(kernel_test *test, const void *p) {
+    for (int i = test->memories - 1; i >= 0; i--) {
+        kernel_test_memory *m = &test->memory[i];
+        if ((const char *)p == m->host || ((const char *)p > m->host && (const char *)p < m->host + m->bytes))
+            return m;
+    }
+    ck_abort_msg("%p is no memory that the test knows", p);
+    return NULL;
+}
+
+// Where the device finds what the host has at p.
+static inline void *kernel_test_on_device(kernel_test *test, void *p) {
+    if (!test->cuda)
+        return p;
+    kernel_test_memory *m = kernel_test_find(test, p);
+    if (!m->device)
+        ck_assert_int_eq(kern_alloc(test->device, m->bytes, (void **)&m->device), KERN_OK);
+    return m->device + ((char *)p - m->host);
+}
+
+// The same for the master of a weight, which each launch brings up to date.
+static inline float *kernel_test_master(kernel_test *test, float *p) {
+    kernel_test_find(test, p)->master = true;
+    return (float *)kernel_test_on_device(test, p);
+}
+
+static inline void kernel_test_send(kernel_test *test, kernel_test_memory *m) {
+    ck_assert_int_eq(kern_upload(test->stream, m->device, m->host, m->bytes), KERN_OK);
+}
+
+// ----------------------------------------------------------------------------------------------------------- launches
+
+static inline bool kernel_test_is_weight(kern_op op, size_t operand) {
+    switch (op) {
+    case KERN_OP_EMBED:
+        return operand == 0;
+    case KERN_OP_LINEAR:
+    case KERN_OP_BLOCK_LINEAR:
+    case KERN_OP_HEAD_LOGITS:
+    case KERN_OP_HEAD_LOSS:
+        return operand == 1;
+    default:
+        return false;
+    }
+}
+
+static inline void kernel_test_run(kernel_test *test, kern_op op, const void *args) {
     kern_status status = kern_reserve(test->device, op, args);
     if (!status)
         status = kern_launch(test->stream, op, test->rows, args);
+    if (!status)
+        status = kern_synchronize(test->stream);
     ck_assert_msg(status == KERN_OK, "%s: %s", kern_op_name(op), kern_status_text(status));
+}
+
+// Tests may change the row table after kernel_test_prepare, so it is sent once more.
+static inline void kernel_test_run_on_cuda(kernel_test *test, kern_op op, const void *args) {
+    union {
+        kern_ptr operand[32];
+        char bytes[512];
+    } own;
+    kernel_test_memory *used[32];
+    size_t uses = 0;
+    ck_assert(kern_op_args_size(op) <= sizeof own && kern_op_operands(op) <= 32);
+    memcpy(own.bytes, args, kern_op_args_size(op));
+    for (size_t i = 0; i < kern_op_operands(op); i++) {
+        if (!own.operand[i].p || kernel_test_is_weight(op, i))
+            continue;
+        used[uses++] = kernel_test_find(test, own.operand[i].p);
+        own.operand[i].p = kernel_test_on_device(test, own.operand[i].p);
+    }
+    for (size_t i = 0; i < uses; i++)
+        kernel_test_send(test, used[i]);
+    for (int i = 0; i < test->memories; i++)
+        if (test->memory[i].master)
+            kernel_test_send(test, &test->memory[i]);
+    ck_assert_int_eq(kern_rows_prepare(test->stream, test->rows), KERN_OK);
+    kernel_test_run(test, op, own.bytes);
+    for (size_t i = 0; i < uses; i++)
+        ck_assert_int_eq(kern_download(test->stream, used[i]->host, used[i]->device, used[i]->bytes), KERN_OK);
+    ck_assert_int_eq(kern_synchronize(test->stream), KERN_OK);
+}
+
+static inline void kernel_test_launch(kernel_test *test, kern_op op, const void *args) {
+    if (test->cuda)
+        kernel_test_run_on_cuda(test, op, args);
+    else
+        kernel_test_run(test, op, args);
 }
 
 // ------------------------------------------------------------------------------------------------------------- data
@@ -112,48 +240,27 @@ static inline double kernel_test_uniform(kernel_test *test) { // [0, 1)
     return (double)(test->seed >> 11) * 0x1p-53;
 }
 
-// count floats uniform in [low, high); freed with free.
-static inline float *kernel_test_random(kernel_test *test, size_t count, double low, double high) {
-    float *x = malloc(count * sizeof *x + 1);
-    ck_assert_ptr_nonnull(x);
+// count floats uniform in [low, high), like all that follow freed with the test.
+static inline float *kernel_test_floats(kernel_test *test, size_t count, double low, double high) {
+    float *x = kernel_test_bytes(test, count * sizeof *x);
     for (size_t i = 0; i < count; i++)
         x[i] = (float)(low + (high - low) * kernel_test_uniform(test));
     return x;
 }
-
-static inline float *kernel_test_zeros(size_t count) {
-    float *x = calloc(count + 1, sizeof *x);
-    ck_assert_ptr_nonnull(x);
-    return x;
-}
-
-static inline double *kernel_test_doubles(const float *x, size_t count) {
-    double *y = malloc(count * sizeof *y + 1);
-    ck_assert_ptr_nonnull(y);
-    for (size_t i = 0; i < count; i++)
-        y[i] = (double)x[i];
-    return y;
-}
-
-// The same, freed with the test.
-static inline void *kernel_test_keep(kernel_test *test, void *memory) {
-    ck_assert(memory && test->memories < KERNEL_TEST_MEMORY);
-    return test->memory[test->memories++] = memory;
-}
-static inline float *kernel_test_floats(kernel_test *test, size_t count, double low, double high) {
-    return kernel_test_keep(test, kernel_test_random(test, count, low, high));
-}
 static inline float *kernel_test_zero_floats(kernel_test *test, size_t count) {
-    return kernel_test_keep(test, kernel_test_zeros(count));
+    return kernel_test_bytes(test, count * sizeof(float));
 }
 static inline float *kernel_test_copy(kernel_test *test, const float *x, size_t count) {
     return memcpy(kernel_test_zero_floats(test, count), x, count * sizeof *x);
 }
-static inline double *kernel_test_widened(kernel_test *test, const float *x, size_t count) {
-    return kernel_test_keep(test, kernel_test_doubles(x, count));
-}
 static inline double *kernel_test_zero_doubles(kernel_test *test, size_t count) {
-    return kernel_test_keep(test, calloc(count + 1, sizeof(double)));
+    return kernel_test_bytes(test, count * sizeof(double));
+}
+static inline double *kernel_test_widened(kernel_test *test, const float *x, size_t count) {
+    double *y = kernel_test_zero_doubles(test, count);
+    for (size_t i = 0; i < count; i++)
+        y[i] = (double)x[i];
+    return y;
 }
 
 // ------------------------------------------------------------------------------------------------------- comparisons

@@ -24,7 +24,7 @@ static uint32_t float_bits(float x) {
 }
 
 static kern_weight *make_weight(kernel_test *test, const float *w, int rows, int cols, kern_dtype dtype) {
-    uint16_t *halves = kernel_test_keep(test, malloc((size_t)rows * cols * sizeof *halves));
+    uint16_t *halves = kernel_test_bytes(test, (size_t)rows * cols * sizeof *halves);
     for (int i = 0; i < rows * cols; i++)
         halves[i] = (uint16_t)(float_bits(w[i]) >> 16);
     const kern_weight_desc desc = {
@@ -104,7 +104,7 @@ START_TEST(forward_equals_reference) {
     for (int s = 0; s < SHAPES; s++) {
         kernel_test test;
         if (!kernel_test_open(&test, _i, "cpu"))
-            MESA_TEST_SKIP("no such instruction set");
+            MESA_TEST_SKIP("no such device");
         for (int variant = 0; variant < 16; variant++) {
             layer l =
                 make_layer(&test, shapes[s].rows, shapes[s].cols, MIXED_TOKENS, variant & 8 ? KERN_BF16 : KERN_F32);
@@ -143,7 +143,7 @@ START_TEST(row_alone_equals_row_in_batch) {
     for (int s = 0; s < SHAPES; s++) {
         kernel_test test;
         if (!kernel_test_open(&test, _i, "cpu"))
-            MESA_TEST_SKIP("no such instruction set");
+            MESA_TEST_SKIP("no such device");
         for (int bf16 = 0; bf16 < 2; bf16++) {
             layer l = make_layer(&test, shapes[s].rows, shapes[s].cols, MIXED_TOKENS, bf16 ? KERN_BF16 : KERN_F32);
             check_rows_alone(&test, &l);
@@ -159,7 +159,7 @@ START_TEST(place_and_batch_size_do_not_matter) {
     enum { ROWS = 50, COLS = 70, MOST = 19 };
     kernel_test test;
     if (!kernel_test_open(&test, _i, "cpu:16"))
-        MESA_TEST_SKIP("no such instruction set");
+        MESA_TEST_SKIP("no such device");
     layer l = make_layer(&test, ROWS, COLS, MOST, KERN_F32);
     for (int t = 1; t < MOST; t++)
         memcpy(l.x + t * COLS, l.x, COLS * sizeof(float));
@@ -208,7 +208,7 @@ static void check_slice(kernel_test *test, slice s, kern_dtype dtype, bool merge
 START_TEST(slices_and_groups_equal_reference) {
     kernel_test test;
     if (!kernel_test_open(&test, _i, "cpu:16"))
-        MESA_TEST_SKIP("no such instruction set");
+        MESA_TEST_SKIP("no such device");
     for (int i = 0; i < SLICES * 4; i++)
         check_slice(&test, slices[i / 4], i & 1 ? KERN_BF16 : KERN_F32, i & 2);
     kernel_test_close(&test);
@@ -220,7 +220,7 @@ START_TEST(row_of_groups_alone_equals_row_in_batch) {
     enum { ROWS = 30, COLS = 20, GROUPS = 5 };
     kernel_test test;
     if (!kernel_test_open(&test, _i, "cpu:32"))
-        MESA_TEST_SKIP("no such instruction set");
+        MESA_TEST_SKIP("no such device");
     layer l = make_layer(&test, ROWS, COLS, MIXED_TOKENS * GROUPS, KERN_F32);
     float *alone = kernel_test_zero_floats(&test, l.y_count);
     kern_linear_args args = layer_args(&l, true, false);
@@ -281,7 +281,7 @@ static void check_slice_backward(kernel_test *test, slice s) {
 START_TEST(gradients_of_slices_and_groups) {
     kernel_test test;
     if (!kernel_test_open(&test, _i, "cpu"))
-        MESA_TEST_SKIP("no such instruction set");
+        MESA_TEST_SKIP("no such device");
     for (int i = 0; i < SLICES; i++)
         check_slice_backward(&test, slices[i]);
     kernel_test_close(&test);
@@ -319,7 +319,7 @@ START_TEST(backward_equals_reference) {
     for (int s = 0; s < SHAPES; s++) {
         kernel_test test;
         if (!kernel_test_open(&test, _i, "cpu"))
-            MESA_TEST_SKIP("no such instruction set");
+            MESA_TEST_SKIP("no such device");
         layer l = make_layer(&test, shapes[s].rows, shapes[s].cols, MIXED_TOKENS, KERN_F32);
         mixed_rows(&test);
         check_backward(&test, &l);
@@ -338,7 +338,7 @@ START_TEST(threads_do_not_matter) {
     for (int i = 0; i < 2; i++) {
         omp_set_num_threads(i + 1);
         if (!kernel_test_open(&test[i], _i, "cpu"))
-            MESA_TEST_SKIP("no such instruction set");
+            MESA_TEST_SKIP("no such device");
         layer l = make_layer(&test[i], ROWS, COLS, MIXED_TOKENS, KERN_F32);
         mixed_rows(&test[i]);
         y[i] = l.y;
@@ -423,11 +423,11 @@ static Suite *linear_suite(void) {
     Suite *suite = suite_create("kernels/linear");
     TCase *tcase = tcase_create("linear");
     tcase_set_timeout(tcase, 60);
-    tcase_add_loop_test(tcase, forward_equals_reference, 0, KERNEL_TEST_ISAS);
-    tcase_add_loop_test(tcase, row_alone_equals_row_in_batch, 0, KERNEL_TEST_ISAS);
-    tcase_add_loop_test(tcase, place_and_batch_size_do_not_matter, 0, KERNEL_TEST_ISAS);
-    tcase_add_loop_test(tcase, slices_and_groups_equal_reference, 0, KERNEL_TEST_ISAS);
-    tcase_add_loop_test(tcase, row_of_groups_alone_equals_row_in_batch, 0, KERNEL_TEST_ISAS);
+    tcase_add_loop_test(tcase, forward_equals_reference, 0, KERNEL_TEST_DEVICES);
+    tcase_add_loop_test(tcase, row_alone_equals_row_in_batch, 0, KERNEL_TEST_DEVICES);
+    tcase_add_loop_test(tcase, place_and_batch_size_do_not_matter, 0, KERNEL_TEST_DEVICES);
+    tcase_add_loop_test(tcase, slices_and_groups_equal_reference, 0, KERNEL_TEST_DEVICES);
+    tcase_add_loop_test(tcase, row_of_groups_alone_equals_row_in_batch, 0, KERNEL_TEST_DEVICES);
     tcase_add_loop_test(tcase, backward_equals_reference, 0, KERNEL_TEST_ISAS);
     tcase_add_loop_test(tcase, gradients_of_slices_and_groups, 0, KERNEL_TEST_ISAS);
 #ifdef _OPENMP

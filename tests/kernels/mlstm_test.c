@@ -82,7 +82,8 @@ static void check_gates(kernel_test *test, int32_t heads, float cap) {
     for (size_t i = 0; i < d.count; i++)
         ck_assert_msg(d.g[i] == 0 || d.beta[i] == 1, "neither term of the maximum is its own: %g %g", (double)d.g[i],
                       (double)d.beta[i]);
-
+    if (test->cuda)
+        return;
     float *dg = kernel_test_floats(test, d.count, -1, 1), *dbeta = kernel_test_floats(test, d.count, -1, 1);
     double *dinput = kernel_test_zero_doubles(test, d.count), *dforget = kernel_test_zero_doubles(test, d.count);
     for (size_t i = 0; i < d.count; i++)
@@ -98,7 +99,7 @@ static void check_gates(kernel_test *test, int32_t heads, float cap) {
 START_TEST(gates_equal_reference) {
     kernel_test test;
     if (!kernel_test_open(&test, _i, "cpu:16"))
-        MESA_TEST_SKIP("instruction set %d is not here", _i);
+        MESA_TEST_SKIP("device %d is not here", _i);
     check_gates(&test, 1, 15);
     check_gates(&test, 8, 15);
     check_gates(&test, 37, 0);
@@ -112,7 +113,7 @@ START_TEST(cuts_and_neighbours_change_nothing) {
     static const int32_t cut[] = {1, 1, 2, 3, 16, 27};
     kernel_test test;
     if (!kernel_test_open(&test, _i, "cpu"))
-        MESA_TEST_SKIP("instruction set %d is not here", _i);
+        MESA_TEST_SKIP("device %d is not here", _i);
     kernel_test_clear_rows(&test);
     kernel_test_row(&test, KERN_ROW_GENERATED, 2, AT, 9);
     kernel_test_row(&test, KERN_ROW_PROMPT, 0, LENGTH, 3);
@@ -170,15 +171,17 @@ static void check_normalise(kernel_test *test, int32_t tokens, int32_t heads, in
     kern_normalise_args forward = {{o}, {m}, {h}, heads, width, 1e-3f};
     kern_normalise_backward_args backward = {{o}, {m}, {dh}, {d_o}, heads, width, 1e-3f};
     kernel_test_launch(test, KERN_OP_NORMALISE, &forward);
-    kernel_test_launch(test, KERN_OP_NORMALISE_BACKWARD, &backward);
     kernel_test_assert_norm(h, h_want, count, 5e-7);
+    if (test->cuda)
+        return;
+    kernel_test_launch(test, KERN_OP_NORMALISE_BACKWARD, &backward);
     kernel_test_assert_norm(d_o, d_want, vectors * (w + 1), 1e-6);
 }
 
 START_TEST(normaliser_equals_reference) {
     kernel_test test;
     if (!kernel_test_open(&test, _i, "cpu"))
-        MESA_TEST_SKIP("instruction set %d is not here", _i);
+        MESA_TEST_SKIP("device %d is not here", _i);
     for (int stabilised = 0; stabilised < 2; stabilised++) {
         check_normalise(&test, 1, 1, 1, stabilised);
         check_normalise(&test, 5, 3, 37, stabilised);
@@ -289,12 +292,12 @@ static cell_floats run_cell(kernel_test *test, const cell *c) {
 START_TEST(cell_equals_the_plain_formula) {
     kernel_test test;
     if (!kernel_test_open(&test, _i, "cpu:16"))
-        MESA_TEST_SKIP("instruction set %d is not here", _i);
+        MESA_TEST_SKIP("device %d is not here", _i);
     kernel_test_clear_rows(&test);
     kernel_test_row(&test, KERN_ROW_PROMPT, -1, T, 0);
     kernel_test_boundary(&test, BOUNDARY);
     kernel_test_prepare(&test);
-    cell *c = kernel_test_keep(&test, malloc(sizeof *c));
+    cell *c = kernel_test_bytes(&test, sizeof *c);
     double *value = (double *)c;
     for (size_t i = 0; i < sizeof *c / sizeof *value; i++)
         value[i] = (double)(float)(2 * kernel_test_uniform(&test) - 1);

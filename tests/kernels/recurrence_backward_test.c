@@ -278,9 +278,9 @@ START_TEST(threads_change_no_bit) {
             const size_t outputs = p.tokens * p.output_row, keys = p.tokens * p.key_row,
                          decays = p.tokens * p.decay_row;
             if (threads == 1) {
-                o = memcpy(kernel_test_zeros(outputs), p.o, outputs * sizeof(float));
-                dk = memcpy(kernel_test_zeros(keys), d.dk, keys * sizeof(float));
-                dg = memcpy(kernel_test_zeros(decays), d.dg, decays * sizeof(float));
+                o = memcpy(malloc(outputs * sizeof(float)), p.o, outputs * sizeof(float));
+                dk = memcpy(malloc(keys * sizeof(float)), d.dk, keys * sizeof(float));
+                dg = memcpy(malloc(decays * sizeof(float)), d.dg, decays * sizeof(float));
             }
             kernel_test_assert_same(p.o, o, outputs);
             kernel_test_assert_same(d.dk, dk, keys);
@@ -383,7 +383,7 @@ START_TEST(reference_gradients_match_finite_differences) {
             kernel_test test = {.seed = 5};
             check_reference(&test, with_law(maps[map], law), law % 3 ? begins : NULL);
             for (int i = 0; i < test.memories; i++)
-                free(test.memory[i]);
+                free(test.memory[i].host);
         }
 }
 END_TEST

@@ -251,13 +251,13 @@ static Suite *recurrence_suite(void) {
     Suite *suite = suite_create("recurrence");
     TCase *tcase = tcase_create("every instruction set");
     tcase_set_timeout(tcase, 120);
-    tcase_add_loop_test(tcase, forward_matches_reference, 0, KERNEL_TEST_ISAS);
-    tcase_add_loop_test(tcase, wide_states_match_reference, 0, KERNEL_TEST_ISAS);
-    tcase_add_loop_test(tcase, chunk_form_equals_step_form, 0, KERNEL_TEST_ISAS);
-    tcase_add_loop_test(tcase, extreme_decays_are_exact, 0, KERNEL_TEST_ISAS);
-    tcase_add_loop_test(tcase, row_alone_equals_row_among_others, 0, KERNEL_TEST_ISAS);
-    tcase_add_loop_test(tcase, cut_prefill_equals_prefill_at_once, 0, KERNEL_TEST_ISAS);
-    tcase_add_loop_test(tcase, impossible_shapes_are_refused, 0, KERNEL_TEST_ISAS);
+    tcase_add_loop_test(tcase, forward_matches_reference, 0, KERNEL_TEST_DEVICES);
+    tcase_add_loop_test(tcase, wide_states_match_reference, 0, KERNEL_TEST_DEVICES);
+    tcase_add_loop_test(tcase, chunk_form_equals_step_form, 0, KERNEL_TEST_DEVICES);
+    tcase_add_loop_test(tcase, extreme_decays_are_exact, 0, KERNEL_TEST_DEVICES);
+    tcase_add_loop_test(tcase, row_alone_equals_row_among_others, 0, KERNEL_TEST_DEVICES);
+    tcase_add_loop_test(tcase, cut_prefill_equals_prefill_at_once, 0, KERNEL_TEST_DEVICES);
+    tcase_add_loop_test(tcase, impossible_shapes_are_refused, 0, KERNEL_TEST_DEVICES);
     suite_add_tcase(suite, tcase);
     return suite;
 }

@@ -57,7 +57,7 @@ static void check_rope(kernel_test *test, int s, int64_t position0) {
 START_TEST(rope_equals_reference) {
     kernel_test test;
     if (!kernel_test_open(&test, _i, "cpu"))
-        MESA_TEST_SKIP("instruction set %d is not here", _i);
+        MESA_TEST_SKIP("device %d is not here", _i);
     static const int64_t positions[] = {0, 12345, 1 << 24, (int64_t)3 << 30};
     for (int s = 0; s < SHAPES; s++)
         for (int p = 0; p < 4; p++)
@@ -69,7 +69,7 @@ END_TEST
 START_TEST(bits_are_free_of_batch) {
     kernel_test test;
     if (!kernel_test_open(&test, _i, "cpu"))
-        MESA_TEST_SKIP("instruction set %d is not here", _i);
+        MESA_TEST_SKIP("device %d is not here", _i);
     enum { TOKENS = 90, WIDTH = 8 * 64 };
     float *x = kernel_test_floats(&test, TOKENS * WIDTH, -1, 1), *alone = kernel_test_copy(&test, x, TOKENS * WIDTH);
     kern_rope_args args = {{x}, {frequencies(&test, 62)}, 8, 64, 62, 0};
@@ -108,9 +108,10 @@ END_TEST
 static Suite *rope_suite(void) {
     Suite *suite = suite_create("rope");
     TCase *tests = tcase_create("rope");
-    tcase_add_loop_test(tests, rope_equals_reference, 0, KERNEL_TEST_ISAS);
-    tcase_add_loop_test(tests, bits_are_free_of_batch, 0, KERNEL_TEST_ISAS);
+    tcase_add_loop_test(tests, rope_equals_reference, 0, KERNEL_TEST_DEVICES);
+    tcase_add_loop_test(tests, bits_are_free_of_batch, 0, KERNEL_TEST_DEVICES);
     tcase_add_test(tests, shapes_are_checked);
+    tcase_set_timeout(tests, 60);
     suite_add_tcase(suite, tests);
     return suite;
 }

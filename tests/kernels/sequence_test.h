@@ -32,7 +32,7 @@ static inline void sequence_mixed_rows(kernel_test *test) {
 
 // One byte a token of the row: a new document begins there.
 static inline unsigned char *sequence_begins(kernel_test *test, const kern_row *row) {
-    unsigned char *begins = kernel_test_keep(test, calloc((size_t)row->length, 1));
+    unsigned char *begins = kernel_test_bytes(test, (size_t)row->length);
     for (int b = 0; b < row->boundaries; b++)
         begins[test->rows->boundary[row->boundary0 + b] - row->token0] = 1;
     return begins;
