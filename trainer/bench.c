@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // mesa-trainer bench [DIR | --random 30m]: decode, prefill and training speed as shares of the machine's own limits;
-// with --sessions, generating alone at several batch sizes (bench_decode.c).
+// with --sessions, generating alone at several batch sizes (bench_decode.c); with --mixers, every mixer at equal width
+// (bench_mixers.c).
 //
 // Everything is measured in turns, round after round, so that a machine that slows down slows both sides of a share;
 // medians are printed. The limit of generating is reading: weights once, the state in and out. It is measured over a
@@ -22,6 +23,7 @@ typedef struct bench_options {
     const char *random, *device, *sessions, *cg_mode;
     int64_t context, rows, prompt, generated, rounds, cg_steps;
     double cg_tolerance;
+    bool mixers;
 } bench_options;
 
 typedef enum quantity {
@@ -91,6 +93,8 @@ static eng_status open_model(bench *b, const char *dir, const bench_options *o, 
     kern_status opened = kern_device_open(o->device, &b->device, reason, sizeof reason);
     if (opened != KERN_OK)
         return eng_fail(error, ENG_DEVICE, "device %s: %s", o->device, reason[0] ? reason : kern_status_text(opened));
+    if (o->mixers)
+        return ENG_OK;
     if (!dir)
         return make_random(b, o->random, !o->sessions, error);
     eng_status status = eng_checkpoint_open(dir, &b->checkpoint, error);
@@ -186,43 +190,32 @@ static eng_status run_rounds(bench *b, int rounds, eng_error *error) {
 
 // ------------------------------------------------------------------------------------------------------------- results
 
-static int ascending(const void *left, const void *right) {
-    double a = *(const double *)left, b = *(const double *)right;
-    return (a > b) - (a < b);
-}
-
-static double median(const double *values, int count) {
-    double sorted[MAX_ROUNDS];
-    memcpy(sorted, values, sizeof *sorted * (size_t)count);
-    qsort(sorted, (size_t)count, sizeof *sorted, ascending);
-    return count % 2 ? sorted[count / 2] : (sorted[count / 2 - 1] + sorted[count / 2]) / 2;
-}
-
 // "0.61 (0.55-0.64)": the median of a share and its range over the rounds.
-static const char *share_text(const bench *b, quantity what, char text[48]) {
+static const char *share_text(bench *b, quantity what, char text[48]) {
     double least = b->share[what][0], most = least;
     for (int i = 1; i < b->rounds; i++) {
         least = b->share[what][i] < least ? b->share[what][i] : least;
         most = b->share[what][i] > most ? b->share[what][i] : most;
     }
-    snprintf(text, 48, "%.2f (%.2f-%.2f)", median(b->share[what], b->rounds), least, most);
+    snprintf(text, 48, "%.2f (%.2f-%.2f)", trn_median(b->share[what], b->rounds), least, most);
     return text;
 }
 
-static void print_limits(const bench *b) {
-    printf("| limit: reading memory, 768 MB | | %.1f GB/s | | |\n", 1e-9 * median(b->value[MEMORY_RATE], b->rounds));
+static void print_limits(bench *b) {
+    printf("| limit: reading memory, 768 MB | | %.1f GB/s | | |\n",
+           1e-9 * trn_median(b->value[MEMORY_RATE], b->rounds));
     printf("| limit: reading %.1f MB again and again, what a token needs | | %.1f GB/s | | |\n", 1e-6 * token_bytes(b),
-           1e-9 * median(b->value[WORKING_RATE], b->rounds));
+           1e-9 * trn_median(b->value[WORKING_RATE], b->rounds));
     printf("| limit: float32 product 1024 x 2048 x 2048 by the model's own linear kernel | | %.0f GFLOP/s | | |\n",
-           1e-9 * median(b->value[MATRIX_RATE], b->rounds));
+           1e-9 * trn_median(b->value[MATRIX_RATE], b->rounds));
 }
 
-static void print_results(const bench *b, const bench_options *o) {
+static void print_results(bench *b, const bench_options *o) {
     const eng_model *model = b->serving->model;
     double mid[QUANTITIES];
     char share[48], other[48];
     for (int i = 0; i < QUANTITIES; i++)
-        mid[i] = median(b->value[i], b->rounds);
+        mid[i] = trn_median(b->value[i], b->rounds);
     printf("%s, %llu parameters, weights %.1f MB, state %.2f MB; %s; medians and ranges of %d rounds\n\n",
            b->random ? "random model" : "checkpoint", (unsigned long long)model->parameters,
            1e-6 * (double)b->serving->bytes, 1e-6 * (double)model->state_bytes,
@@ -288,8 +281,8 @@ static eng_status check_options(const bench_options *o, const char *dir, eng_err
     } numbers[] = {{"context", o->context, 1 << 20},  {"rows", o->rows, 4096},
                    {"prompt", o->prompt, 1 << 20},    {"tokens", o->generated, 1 << 20},
                    {"rounds", o->rounds, MAX_ROUNDS}, {"cg-steps", o->cg_steps + 2, 258}};
-    if (!dir == !o->random)
-        return eng_fail(error, ENG_INVALID, "a folder or --random is needed, not both");
+    if (!dir + !o->random + !o->mixers != 2) // exactly one is there
+        return eng_fail(error, ENG_INVALID, "a folder, --random or --mixers is needed, one of them");
     for (size_t i = 0; i < sizeof numbers / sizeof *numbers; i++)
         if (numbers[i].value < 1 || numbers[i].value > numbers[i].most)
             return eng_fail(error, ENG_INVALID, "--%s: not in 1..%lld", numbers[i].name, (long long)numbers[i].most);
@@ -316,11 +309,12 @@ int trn_command_bench(int argc, char **argv) {
         {"rounds", "N", TRN_INTEGER, &o.rounds, "rounds of all measurements (default 7)"},
         {"device", "NAME", TRN_STRING, &o.device, "cpu, cpu:16, cuda:0 (default cpu)"},
         {"sessions", "N,N..", TRN_STRING, &o.sessions, "only generating, by that many sessions at once"},
+        {"mixers", NULL, TRN_FLAG, &o.mixers, "a table of random models of every mixer, instead of one model"},
         {"cg-mode", "MODE", TRN_STRING, &o.cg_mode, "with --sessions: tolerance, steps or exact (default the model's)"},
         {"cg-steps", "N", TRN_INTEGER, &o.cg_steps, "with --sessions: cg_max_steps (default the model's)"},
         {"cg-tolerance", "X", TRN_REAL, &o.cg_tolerance, "with --sessions: cg_tolerance (default the model's)"},
     };
-    const trn_command_line line = {"bench [DIR | --random 30m] [options]",
+    const trn_command_line line = {"bench [DIR | --random 30m | --mixers] [options]",
                                    "Generating, prefill and training speed beside the machine's own limits.",
                                    options,
                                    sizeof options / sizeof *options,
@@ -340,7 +334,9 @@ int trn_command_bench(int argc, char **argv) {
         status = check_options(&o, dir, &error);
     if (status == ENG_OK)
         status = open_model(b, dir, &o, &error);
-    if (status == ENG_OK)
+    if (status == ENG_OK && o.mixers)
+        status = trn_bench_mixers(b->device, (int32_t)o.prompt, (int32_t)o.generated, (int32_t)o.rounds, &error);
+    else if (status == ENG_OK)
         status = o.sessions ? bench_sessions(b, &o, &error) : bench_all(b, &o, &error);
     close_bench(b);
     free(b);

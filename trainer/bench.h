@@ -59,6 +59,22 @@ ENG_CHECKED eng_status trn_serve_bench_run(trn_serve_bench *bench, trn_speed *pr
 kern_solver trn_bench_solver(const eng_model *model);
 ENG_CHECKED eng_status trn_bench_solver_steps(trn_runner *runner, double *steps, eng_error *error);
 
+double trn_median(double *value, int count); // sorts them
+
+// Sessions that generate together, one token each a step; what they have read is what they generated before.
+typedef struct trn_decode_bench {
+    trn_runner runner;
+    kern_solver solver;
+    int32_t *id; // (batch)
+    int32_t batch;
+    int64_t position;
+} trn_decode_bench;
+// Warms up; most_steps: of all runs that follow.
+ENG_CHECKED eng_status trn_decode_bench_create(const eng_weights *weights, int32_t batch, int32_t most_steps,
+                                               kern_solver solver, trn_decode_bench *out, eng_error *error);
+ENG_CHECKED eng_status trn_decode_bench_run(trn_decode_bench *bench, int32_t steps, eng_error *error);
+void trn_decode_bench_free(trn_decode_bench *bench);
+
 // Generating by several sessions at once on the weights' device, a table on stdout; bench_decode.c.
 enum { TRN_MOST_BATCHES = 16 };
 typedef struct trn_decode_options {
@@ -67,6 +83,17 @@ typedef struct trn_decode_options {
     kern_solver solver;
 } trn_decode_options;
 ENG_CHECKED eng_status trn_bench_decode(const eng_weights *weights, const trn_decode_options *options,
+                                        eng_error *error);
+
+// Every mixer in the same blocks: parameters, state, prefill and generating; bench_mixers.c.
+typedef struct trn_mixer_model {
+    const char *name, *mixer;
+    const char *keys; // of config.json, beside those that all have
+} trn_mixer_model;
+enum { TRN_MIXER_MODELS = 13 };
+extern const trn_mixer_model trn_mixer_models[TRN_MIXER_MODELS];
+ENG_CHECKED eng_status trn_mixer_model_create(const trn_mixer_model *mixer, eng_model **out, eng_error *error);
+ENG_CHECKED eng_status trn_bench_mixers(kern_device *device, int32_t prompt, int32_t steps, int32_t rounds,
                                         eng_error *error);
 
 // Training steps (forward, backward, AdamW) over rows of random ids.

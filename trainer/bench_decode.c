@@ -14,14 +14,6 @@
 
 enum { COPY_BYTES = 512 << 20, COPIES = 4, WARM_UP_STEPS = 48, MOST_ROUNDS = 99 };
 
-typedef struct decode {
-    trn_runner runner;
-    kern_solver solver;
-    int32_t *id; // (batch)
-    int32_t batch;
-    int64_t position;
-} decode;
-
 typedef struct copy_probe {
     kern_device *device;
     kern_stream *stream;
@@ -60,12 +52,13 @@ static eng_status copy_rate(const copy_probe *probe, double *rate, eng_error *er
 
 // --------------------------------------------------------------------------------------------------------- generating
 
-static void decode_close(decode *d) {
+void trn_decode_bench_free(trn_decode_bench *d) {
     trn_runner_free(&d->runner);
     free(d->id);
+    *d = (trn_decode_bench){0};
 }
 
-static eng_status decode_step(decode *d, eng_error *error) {
+static eng_status decode_step(trn_decode_bench *d, eng_error *error) {
     trn_runner *runner = &d->runner;
     trn_runner_clear(runner);
     for (int32_t i = 0; i < d->batch; i++) {
@@ -84,27 +77,32 @@ static eng_status decode_step(decode *d, eng_error *error) {
                : status;
 }
 
-static eng_status decode_steps(decode *d, int32_t steps, eng_error *error) {
+eng_status trn_decode_bench_run(trn_decode_bench *d, int32_t steps, eng_error *error) {
     eng_status status = ENG_OK;
     for (int32_t i = 0; i < steps && status == ENG_OK; i++)
         status = decode_step(d, error);
     return status;
 }
 
-static eng_status decode_open(const eng_weights *weights, const trn_decode_options *options, int32_t batch, decode *d,
-                              eng_error *error) {
-    int32_t steps = WARM_UP_STEPS + options->steps * options->rounds;
+eng_status trn_decode_bench_create(const eng_weights *weights, int32_t batch, int32_t most_steps, kern_solver solver,
+                                   trn_decode_bench *out, eng_error *error) {
     trn_runner_options sizes = {
         .plan = {.kind = ENG_PLAN_SERVE, .max_tokens = batch, .max_rows = batch, .max_logits = batch},
         .slots = batch,
-        .slot_tokens = steps};
-    *d = (decode){.solver = options->solver, .batch = batch, .id = calloc((size_t)batch, sizeof *d->id)};
-    if (!d->id)
+        .slot_tokens = WARM_UP_STEPS + most_steps};
+    trn_decode_bench d = {.solver = solver, .batch = batch, .id = calloc((size_t)batch, sizeof *d.id)};
+    if (!d.id)
         return eng_fail(error, ENG_NO_MEMORY, "out of memory for %d ids", batch);
     for (int32_t i = 0; i < batch; i++)
-        d->id[i] = i % weights->model->config.vocab_size;
-    eng_status status = trn_runner_create(weights, &sizes, &d->runner, error);
-    return status == ENG_OK ? decode_steps(d, WARM_UP_STEPS, error) : status;
+        d.id[i] = i % weights->model->config.vocab_size;
+    eng_status status = trn_runner_create(weights, &sizes, &d.runner, error);
+    if (status == ENG_OK)
+        status = trn_decode_bench_run(&d, WARM_UP_STEPS, error);
+    if (status == ENG_OK)
+        *out = d;
+    else
+        trn_decode_bench_free(&d);
+    return status;
 }
 
 // --------------------------------------------------------------------------------------------------------------- table
@@ -114,7 +112,7 @@ static int ascending(const void *a, const void *b) {
     return (x > y) - (x < y);
 }
 
-static double median(double *value, int count) {
+double trn_median(double *value, int count) {
     qsort(value, (size_t)count, sizeof *value, ascending);
     return count % 2 ? value[count / 2] : (value[count / 2 - 1] + value[count / 2]) / 2;
 }
@@ -130,27 +128,28 @@ static double step_bytes(const eng_weights *weights, int32_t batch) {
 
 static eng_status print_batch(const eng_weights *weights, const trn_decode_options *options, const copy_probe *probe,
                               int32_t batch, eng_error *error) {
-    decode d;
+    trn_decode_bench d = {0};
     double seconds[MOST_ROUNDS], share[MOST_ROUNDS], rates[MOST_ROUNDS], steps = 0;
-    eng_status status = decode_open(weights, options, batch, &d, error);
+    eng_status status =
+        trn_decode_bench_create(weights, batch, options->steps * options->rounds, options->solver, &d, error);
     for (int round = 0; round < options->rounds && status == ENG_OK; round++) {
         status = copy_rate(probe, &rates[round], error);
         double start = trn_seconds();
         if (status == ENG_OK)
-            status = decode_steps(&d, options->steps, error);
+            status = trn_decode_bench_run(&d, options->steps, error);
         seconds[round] = (trn_seconds() - start) / options->steps;
         share[round] = step_bytes(weights, batch) / rates[round] / seconds[round];
     }
     if (status == ENG_OK)
         status = trn_bench_solver_steps(&d.runner, &steps, error);
     if (status == ENG_OK) {
-        double step = median(seconds, options->rounds), rate = median(rates, options->rounds);
-        double middle = median(share, options->rounds); // sorts: the range stands at the ends
+        double step = trn_median(seconds, options->rounds), rate = trn_median(rates, options->rounds);
+        double middle = trn_median(share, options->rounds); // sorts: the range stands at the ends
         printf("| %d | %.0f | %.1f | %.1f | %.2f (%.2f-%.2f) | %.1f |\n", batch, batch / step, 1e6 * step,
                1e6 * step_bytes(weights, batch) / rate, middle, share[0], share[options->rounds - 1], steps);
         fflush(stdout);
     }
-    decode_close(&d);
+    trn_decode_bench_free(&d);
     return status;
 }
 
