@@ -2,6 +2,7 @@
 // The table of mixers at equal width: what a session costs follows from the formulas of the literature, layer by layer.
 #include "trainer/bench.h"
 
+#include "engine/mixer.h"
 #include "tests/check_main.h"
 
 enum { LAYERS = 4, H = 4, K = 128, V = 128, TAPS = 3, FLOAT = 4 };
