@@ -1,5 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// The table of mixer_variants.h: one block of each kind, sizes that are no multiple of anything.
+// The table of mixer_variants.h: one block of each kind with random weights.
+//
+// Sizes are small and mostly no multiple of a vector or of each other.
 #include "tests/engine/mixer_variants.h"
 
 #define SMALL \

@@ -1,5 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // Every mixer and its variants as small models: what holds for one must hold for all.
+//
+// Tests loop over the table, so that a new mixer is one line here.
 #ifndef TESTS_ENGINE_MIXER_VARIANTS_H
 #define TESTS_ENGINE_MIXER_VARIANTS_H
 

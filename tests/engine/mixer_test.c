@@ -1,0 +1,161 @@
+// SPDX-License-Identifier: Apache-2.0
+// Every mixer in serving: a timeline's logits do not depend, not in a bit, on who runs beside it, on where its prompt
+// was cut, or on its state having been bytes in between.
+//
+// Chunks are short (cpu:16), so that few tokens cross several of them.
+#include <stdlib.h>
+#include <string.h>
+
+#include "engine/batch.h"
+#include "engine/state.h"
+#include "tests/check_main.h"
+#include "tests/engine/mixer_variants.h"
+
+enum { ROWS = 6, GENERATED = 4, LONGEST = 71, VOCABULARY = MIXER_VOCABULARY };
+
+static const int32_t lengths[ROWS] = {1, 5, 16, 17, 33, LONGEST};
+static const eng_knobs knobs = {ENG_CG_TOLERANCE, 1e-4F, 30, 1, 1};
+static const unsigned char fingerprint[ENG_DIGEST_BYTES] = "of a model";
+
+typedef struct bench {
+    small_world world;
+    eng_pool *pool;
+    eng_batch *batch;
+} bench;
+
+static void open_bench(int variant, bench *out) {
+    small_world_open(&mixer_variants[variant], "cpu:16", &out->world);
+    ck_assert_int_eq(eng_pool_create(out->world.model, out->world.device, ROWS, 2 * ROWS, &out->pool, NULL), ENG_OK);
+    ck_assert_int_eq(
+        eng_batch_create(out->world.weights, out->pool, out->world.stream, ROWS, ROWS * 128, &out->batch, NULL),
+        ENG_OK);
+}
+
+static void close_bench(bench *all) {
+    eng_batch_free(all->batch);
+    eng_pool_free(all->pool);
+    small_world_close(&all->world);
+}
+
+typedef struct timeline {
+    eng_session session;
+    int32_t ids[LONGEST + GENERATED], prompt, index;
+    float logits[(1 + GENERATED) * VOCABULARY]; // after the prompt and after each id read as generated
+    int kept;
+    bool whole; // the prompt in one piece
+} timeline;
+
+static void open_timeline(bench *at, timeline *t, int which) {
+    *t = (timeline){.prompt = lengths[which]};
+    mixer_prompt((uint64_t)which + 1, t->ids, LONGEST + GENERATED);
+    ck_assert_int_eq(eng_session_open(at->pool, at->world.stream, LONGEST + GENERATED, &t->session, NULL), ENG_OK);
+}
+
+static void add_timeline(bench *at, timeline *t) {
+    eng_error error = {0};
+    int32_t read = (int32_t)t->session.read, left = t->prompt - read;
+    eng_piece piece = {.session = &t->session, .kind = KERN_ROW_GENERATED, .ids = t->ids + read, .count = 1};
+    piece.knobs = knobs;
+    piece.logits = left <= 0;
+    if (left > 0) {
+        piece.kind = KERN_ROW_PROMPT;
+        piece.count = t->whole ? left : eng_batch_piece_length(at->batch, &t->session, left);
+        piece.logits = piece.count == left;
+    }
+    ck_assert_msg(eng_batch_add(at->batch, &piece, &t->index, &error) == ENG_OK, "%s", error.text);
+}
+
+// One step of those that are not done; false: nobody was left.
+static bool step(bench *at, timeline *all, int count) {
+    eng_error error = {0};
+    bool added = false;
+    eng_batch_clear(at->batch);
+    for (int i = 0; i < count; i++)
+        if (all[i].kept <= GENERATED) {
+            add_timeline(at, &all[i]);
+            added = true;
+        }
+    if (!added)
+        return false;
+    ck_assert_msg(eng_batch_run(at->batch, &error) == ENG_OK, "%s", error.text);
+    for (int i = 0; i < count; i++) {
+        timeline *t = &all[i];
+        if (t->kept > GENERATED || t->session.read < t->prompt)
+            continue;
+        eng_piece_result result;
+        eng_batch_result(at->batch, t->index, &result);
+        ck_assert(result.finite);
+        memcpy(t->logits + t->kept++ * VOCABULARY, result.logits, sizeof(float) * VOCABULARY);
+    }
+    return true;
+}
+
+static void run(bench *at, timeline *all, int count) {
+    while (step(at, all, count)) {
+    }
+    for (int i = 0; i < count; i++)
+        eng_session_close(&all[i].session);
+}
+
+static void same_logits(const timeline *got, const timeline *want, int variant, const char *what) {
+    ck_assert_msg(memcmp(got->logits, want->logits, sizeof got->logits) == 0, "%s: a prompt of %d ids %s",
+                  mixer_variants[variant].name, got->prompt, what);
+}
+
+START_TEST(neighbours_and_cuts_change_no_bit) {
+    static timeline among[ROWS], alone;
+    bench at;
+    open_bench(_i, &at);
+    for (int i = 0; i < ROWS; i++)
+        open_timeline(&at, &among[i], i);
+    run(&at, among, ROWS);
+    for (int i = 0; i < ROWS; i++) {
+        open_timeline(&at, &alone, i);
+        alone.whole = true;
+        run(&at, &alone, 1);
+        same_logits(&among[i], &alone, _i, "in pieces among others");
+    }
+    close_bench(&at);
+}
+END_TEST
+
+// Exported between two steps and imported into a pool that never saw it, in the middle of the prompt and later.
+START_TEST(a_state_survives_being_bytes) {
+    static timeline straight, moved;
+    bench at, other;
+    open_bench(_i, &at);
+    open_bench(_i, &other);
+    open_timeline(&at, &straight, ROWS - 1);
+    run(&at, &straight, 1);
+    for (int steps = 1; steps < LONGEST / 16 + GENERATED; steps += 3) {
+        eng_error error = {0};
+        open_timeline(&at, &moved, ROWS - 1);
+        for (int i = 0; i < steps; i++)
+            ck_assert(step(&at, &moved, 1));
+        size_t bytes = eng_state_bytes(&moved.session);
+        void *state = malloc(bytes);
+        ck_assert_int_eq(eng_state_export(&moved.session, at.world.stream, fingerprint, state, NULL), ENG_OK);
+        eng_session_close(&moved.session);
+        ck_assert_msg(eng_state_import(other.pool, other.world.stream, LONGEST + GENERATED, fingerprint, state, bytes,
+                                       &moved.session, &error) == ENG_OK,
+                      "%s", error.text);
+        free(state);
+        run(&other, &moved, 1);
+        same_logits(&moved, &straight, _i, "moved");
+    }
+    close_bench(&at);
+    close_bench(&other);
+}
+END_TEST
+
+static Suite *mixer_suite(void) {
+    Suite *suite = suite_create("mixer");
+    TCase *cases = tcase_create("variants");
+    tcase_set_timeout(cases, 60);
+    tcase_add_loop_test(cases, neighbours_and_cuts_change_no_bit, 0, MIXER_VARIANTS);
+    tcase_add_loop_test(cases, a_state_survives_being_bytes, 0, MIXER_VARIANTS);
+    suite_add_tcase(suite, cases);
+    return suite;
+}
+
+MESA_TEST_MAIN(mixer_suite)
