@@ -6,16 +6,23 @@
 
 #include <stdint.h>
 
+#ifdef __CUDACC__
+#define KERN_PHILOX static __host__ __device__ inline
+#else
+#define KERN_PHILOX static inline
+#endif
+
 typedef struct kern_philox {
     uint32_t word[4];
 } kern_philox;
 
-static inline kern_philox kern_philox_4x32_10(kern_philox counter, uint32_t key0, uint32_t key1) {
+KERN_PHILOX kern_philox kern_philox_4x32_10(kern_philox counter, uint32_t key0, uint32_t key1) {
     for (int round = 0; round < 10; round++) {
         const uint64_t product0 = (uint64_t)0xD2511F53u * counter.word[0];
         const uint64_t product1 = (uint64_t)0xCD9E8D57u * counter.word[2];
-        counter = (kern_philox){{(uint32_t)(product1 >> 32) ^ counter.word[1] ^ key0, (uint32_t)product1,
-                                 (uint32_t)(product0 >> 32) ^ counter.word[3] ^ key1, (uint32_t)product0}};
+        const kern_philox next = {{(uint32_t)(product1 >> 32) ^ counter.word[1] ^ key0, (uint32_t)product1,
+                                   (uint32_t)(product0 >> 32) ^ counter.word[3] ^ key1, (uint32_t)product0}};
+        counter = next;
         key0 += 0x9E3779B9u; // golden ratio
         key1 += 0xBB67AE85u; // sqrt(3) - 1
     }
@@ -23,7 +30,7 @@ static inline kern_philox kern_philox_4x32_10(kern_philox counter, uint32_t key0
 }
 
 // Uniform in [0, 1) with 53 bits: key = seed, counter = (position, choice, stream).
-static inline double kern_philox_uniform(uint64_t seed, uint64_t position, uint32_t choice, uint32_t stream) {
+KERN_PHILOX double kern_philox_uniform(uint64_t seed, uint64_t position, uint32_t choice, uint32_t stream) {
     const kern_philox counter = {{(uint32_t)position, (uint32_t)(position >> 32), choice, stream}};
     const kern_philox random = kern_philox_4x32_10(counter, (uint32_t)seed, (uint32_t)(seed >> 32));
     const uint64_t bits = (uint64_t)random.word[0] << 32 | random.word[1];

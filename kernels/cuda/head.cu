@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// head_logits: the products of the tokens whose logits are wanted with the whole head, capped as they are written.
+// head_logits: the products of the tokens whose logits are wanted with the whole head. They are looked at and capped as
+// they are written; the flags are raised by a launch before, since any of a row's blocks may lower its flag.
 #include "kernels/cuda/products.cuh"
 
 enum { THREADS = 256 };

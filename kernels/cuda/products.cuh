@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// y = x W^T for vectors of activations, what linear and head_logits launch (products.cu).
+// y = x W^T for vectors of activations: what linear and head_logits launch (products.cu). Whoever fills in the job has
+// checked that the weight holds its rows.
 #ifndef KERNELS_CUDA_PRODUCTS_CUH
 #define KERNELS_CUDA_PRODUCTS_CUH
 
