@@ -187,8 +187,8 @@ END_TEST
 static Suite *block_linear_suite(void) {
     Suite *suite = suite_create("block_linear");
     TCase *tests = tcase_create("block_linear");
-    tcase_add_loop_test(tests, forward_equals_reference, 0, KERNEL_TEST_ISAS);
-    tcase_add_loop_test(tests, token_alone_equals_token_in_batch, 0, KERNEL_TEST_ISAS);
+    tcase_add_loop_test(tests, forward_equals_reference, 0, KERNEL_TEST_DEVICES);
+    tcase_add_loop_test(tests, token_alone_equals_token_in_batch, 0, KERNEL_TEST_DEVICES);
     tcase_add_loop_test(tests, backward_equals_reference, 0, KERNEL_TEST_ISAS);
     tcase_add_test(tests, refuses_what_it_cannot_do);
     tcase_add_test(tests, reference_backward_equals_differences);

@@ -144,9 +144,9 @@ END_TEST
 static Suite *feature_map_suite(void) {
     Suite *suite = suite_create("feature_map");
     TCase *tests = tcase_create("feature_map");
-    tcase_add_loop_test(tests, maps_equal_reference, 0, KERNEL_TEST_ISAS);
-    tcase_add_loop_test(tests, bits_are_free_of_batch_and_threads, 0, KERNEL_TEST_ISAS);
-    tcase_add_loop_test(tests, far_ends_and_refusals, 0, KERNEL_TEST_ISAS);
+    tcase_add_loop_test(tests, maps_equal_reference, 0, KERNEL_TEST_DEVICES);
+    tcase_add_loop_test(tests, bits_are_free_of_batch_and_threads, 0, KERNEL_TEST_DEVICES);
+    tcase_add_loop_test(tests, far_ends_and_refusals, 0, KERNEL_TEST_DEVICES);
     tcase_add_loop_test(tests, reference_gradients, 0, KERN_FEATURES);
     tcase_set_timeout(tests, 60);
     suite_add_tcase(suite, tests);

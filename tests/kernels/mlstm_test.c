@@ -371,9 +371,9 @@ END_TEST
 static Suite *mlstm_suite(void) {
     Suite *suite = suite_create("mlstm");
     TCase *tests = tcase_create("mlstm");
-    tcase_add_loop_test(tests, gates_equal_reference, 0, KERNEL_TEST_ISAS);
-    tcase_add_loop_test(tests, cuts_and_neighbours_change_nothing, 0, KERNEL_TEST_ISAS);
-    tcase_add_loop_test(tests, normaliser_equals_reference, 0, KERNEL_TEST_ISAS);
+    tcase_add_loop_test(tests, gates_equal_reference, 0, KERNEL_TEST_DEVICES);
+    tcase_add_loop_test(tests, cuts_and_neighbours_change_nothing, 0, KERNEL_TEST_DEVICES);
+    tcase_add_loop_test(tests, normaliser_equals_reference, 0, KERNEL_TEST_DEVICES);
     tcase_add_loop_test(tests, cell_equals_the_plain_formula, 0, KERNEL_TEST_ISAS);
     tcase_add_test(tests, shapes_are_checked);
     tcase_add_test(tests, reference_gradients);

@@ -327,11 +327,11 @@ END_TEST
 static Suite *rglru_suite(void) {
     Suite *suite = suite_create("rglru");
     TCase *tests = tcase_create("rglru");
-    tcase_add_loop_test(tests, forward_equals_reference, 0, KERNEL_TEST_ISAS);
-    tcase_add_loop_test(tests, decays_near_one_keep_their_digits, 0, KERNEL_TEST_ISAS);
-    tcase_add_loop_test(tests, cuts_and_neighbours_change_nothing, 0, KERNEL_TEST_ISAS);
+    tcase_add_loop_test(tests, forward_equals_reference, 0, KERNEL_TEST_DEVICES);
+    tcase_add_loop_test(tests, decays_near_one_keep_their_digits, 0, KERNEL_TEST_DEVICES);
+    tcase_add_loop_test(tests, cuts_and_neighbours_change_nothing, 0, KERNEL_TEST_DEVICES);
     tcase_add_loop_test(tests, backward_equals_reference, 0, KERNEL_TEST_ISAS);
-    tcase_add_loop_test(tests, decay_of_exactly_one, 0, KERNEL_TEST_ISAS);
+    tcase_add_loop_test(tests, decay_of_exactly_one, 0, KERNEL_TEST_DEVICES);
     tcase_add_loop_test(tests, bits_are_free_of_threads, 0, KERNEL_TEST_ISAS);
     tcase_add_test(tests, shapes_are_checked);
     tcase_add_loop_test(tests, reference_gradients, 0, 2);
