@@ -15,26 +15,20 @@
 
 static bool allocate_host(eng_batch *batch) {
     const eng_config *config = &batch->weights->model->config;
-    size_t rows = (size_t)batch->max_rows, logits = (size_t)batch->max_logits;
+    const eng_plan *plan = batch->plan;
+    size_t rows = (size_t)batch->max_rows, top = (size_t)batch->max_logits * KERN_MAX_TOP;
+    kern_device *device = batch->weights->device;
     batch->piece = calloc(rows, sizeof *batch->piece);
-    batch->finite = calloc(logits, sizeof *batch->finite);
-    batch->sampled = calloc(logits, sizeof *batch->sampled);
-    batch->logprob = calloc(logits, sizeof *batch->logprob);
-    batch->top_id = calloc(logits * KERN_MAX_TOP, sizeof *batch->top_id);
-    batch->top_logprob = calloc(logits * KERN_MAX_TOP, sizeof *batch->top_logprob);
     batch->logits = malloc(sizeof *batch->logits * rows * (size_t)config->vocab_size);
-    batch->report = calloc((size_t)config->layers, sizeof *batch->report);
-    if (!batch->piece || !batch->finite || !batch->sampled || !batch->logprob || !batch->top_id ||
-        !batch->top_logprob || !batch->logits || !batch->report)
+    if (!batch->piece || !batch->logits || kern_alloc_host(device, plan->results_bytes, &batch->results) ||
+        kern_alloc_host(device, top * (sizeof *batch->top_id + sizeof *batch->top_logprob), &batch->top))
         return false;
-    for (int32_t layer = 0; layer < config->layers; layer++) {
-        if (batch->plan->report[layer].ref == 0)
-            continue;
-        size_t solves = (size_t)batch->max_tokens * (size_t)config->layer[layer].recurrent.heads;
-        batch->report[layer] = calloc(solves, sizeof **batch->report);
-        if (!batch->report[layer])
-            return false;
-    }
+    batch->finite = eng_plan_result(plan, batch->results, plan->finite);
+    batch->sampled = eng_plan_result(plan, batch->results, plan->sampled);
+    batch->logprob = eng_plan_result(plan, batch->results, plan->logprob);
+    batch->solves = eng_plan_result(plan, batch->results, plan->solves);
+    batch->top_id = batch->top;
+    batch->top_logprob = (float *)batch->top + top;
     return true;
 }
 
@@ -97,15 +91,9 @@ eng_status eng_batch_create(const eng_weights *weights, eng_pool *pool, kern_str
 void eng_batch_free(eng_batch *batch) {
     if (!batch)
         return;
-    for (int32_t layer = 0; batch->report && layer < batch->weights->model->config.layers; layer++)
-        free(batch->report[layer]);
-    free(batch->report);
+    kern_free_host(batch->weights->device, batch->results);
+    kern_free_host(batch->weights->device, batch->top);
     free(batch->piece);
-    free(batch->finite);
-    free(batch->sampled);
-    free(batch->logprob);
-    free(batch->top_id);
-    free(batch->top_logprob);
     free(batch->logits);
     kern_rows_free(batch->rows);
     eng_memory_free(batch->weights->device, &batch->memory);
@@ -114,7 +102,7 @@ void eng_batch_free(eng_batch *batch) {
 }
 
 void eng_batch_clear(eng_batch *batch) {
-    batch->pieces = batch->tokens = batch->logits_rows = batch->edits = batch->top = 0;
+    batch->pieces = batch->tokens = batch->logits_rows = batch->edits = batch->most_top = 0;
 }
 
 int32_t eng_batch_piece_length(const eng_batch *batch, const eng_session *session, int64_t left) {
@@ -178,7 +166,7 @@ eng_status eng_batch_add(eng_batch *batch, const eng_piece *piece, int32_t *inde
     batch->tokens += piece->count;
     batch->logits_rows += eng_piece_logits(piece);
     batch->edits += piece->edits;
-    batch->top = piece->top > batch->top ? piece->top : batch->top;
+    batch->most_top = piece->top > batch->most_top ? piece->top : batch->most_top;
     *index = batch->pieces++;
     return ENG_OK;
 }
@@ -203,23 +191,13 @@ static kern_status download_logits(eng_batch *batch) {
 }
 
 static kern_status download_results(eng_batch *batch) {
-    const eng_config *config = &batch->weights->model->config;
     const eng_plan *plan = batch->plan;
-    size_t logits = (size_t)batch->rows->n_logits, tokens = (size_t)batch->rows->n_tokens;
-    kern_status status = download(batch, plan->finite, batch->finite, sizeof *batch->finite * logits);
+    size_t top = batch->most_top > 0 ? (size_t)batch->rows->n_logits * KERN_MAX_TOP : 0;
+    kern_status status = download(batch, plan->results, batch->results, plan->results_bytes);
     if (status == KERN_OK)
-        status = download(batch, plan->sampled, batch->sampled, sizeof *batch->sampled * logits);
+        status = download(batch, plan->top_id, batch->top_id, sizeof *batch->top_id * top);
     if (status == KERN_OK)
-        status = download(batch, plan->logprob, batch->logprob, sizeof *batch->logprob * logits);
-    if (status == KERN_OK && batch->top > 0)
-        status = download(batch, plan->top_id, batch->top_id, sizeof *batch->top_id * logits * KERN_MAX_TOP);
-    if (status == KERN_OK && batch->top > 0)
-        status =
-            download(batch, plan->top_logprob, batch->top_logprob, sizeof *batch->top_logprob * logits * KERN_MAX_TOP);
-    for (int32_t layer = 0; status == KERN_OK && layer < config->layers; layer++)
-        if (batch->report[layer])
-            status = download(batch, plan->report[layer], batch->report[layer],
-                              sizeof **batch->report * tokens * (size_t)config->layer[layer].recurrent.heads);
+        status = download(batch, plan->top_logprob, batch->top_logprob, sizeof *batch->top_logprob * top);
     return status ? status : download_logits(batch);
 }
 
@@ -242,12 +220,16 @@ eng_status eng_batch_run(eng_batch *batch, eng_error *error) {
     return ENG_OK;
 }
 
+static void add_solves(const eng_batch *batch, int32_t token0, int32_t tokens, eng_compute *sum) {
+    if (batch->solves)
+        eng_add_solves(batch->solves + token0, tokens, sum);
+}
+
 void eng_batch_result(const eng_batch *batch, int32_t index, eng_piece_result *out) {
     const eng_model *model = batch->weights->model;
     const eng_batch_piece *entry = &batch->piece[index];
     *out = (eng_piece_result){.count = entry->piece.count, .finite = true, .id = -1};
-    eng_sum_reports(model, (const kern_solve_report *const *)batch->report, entry->token0, entry->piece.count,
-                    &out->compute);
+    add_solves(batch, entry->token0, entry->piece.count, &out->compute);
     for (int32_t i = 0; i < eng_piece_logits(&entry->piece); i++)
         out->finite = out->finite && batch->finite[entry->logits_row - i];
     if (!entry->piece.logits)
@@ -271,6 +253,5 @@ void eng_batch_prediction(const eng_batch *batch, int32_t index, int32_t token, 
 
 void eng_batch_compute(const eng_batch *batch, int32_t index, int32_t token, eng_compute *out) {
     *out = (eng_compute){0};
-    eng_sum_reports(batch->weights->model, (const kern_solve_report *const *)batch->report,
-                    batch->piece[index].token0 + token, 1, out);
+    add_solves(batch, batch->piece[index].token0 + token, 1, out);
 }

@@ -24,14 +24,16 @@ struct eng_batch {
     kern_rows *rows;
     eng_batch_piece *piece; // (max_rows)
     int32_t pieces, tokens, logits_rows, edits;
-    int32_t top; // the most that a piece of the step wants
+    int32_t most_top; // that a piece of the step wants
     // the last step's outputs on the host
-    int32_t *finite, *sampled;  // (max_logits)
-    float *logprob;             // (max_logits)
-    int32_t *top_id;            // (max_logits, KERN_MAX_TOP)
-    float *top_logprob;         // (max_logits, KERN_MAX_TOP)
-    float *logits;              // (max_rows, vocab) by piece; touched only for pieces without sampling
-    kern_solve_report **report; // (layers) (max_tokens, heads) of Mesa layers, else NULL
+    void *results;                   // plan->results_bytes: the next four lie in it
+    const int32_t *finite, *sampled; // (max_logits)
+    const float *logprob;            // (max_logits)
+    const kern_solve_sum *solves;    // (max_tokens); NULL without Mesa layers
+    void *top;                       // the next two lie in it
+    int32_t *top_id;                 // (max_logits, KERN_MAX_TOP)
+    float *top_logprob;              // (max_logits, KERN_MAX_TOP)
+    float *logits;                   // (max_rows, vocab) by piece; touched only for pieces without sampling
 };
 
 // Rows of logits that a piece takes.

@@ -156,19 +156,12 @@ eng_status eng_fail_kernel(eng_error *error, kern_status status, const char *doi
     return eng_fail(error, ENG_INTERNAL, "%s: %s", doing, kern_status_text(status));
 }
 
-void eng_sum_reports(const eng_model *model, const kern_solve_report *const *reports, int32_t token0, int32_t tokens,
-                     eng_compute *sum) {
-    for (int32_t layer = 0; layer < model->config.layers; layer++) {
-        if (!reports[layer])
-            continue;
-        int32_t heads = model->config.layer[layer].recurrent.heads;
-        const kern_solve_report *report = reports[layer] + (size_t)token0 * (size_t)heads;
-        for (int64_t i = 0; i < (int64_t)tokens * heads; i++) {
-            sum->solves++;
-            sum->steps += report[i].steps;
-            sum->unconverged += report[i].flags != 0;
-            if (report[i].steps > sum->steps_max)
-                sum->steps_max = report[i].steps;
-        }
+void eng_add_solves(const kern_solve_sum *solves, int32_t tokens, eng_compute *sum) {
+    for (int32_t t = 0; solves && t < tokens; t++) {
+        sum->solves += solves[t].solves;
+        sum->steps += solves[t].steps;
+        sum->unconverged += solves[t].unconverged;
+        if ((int32_t)solves[t].steps_max > sum->steps_max)
+            sum->steps_max = (int32_t)solves[t].steps_max;
     }
 }

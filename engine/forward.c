@@ -95,6 +95,7 @@ static void emit_block_backward(eng_emit *emit, int32_t layer, block_kept *block
     bool has_mlp = config->intermediate_size > 0;
     uint64_t mark = emit->scratch;
     emit->keep = false;
+    emit->again = true;
     if (recompute == ENG_RECOMPUTE_BLOCK) {
         block->middle = has_mlp ? eng_emit_scratch(emit, config->hidden_size) : eng_null();
         emit_mixer(emit, layer, block, block->middle);
@@ -124,9 +125,6 @@ static void emit_head_logits(eng_emit *emit) {
     eng_plan *plan = emit->plan;
     uint64_t rows = (uint64_t)emit->options->max_logits;
     plan->logits = eng_emit_saved_bytes(emit, sizeof(float) * rows * (uint64_t)config->vocab_size);
-    plan->finite = eng_emit_saved_bytes(emit, sizeof(int32_t) * rows);
-    plan->sampled = eng_emit_saved_bytes(emit, sizeof(int32_t) * rows);
-    plan->logprob = eng_emit_saved_bytes(emit, sizeof(float) * rows);
     plan->top_id = eng_emit_saved_bytes(emit, sizeof(int32_t) * rows * KERN_MAX_TOP);
     plan->top_logprob = eng_emit_saved_bytes(emit, sizeof(float) * rows * KERN_MAX_TOP);
     eng_emit_op(emit, KERN_OP_HEAD_LOGITS,
@@ -169,8 +167,31 @@ static void emit_head_loss(eng_emit *emit, kern_ptr d_hidden) {
     emit->scratch = mark;
 }
 
+static kern_ptr emit_solves(eng_emit *emit) {
+    kern_ptr solves = eng_emit_saved_bytes(emit, sizeof(kern_solve_sum) * (uint64_t)emit->tokens);
+    eng_emit_op(emit, KERN_OP_CLEAR, &(kern_clear_args){.y = solves, .width = sizeof(kern_solve_sum) / 4});
+    return solves;
+}
+
+// Small outputs lie side by side, so that one copy brings them to the host.
+static void emit_results(eng_emit *emit) {
+    eng_plan *plan = emit->plan;
+    uint64_t rows = (uint64_t)emit->options->max_logits, begin = emit->saved;
+    if (eng_serves(emit)) {
+        plan->results = plan->finite = eng_emit_saved_bytes(emit, sizeof(int32_t) * rows);
+        plan->sampled = eng_emit_saved_bytes(emit, sizeof(int32_t) * rows);
+        plan->logprob = eng_emit_saved_bytes(emit, sizeof(float) * rows);
+    }
+    if (eng_model_has_mesa(emit->model))
+        plan->solves = emit_solves(emit);
+    if (eng_model_has_mesa(emit->model) && eng_trains(emit))
+        plan->backward_solves = emit_solves(emit);
+    plan->results_bytes = (size_t)(emit->saved - begin);
+}
+
 static void emit_model(eng_emit *emit, block_kept *blocks) {
     const eng_config *config = &emit->model->config;
+    emit_results(emit);
     uint64_t stream_bytes = sizeof(float) * (uint64_t)config->hidden_size * (uint64_t)emit->tokens;
     kern_ptr stream = eng_emit_saved_bytes(emit, stream_bytes);
     eng_emit_op(emit, KERN_OP_EMBED,
@@ -227,12 +248,10 @@ eng_status eng_plan_create(const eng_model *model, kern_device *device, const en
     emit.kept = calloc(layers, sizeof *emit.kept);
     eng_plan *plan = emit.plan = calloc(1, sizeof *plan);
     if (plan) {
-        plan->report = calloc(layers, sizeof *plan->report);
-        plan->backward_report = calloc(layers, sizeof *plan->backward_report);
         plan->model = model;
         plan->options = *options;
     }
-    if (!blocks || !emit.kept || !plan || !plan->report || !plan->backward_report) {
+    if (!blocks || !emit.kept || !plan) {
         emit.status = eng_fail(error, ENG_NO_MEMORY, "out of memory for a plan of %zu layers", layers);
         goto out;
     }
@@ -260,7 +279,5 @@ void eng_plan_free(eng_plan *plan) {
     if (!plan)
         return;
     kern_plan_free(plan->plan);
-    free(plan->report);
-    free(plan->backward_report);
     free(plan);
 }

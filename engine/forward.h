@@ -32,17 +32,19 @@ typedef struct eng_plan {
     kern_plan *plan;
     size_t saved_bytes, scratch_bytes;
     // references of outputs (resolve with eng_plan_address); null where the kind has none
-    kern_ptr logits;           // (max_logits, vocab)
-    kern_ptr finite;           // int32 (max_logits)
-    kern_ptr sampled;          // int32 (max_logits)
-    kern_ptr logprob;          // (max_logits)
-    kern_ptr top_id;           // int32 (max_logits, KERN_MAX_TOP)
-    kern_ptr top_logprob;      // (max_logits, KERN_MAX_TOP)
-    kern_ptr hidden;           // (max_tokens, hidden) after the final norm
-    kern_ptr loss;             // (max_tokens)
-    kern_ptr best;             // SCORE: int32 (max_tokens), the likeliest id of each token with a target, else -1
-    kern_ptr *report;          // (layers) kern_solve_report (max_tokens, heads) of Mesa layers, else null
-    kern_ptr *backward_report; // TRAIN, of the second solve
+    kern_ptr logits;  // (max_logits, vocab)
+    kern_ptr finite;  // int32 (max_logits)
+    kern_ptr sampled; // int32 (max_logits)
+    kern_ptr logprob; // (max_logits)
+    kern_ptr results; // SERVE: finite, sampled, logprob and solves lie in this one block
+    size_t results_bytes;
+    kern_ptr top_id;          // int32 (max_logits, KERN_MAX_TOP)
+    kern_ptr top_logprob;     // (max_logits, KERN_MAX_TOP)
+    kern_ptr hidden;          // (max_tokens, hidden) after the final norm
+    kern_ptr loss;            // (max_tokens)
+    kern_ptr best;            // SCORE: int32 (max_tokens), the likeliest id of each token with a target, else -1
+    kern_ptr solves;          // kern_solve_sum (max_tokens), over all Mesa layers; null without one
+    kern_ptr backward_solves; // TRAIN: those of the second solve
 } eng_plan;
 
 ENG_CHECKED eng_status eng_plan_create(const eng_model *model, kern_device *device, const eng_plan_options *options,
@@ -62,9 +64,11 @@ void *eng_plan_address(const kern_memory *memory, kern_ptr reference);
 // The engine's status and text for a kernel's (code INTERNAL, NO_MEMORY, UNSUPPORTED or DEVICE).
 eng_status eng_fail_kernel(eng_error *error, kern_status status, const char *doing);
 
-// Steps, unconverged solves and the largest count over tokens [token0, token0 + tokens) of all Mesa layers, from
-// reports that lie in host-visible copies: reports[layer] (max_tokens, heads) or NULL.
-void eng_sum_reports(const eng_model *model, const kern_solve_report *const *reports, int32_t token0, int32_t tokens,
-                     eng_compute *sum);
+// Adds the figures of `tokens` tokens (a host copy; NULL: no Mesa layer) to *sum.
+void eng_add_solves(const kern_solve_sum *solves, int32_t tokens, eng_compute *sum);
+// What lies at a reference into a host copy of plan->results.
+static inline void *eng_plan_result(const eng_plan *plan, void *copy, kern_ptr reference) {
+    return reference.ref ? (char *)copy + (reference.ref - plan->results.ref) : NULL;
+}
 
 #endif

@@ -20,6 +20,7 @@ struct eng_emit {
     int32_t chunks; // the most chunks that many tokens and rows can make
     uint64_t saved, scratch, scratch_peak;
     bool keep;                      // activations go to saved
+    bool again;                     // operations of the forward pass are being emitted once more (recomputation)
     kern_ptr (*kept)[ENG_MAX_KEPT]; // (layers) the mixer's own references for backward
     eng_status status;
     eng_error *error;

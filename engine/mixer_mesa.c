@@ -78,10 +78,6 @@ static int64_t width_of(const kern_mesa *mesa) {
     return (int64_t)mesa->heads * mesa->value_width;
 }
 
-static uint64_t report_bytes(const eng_emit *emit, const kern_mesa *mesa) {
-    return sizeof(kern_solve_report) * (uint64_t)mesa->heads * (uint64_t)emit->tokens;
-}
-
 static void emit_core(eng_emit *emit, int32_t layer, const eng_recurrent *d, eng_recurrent_kept *kept) {
     kern_mesa mesa = core_of(emit, layer);
     uint64_t snapshot = sizeof(float) * (uint64_t)width_of(&mesa) * (uint64_t)(mesa.key_width + mesa.value_width);
@@ -91,8 +87,6 @@ static void emit_core(eng_emit *emit, int32_t layer, const eng_recurrent *d, eng
     // too.
     kept->snapshots =
         eng_serves(emit) ? eng_null() : eng_emit_activation_bytes(emit, snapshot * (uint64_t)emit->chunks);
-    if (emit->plan->report[layer].ref == 0)
-        emit->plan->report[layer] = eng_emit_saved_bytes(emit, report_bytes(emit, &mesa));
     (void)d;
     eng_emit_op(emit, KERN_OP_MESA,
                 &(kern_mesa_args){.q = kept->q.ready,
@@ -105,7 +99,7 @@ static void emit_core(eng_emit *emit, int32_t layer, const eng_recurrent *d, eng
                                   .o = kept->read,
                                   .x = kept->solution,
                                   .snapshots = kept->snapshots,
-                                  .report = emit->plan->report[layer],
+                                  .sum = emit->again ? eng_null() : emit->plan->solves,
                                   .mesa = mesa});
 }
 
@@ -114,7 +108,6 @@ static void emit_core_backward(eng_emit *emit, int32_t layer, const eng_recurren
     kern_mesa mesa = core_of(emit, layer);
     int32_t lambda = emit->model->layer[layer].mixer[ENG_LAMBDA];
     float tolerance = emit->options->backward_tolerance;
-    emit->plan->backward_report[layer] = eng_emit_saved_bytes(emit, report_bytes(emit, &mesa));
     (void)d;
     eng_emit_op(emit, KERN_OP_MESA_BACKWARD,
                 &(kern_mesa_backward_args){.q = kept->q.ready,
@@ -133,7 +126,7 @@ static void emit_core_backward(eng_emit *emit, int32_t layer, const eng_recurren
                                            .dg = grad->g,
                                            .dbeta = grad->beta,
                                            .grad_lambda_params = eng_grad(lambda),
-                                           .report = emit->plan->backward_report[layer],
+                                           .sum = emit->plan->backward_solves,
                                            .mesa = mesa,
                                            .backward_tolerance = tolerance > 0 ? tolerance : 1e-5F});
 }

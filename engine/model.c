@@ -266,10 +266,18 @@ bool eng_model_has_pages(const eng_model *model) {
     return model->page_bytes > 0;
 }
 
-bool eng_model_has_mesa(const eng_model *model) {
-    for (int32_t i = 0; i < model->config.layers; i++) {
+static const eng_layer_config *first_mesa(const eng_model *model) {
+    for (int32_t i = 0; i < model->config.layers; i++)
         if (model->config.layer[i].mixer == &eng_mixer_mesa)
-            return true;
-    }
-    return false;
+            return &model->config.layer[i];
+    return NULL;
+}
+
+bool eng_model_has_mesa(const eng_model *model) {
+    return first_mesa(model) != NULL;
+}
+
+int32_t eng_model_training_steps(const eng_model *model) {
+    const eng_layer_config *mesa = first_mesa(model);
+    return mesa ? mesa->mesa.cg_steps_training : 0;
 }

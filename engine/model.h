@@ -217,5 +217,7 @@ double eng_model_flops(const eng_model *model, double position, double cg_steps)
 // Whether any layer keeps KV pages (full attention), has a Mesa core.
 bool eng_model_has_pages(const eng_model *model);
 bool eng_model_has_mesa(const eng_model *model);
+// max_cg_step_training of the first Mesa layer; 0 without one.
+int32_t eng_model_training_steps(const eng_model *model);
 
 #endif

@@ -10,7 +10,7 @@
 
 #include "kernels/kernels.h"
 
-enum { KERN_ABI = 3 };
+enum { KERN_ABI = 4 };
 
 // The head of every backend's device; a backend's own struct begins with it.
 struct kern_device {
@@ -52,6 +52,8 @@ struct kern_backend {
     void (*close)(kern_device *device);
     kern_status (*alloc)(kern_device *device, size_t bytes, void **out);
     void (*free)(kern_device *device, void *memory);
+    kern_status (*alloc_host)(kern_device *device, size_t bytes, void **out);
+    void (*free_host)(kern_device *device, void *memory);
     kern_status (*stream_open)(kern_device *device, kern_stream **out);
     void (*stream_close)(kern_stream *stream);
     kern_status (*synchronize)(kern_stream *stream);

@@ -140,6 +140,16 @@ void kern_free(kern_device *device, void *memory) {
         device->backend->free(device, memory);
 }
 
+kern_status kern_alloc_host(kern_device *device, size_t bytes, void **out) {
+    *out = NULL;
+    return device->backend->alloc_host(device, bytes, out);
+}
+
+void kern_free_host(kern_device *device, void *memory) {
+    if (memory)
+        device->backend->free_host(device, memory);
+}
+
 uint64_t kern_allocations(const kern_device *device) {
     return device->allocations;
 }

@@ -75,6 +75,9 @@ const kern_device_info *kern_device_describe(const kern_device *device);
 // Zeroed device memory, 64-byte aligned. Freed with kern_free (NULL is accepted). what names it in error texts.
 KERN_CHECKED kern_status kern_alloc(kern_device *device, size_t bytes, void **out);
 void kern_free(kern_device *device, void *memory);
+// Zeroed host memory, 64-byte aligned, that transfers reach without a copy between. Freed with kern_free_host.
+KERN_CHECKED kern_status kern_alloc_host(kern_device *device, size_t bytes, void **out);
+void kern_free_host(kern_device *device, void *memory);
 uint64_t kern_allocations(const kern_device *device); // kern_alloc, kern_weight_create, growth of the workspace
 
 KERN_CHECKED kern_status kern_stream_open(kern_device *device, kern_stream **out);
@@ -219,6 +222,12 @@ typedef struct kern_solve_report { // one a (token, head)
 } kern_solve_report;
 
 enum { KERN_REPORT_UNCONVERGED = 1, KERN_REPORT_BREAKDOWN = 2 };
+
+typedef struct kern_solve_sum { // of a token's solves; they are added to what stands there (CLEAR)
+    uint32_t solves, steps;
+    uint32_t unconverged; // with any flag
+    uint32_t steps_max;
+} kern_solve_sum;
 
 // silu(z) = z s(z), s the logistic function; elu1(z) = z + 1 above 0 and e^z below; gelu_tanh(z) = z s(2 u) with
 // u = sqrt(2 / pi) (z + 0.044715 z^3).
@@ -478,6 +487,7 @@ typedef struct kern_mesa_args {
     kern_ptr x;             // optional (T, H * D): the solutions, for backward
     kern_ptr snapshots;     // optional, for backward
     kern_ptr report;        // optional kern_solve_report (T, H)
+    kern_ptr sum;           // optional kern_solve_sum (T)
     kern_mesa mesa;
 } kern_mesa_args;
 // Implicit differentiation, models.md 2.8: u = (Hk + Lambda)^-1 (Hv do) by a second solve with the same rule
@@ -488,7 +498,7 @@ typedef struct kern_mesa_backward_args {
     kern_ptr d_o; // (T, H * V)
     kern_ptr dq, dk, dv, dg, dbeta;
     kern_ptr grad_lambda_params; // (H * D), added
-    kern_ptr report;             // optional (T, H), of the second solve
+    kern_ptr report, sum;        // optional, as in forward, of the second solve
     kern_ptr dstate;             // optional (n_rows, [Hk (H, D, D), Hv (H, D, V)]) in: at the end, out: at the start
     kern_mesa mesa;
     float backward_tolerance;
@@ -594,6 +604,12 @@ typedef struct kern_rglru_backward_args {
     int32_t width;
 } kern_rglru_backward_args;
 
+// y = 0, `width` words of 4 bytes a token.
+typedef struct kern_clear_args {
+    kern_ptr y; // (T, width)
+    int32_t width;
+} kern_clear_args;
+
 // y += x.
 typedef struct kern_add_args {
     kern_ptr x, y; // (T, width)
@@ -689,6 +705,7 @@ typedef struct kern_clip_scale_args {
     X(FEATURE_MAP_BACKWARD, feature_map_backward, kern_feature_map_backward_args, groups)      \
     X(RGLRU, rglru, kern_rglru_args, width)                                                    \
     X(RGLRU_BACKWARD, rglru_backward, kern_rglru_backward_args, width)                         \
+    X(CLEAR, clear, kern_clear_args, width)                                                    \
     X(ADD, add, kern_add_args, width)                                                          \
     X(HEAD_LOGITS, head_logits, kern_head_logits_args, width)                                  \
     X(HEAD_LOSS, head_loss, kern_head_loss_args, width)                                        \

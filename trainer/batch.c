@@ -6,34 +6,16 @@
 #include <stdlib.h>
 #include <string.h>
 
-static int32_t heads_of(const eng_plan *plan, int32_t layer) {
-    return plan->report[layer].ref ? plan->model->config.layer[layer].recurrent.heads : 0;
-}
-
 eng_status trn_batch_create(trn_runner *runner, trn_batch *out, eng_error *error) {
-    const eng_plan *plan = runner->plan;
-    uint32_t layers = (uint32_t)plan->model->config.layers;
-    int32_t widest = 0;
-    size_t tokens = (size_t)plan->options.max_tokens, heads = 0;
-    for (int32_t layer = 0; layer < (int32_t)layers; layer++) {
-        heads += (size_t)heads_of(plan, layer);
-        if (heads_of(plan, layer) > widest)
-            widest = heads_of(plan, layer);
-    }
+    size_t tokens = (size_t)runner->plan->options.max_tokens;
+    bool solves = runner->plan->solves.ref != 0;
     trn_batch batch = {.runner = runner,
                        .loss = calloc(tokens, sizeof *batch.loss),
                        .best = calloc(tokens, sizeof *batch.best),
-                       .reports = calloc(tokens * heads + 1, sizeof *batch.reports),
-                       .report = calloc(layers, sizeof *batch.report),
-                       .backward = calloc(tokens * (size_t)widest + 1, sizeof *batch.backward)};
-    if (!batch.loss || !batch.best || !batch.reports || !batch.report || !batch.backward) {
+                       .token_solves = solves ? calloc(tokens, sizeof *batch.token_solves) : NULL};
+    if (!batch.loss || !batch.best || (solves && !batch.token_solves)) {
         trn_batch_free(&batch);
         return eng_fail(error, ENG_NO_MEMORY, "out of memory for the results of %zu tokens", tokens);
-    }
-    kern_solve_report *next = batch.reports;
-    for (int32_t layer = 0; layer < (int32_t)layers; layer++) {
-        batch.report[layer] = heads_of(plan, layer) ? next : NULL;
-        next += tokens * (size_t)heads_of(plan, layer);
     }
     *out = batch;
     return ENG_OK;
@@ -42,9 +24,7 @@ eng_status trn_batch_create(trn_runner *runner, trn_batch *out, eng_error *error
 void trn_batch_free(trn_batch *batch) {
     free(batch->loss);
     free(batch->best);
-    free(batch->reports);
-    free(batch->report);
-    free(batch->backward);
+    free(batch->token_solves);
     memset(batch, 0, sizeof *batch);
 }
 
@@ -71,34 +51,15 @@ eng_status trn_batch_add(trn_batch *batch, const trn_row *row, double weight, ke
     return ENG_OK;
 }
 
-static void sum_reports(const kern_solve_report *report, size_t count, eng_compute *sum) {
-    sum->solves += count;
-    for (size_t i = 0; i < count; i++) {
-        sum->steps += report[i].steps;
-        sum->unconverged += report[i].flags != 0;
-        if (report[i].steps > sum->steps_max)
-            sum->steps_max = report[i].steps;
-    }
-}
-
-static eng_status read_reports(trn_batch *batch, eng_error *error) {
-    trn_runner *runner = batch->runner;
-    const eng_plan *plan = runner->plan;
-    int32_t tokens = runner->rows->n_tokens;
-    batch->solves = batch->backward_solves = (eng_compute){0};
-    eng_status status = ENG_OK;
-    for (int32_t layer = 0; status == ENG_OK && layer < plan->model->config.layers; layer++) {
-        size_t bytes = sizeof *batch->reports * (size_t)tokens * (size_t)heads_of(plan, layer);
-        if (bytes == 0)
-            continue;
-        status = trn_runner_read(runner, plan->report[layer], batch->report[layer], bytes, error);
-        if (status != ENG_OK || plan->options.kind != ENG_PLAN_TRAIN)
-            continue;
-        status = trn_runner_read(runner, plan->backward_report[layer], batch->backward, bytes, error);
-        sum_reports(batch->backward, bytes / sizeof *batch->backward, &batch->backward_solves);
-    }
+static eng_status read_solves(trn_batch *batch, kern_ptr reference, eng_compute *sum, eng_error *error) {
+    int32_t tokens = batch->runner->rows->n_tokens;
+    size_t bytes = sizeof *batch->token_solves * (size_t)tokens;
+    *sum = (eng_compute){0};
+    if (!reference.ref)
+        return ENG_OK;
+    eng_status status = trn_runner_read(batch->runner, reference, batch->token_solves, bytes, error);
     if (status == ENG_OK)
-        eng_sum_reports(plan->model, (const kern_solve_report *const *)batch->report, 0, tokens, &batch->solves);
+        eng_add_solves(batch->token_solves, tokens, sum);
     return status;
 }
 
@@ -111,7 +72,9 @@ eng_status trn_batch_run(trn_batch *batch, eng_error *error) {
         status = trn_runner_read(runner, plan->loss, batch->loss, sizeof *batch->loss * tokens, error);
     if (status == ENG_OK && plan->best.ref)
         status = trn_runner_read(runner, plan->best, batch->best, sizeof *batch->best * tokens, error);
-    return status == ENG_OK ? read_reports(batch, error) : status;
+    if (status == ENG_OK)
+        status = read_solves(batch, plan->backward_solves, &batch->backward_solves, error);
+    return status == ENG_OK ? read_solves(batch, plan->solves, &batch->solves, error) : status;
 }
 
 double trn_batch_loss(const trn_batch *batch, int32_t token0, int32_t count) {

@@ -66,26 +66,21 @@ void trn_serve_bench_free(trn_serve_bench *bench) {
 }
 
 eng_status trn_bench_solver_steps(trn_runner *runner, double *steps, eng_error *error) {
-    const eng_plan *plan = runner->plan;
     int32_t tokens = runner->rows->n_tokens;
     eng_compute sum = {0};
-    for (int32_t layer = 0; layer < plan->model->config.layers; layer++) {
-        if (!plan->report[layer].ref)
-            continue;
-        int64_t count = (int64_t)tokens * plan->model->config.layer[layer].recurrent.heads;
-        kern_solve_report *report = malloc(sizeof *report * (size_t)count);
-        if (!report)
-            return eng_fail(error, ENG_NO_MEMORY, "out of memory for solver reports");
-        eng_status status = trn_runner_read(runner, plan->report[layer], report, sizeof *report * (size_t)count, error);
-        for (int64_t i = 0; status == ENG_OK && i < count; i++)
-            sum.steps += report[i].steps;
-        sum.solves += (uint64_t)count;
-        free(report);
-        if (status != ENG_OK)
-            return status;
+    *steps = 0;
+    if (!runner->plan->solves.ref)
+        return ENG_OK;
+    kern_solve_sum *solves = malloc(sizeof *solves * (size_t)tokens);
+    if (!solves)
+        return eng_fail(error, ENG_NO_MEMORY, "out of memory for the figures of %d tokens", tokens);
+    eng_status status = trn_runner_read(runner, runner->plan->solves, solves, sizeof *solves * (size_t)tokens, error);
+    if (status == ENG_OK) {
+        eng_add_solves(solves, tokens, &sum);
+        *steps = (double)sum.steps / (double)sum.solves;
     }
-    *steps = sum.solves > 0 ? (double)sum.steps / (double)sum.solves : 0;
-    return ENG_OK;
+    free(solves);
+    return status;
 }
 
 static eng_status run_row(trn_serve_bench *bench, trn_runner *runner, kern_row_kind kind, int64_t position,
@@ -138,15 +133,6 @@ eng_status trn_serve_bench_run(trn_serve_bench *bench, trn_speed *prefill, trn_s
 
 // ------------------------------------------------------------------------------------------------------------ training
 
-static kern_solver training_solver(const trn_runner *runner) {
-    const eng_model *model = runner->plan->model;
-    kern_solver solver = {.mode = KERN_SOLVE_TOLERANCE, .tolerance = 1e-4F};
-    for (int32_t layer = 0; solver.max_steps == 0 && layer < model->config.layers; layer++)
-        if (runner->plan->report[layer].ref)
-            solver.max_steps = model->config.layer[layer].mesa.cg_steps_training;
-    return solver;
-}
-
 eng_status trn_train_bench_create(const eng_weights *weights, int32_t context, int32_t rows, trn_train_bench *bench,
                                   eng_error *error) {
     *bench = (trn_train_bench){.weights = weights, .context = context, .rows = rows};
@@ -163,7 +149,8 @@ eng_status trn_train_bench_create(const eng_weights *weights, int32_t context, i
         trn_train_bench_free(bench);
         return status;
     }
-    bench->solver = training_solver(&bench->runner);
+    bench->solver = (kern_solver){
+        .mode = KERN_SOLVE_TOLERANCE, .max_steps = eng_model_training_steps(weights->model), .tolerance = 1e-4F};
     random_ids(bench->row.id, context, weights->model->config.vocab_size);
     for (int32_t i = 0; i < context; i++)
         bench->row.target[i] = bench->row.id[(i + 1) % context];

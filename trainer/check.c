@@ -146,11 +146,7 @@ static eng_status run_comparisons(check *c, eng_error *error) {
             status = compare_gradients(c, "grad.", "loss_mean_ce_over_prompt", none, error);
         return status;
     }
-    int32_t steps = 0;
-    for (int32_t i = 0; i < c->probe.model->config.layers; i++)
-        if (c->probe.model->config.layer[i].mixer == eng_mixer_find("mesa_net"))
-            steps = c->probe.model->config.layer[i].mesa.cg_steps_training;
-    kern_solver fixed = {.mode = KERN_SOLVE_FIXED, .max_steps = steps};
+    kern_solver fixed = {.mode = KERN_SOLVE_FIXED, .max_steps = eng_model_training_steps(c->probe.model)};
     kern_solver exact = {.mode = KERN_SOLVE_EXACT};
     eng_status status = compare_logits(c, "logits", "loss_mean_ce_over_prompt", fixed, c->tolerance.logits, error);
     if (status == ENG_OK)

@@ -129,9 +129,8 @@ static eng_status create_optimizer(trn_run *run, eng_error *error) {
 static kern_solver choose_solver(const trn_run *run) {
     const trn_run_config *config = &run->config;
     int32_t steps = (int32_t)config->solver_steps;
-    for (int32_t layer = 0; steps == 0 && layer < run->model->config.layers; layer++)
-        if (run->train_plan->report[layer].ref)
-            steps = run->model->config.layer[layer].mesa.cg_steps_training;
+    if (steps == 0)
+        steps = eng_model_training_steps(run->model);
     return (kern_solver){
         .mode = (int32_t)config->solver_mode, .max_steps = steps, .tolerance = (float)config->solver_tolerance};
 }

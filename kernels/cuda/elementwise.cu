@@ -107,7 +107,27 @@ kern_status cuda_glu_run(const cuda_step *step, const void *args) {
     return cuda_launched();
 }
 
-// ---------------------------------------------------------------------------------------------------------- residual
+// ------------------------------------------------------------------------------------------------- zeros and residual
+
+static __global__ void clear_kernel(const cuda_table *table, float *y, int32_t width, bool wide) {
+    const int64_t i = quad_start(), left = (int64_t)table->n_tokens * width - i;
+    if (left > 0)
+        cuda_store(y + i, {{0, 0, 0, 0}}, left, wide);
+}
+
+kern_status cuda_clear_prepare(const kern_cuda *cuda, const void *args, size_t *workspace_bytes) {
+    (void)cuda;
+    (void)workspace_bytes;
+    const kern_clear_args *a = (const kern_clear_args *)args;
+    return a->y.ref && a->width > 0 ? KERN_OK : KERN_INVALID;
+}
+
+kern_status cuda_clear_run(const cuda_step *step, const void *args) {
+    const kern_clear_args *a = (const kern_clear_args *)args;
+    clear_kernel<<<quad_blocks(step, a->width), THREADS, 0, step->stream>>>(step->table, a->y.f, a->width,
+                                                                            cuda_is_wide(a->y.p));
+    return cuda_launched();
+}
 
 static __global__ void add_kernel(const cuda_table *table, const float *x, float *y, int32_t width, bool wide) {
     const int64_t i = quad_start(), left = (int64_t)table->n_tokens * width - i;

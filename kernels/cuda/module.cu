@@ -135,6 +135,24 @@ static void release(kern_device *device, void *memory) {
     cudaFree(memory);
 }
 
+static kern_status allocate_host(kern_device *device, size_t bytes, void **out) {
+    size_t rounded = bytes ? (bytes + 63) & ~(size_t)63 : 64;
+    cudaError_t error = make_current(device);
+    if (error == cudaSuccess)
+        error = cudaHostAlloc(out, rounded, cudaHostAllocDefault);
+    if (error != cudaSuccess) {
+        (void)cudaGetLastError();
+        return cuda_status(error);
+    }
+    memset(*out, 0, rounded);
+    return KERN_OK;
+}
+
+static void release_host(kern_device *device, void *memory) {
+    make_current(device);
+    cudaFreeHost(memory);
+}
+
 static kern_status stream_open(kern_device *device, kern_stream **out) {
     cuda_stream *stream = (cuda_stream *)calloc(1, sizeof *stream);
     if (!stream)
@@ -231,6 +249,8 @@ static const kern_backend backend = {
     close_device,
     allocate,
     release,
+    allocate_host,
+    release_host,
     stream_open,
     stream_close,
     synchronize,

@@ -1,8 +1,20 @@
 // SPDX-License-Identifier: Apache-2.0
-// Residual sum: y += x over (T, width), element by element, exact up to the one rounding of the sum.
+// y = 0, and the residual sum y += x over (T, width), element by element, exact up to the one rounding of the sum.
 //
 // Where a product precedes it, the product's own residual operand saves this pass over memory.
 #include "kernels/cpu/isa/elementwise.h"
+
+KERN_PREPARE(clear, kern_clear_args) {
+    (void)cpu;
+    *thread_bytes = 0;
+    return a->width < 1 || !a->y.ref ? KERN_INVALID : KERN_OK;
+}
+
+KERN_RUN(clear, kern_clear_args) {
+    (void)cpu;
+    memset(a->y.p, 0, sizeof(float) * (size_t)rows->n_tokens * (size_t)a->width);
+    return KERN_OK;
+}
 
 static void add_range(const kern_cpu *cpu, const kern_rows *rows, const void *args, int64_t first, int64_t end) {
     (void)cpu;

@@ -105,8 +105,8 @@ static float *slot_values(const job *j, float *slot) {
     return slot + (int64_t)s->heads * s->depth * s->depth + (int64_t)j->head * s->depth * s->width;
 }
 
-static kern_solve_report *report_of(const job *j, int64_t token) {
-    return j->a->report.p ? (kern_solve_report *)j->a->report.p + token * j->shape.heads + j->head : NULL;
+static mesa_reports reports_of(const job *j, int64_t token) {
+    return mesa_reports_of(j->a->report, j->a->sum, token, j->head, j->shape.heads);
 }
 
 // k, v, beta and decay of a chunk.
@@ -141,8 +141,8 @@ static void solve_chunk(const job *j, const kern_chunk *chunk, const chunk_decay
                                 .lambda = ws->lambda,
                                 .depth = s->depth,
                                 .width = s->d};
-    mesa_solve_chunk(&system, &j->rows->row[chunk->row].solver, ws->q, ws->x, report_of(j, chunk->token0), s->heads,
-                     ws->solve);
+    const mesa_reports reports = reports_of(j, chunk->token0);
+    mesa_solve_chunk(&system, &j->rows->row[chunk->row].solver, ws->q, ws->x, &reports, ws->solve);
     if (a->x.p)
         chunk_store(a->x.f + chunk->token0 * keys + j->head * s->depth, keys, ws->x, s->d, n, s->depth);
     if (carries) {
@@ -205,7 +205,8 @@ static void run_token(const job *j, int64_t t, const kern_solver *solver, float 
     const step_token keys = {.decay_m1 = &gamma_m1, .k = ws->bk, .v = ws->bk, .weight = 1};
     step_state(&keys, hk, hk_ld, s->depth, s->d, NULL);
     kern_solve_report report = mesa_solve_token(hk, hk_ld, ws->lambda, s->depth, s->d, solver, ws->q, ws->x, ws->solve);
-    mesa_report(report_of(j, t), 0, 0, report);
+    const mesa_reports reports = reports_of(j, t);
+    mesa_report(&reports, 0, report);
     const step_token values = {.decay_m1 = &gamma_m1, .k = ws->k, .v = ws->v, .weight = beta, .q = ws->x};
     step_state(&values, hv, hv_ld, s->depth, s->w, ws->o);
     if (a->x.p)

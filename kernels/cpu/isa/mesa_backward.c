@@ -163,9 +163,8 @@ static void solve_chunk(const job *j, int index) {
                                 .lambda = ws->lambda,
                                 .depth = s->depth,
                                 .width = s->d};
-    kern_solve_report *report = j->a->report.p;
-    mesa_solve_chunk(&system, &solver, rhs, ws->u, report ? report + (int64_t)chunk->token0 * s->heads + j->head : NULL,
-                     s->heads, ws->solve);
+    const mesa_reports reports = mesa_reports_of(j->a->report, j->a->sum, chunk->token0, j->head, s->heads);
+    mesa_solve_chunk(&system, &solver, rhs, ws->u, &reports, ws->solve);
     chunk_scale_rows(ws->u, ws->u, s->d, norm, n);
     chunk_store(j->a->dq.f + key_at(j, chunk->token0), (int64_t)s->heads * s->depth, ws->u, s->d, n, s->depth);
 }

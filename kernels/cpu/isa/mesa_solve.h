@@ -311,13 +311,38 @@ static inline void mesa_multiply_lanes(const mesa_system *system, const int *ind
     gemm_nn(count, width, reach, product, ld, system->bk, width, ap, width, 1);
 }
 
-static inline void mesa_report(kern_solve_report *report, int64_t stride, int t, kern_solve_report value) {
-    if (report)
-        report[t * stride] = value;
+// Where the figures of solves go; both may be NULL.
+typedef struct mesa_reports {
+    kern_solve_report *report; // of token t at t * stride
+    int64_t stride;
+    kern_solve_sum *sum; // of token t at t; the heads of a token are threads' of their own
+} mesa_reports;
+
+// From token `token` on, head `head` of `heads`.
+static inline mesa_reports mesa_reports_of(kern_ptr report, kern_ptr sum, int64_t token, int head, int heads) {
+    return (mesa_reports){.report = report.p ? (kern_solve_report *)report.p + token * heads + head : NULL,
+                          .stride = heads,
+                          .sum = sum.p ? (kern_solve_sum *)sum.p + token : NULL};
+}
+
+static inline void mesa_report(const mesa_reports *to, int t, kern_solve_report value) {
+    if (to->report)
+        to->report[t * to->stride] = value;
+    if (!to->sum)
+        return;
+    kern_solve_sum *sum = to->sum + t;
+    __atomic_fetch_add(&sum->solves, 1, __ATOMIC_RELAXED);
+    __atomic_fetch_add(&sum->steps, value.steps, __ATOMIC_RELAXED);
+    if (value.flags)
+        __atomic_fetch_add(&sum->unconverged, 1, __ATOMIC_RELAXED);
+    uint32_t most = __atomic_load_n(&sum->steps_max, __ATOMIC_RELAXED);
+    while (most < value.steps &&
+           !__atomic_compare_exchange_n(&sum->steps_max, &most, value.steps, true, __ATOMIC_RELAXED, __ATOMIC_RELAXED))
+        ;
 }
 
 static inline void mesa_solve_chunk_exact(const mesa_system *system, const float *q, float *x,
-                                          kern_solve_report *report, int64_t stride, float *work) {
+                                          const mesa_reports *reports, float *work) {
     const chunk_decay *decay = system->decay;
     const int depth = system->depth, width = system->width;
     float *h = work, *scaled = h + depth * width, *rest = scaled + width;
@@ -332,21 +357,21 @@ static inline void mesa_solve_chunk_exact(const mesa_system *system, const float
         const float gamma_m1 = gamma - 1;
         const step_token token = {.decay_m1 = &gamma_m1, .k = scaled, .v = scaled, .weight = 1};
         step_state(&token, h, width, depth, width, NULL);
-        mesa_report(report, stride, t,
+        mesa_report(reports, t,
                     mesa_exact(h, width, system->lambda, depth, width, q + t * width, x + t * width, factor, rest));
     }
 }
 
-// x (length, width) for the right-hand sides q. report (may be NULL) has one entry a token at distance `stride`.
+// x (length, width) for the right-hand sides q.
 // work: mesa_chunk_size floats, 64-byte aligned.
 static inline void mesa_solve_chunk(const mesa_system *system, const kern_solver *solver, const float *q, float *x,
-                                    kern_solve_report *report, int64_t stride, float *work) {
+                                    const mesa_reports *reports, float *work) {
     const int width = system->width, length = system->decay->length;
     float *p = work, *ap = p + GEMM_ROWS * width, *r = ap + GEMM_ROWS * width, *product = r + GEMM_ROWS * width;
     cg_lane lane[GEMM_ROWS];
     int index[GEMM_ROWS], count = 0, next = 0;
     if (solver->mode == KERN_SOLVE_EXACT) {
-        mesa_solve_chunk_exact(system, q, x, report, stride, work);
+        mesa_solve_chunk_exact(system, q, x, reports, work);
         return;
     }
     mesa_start(system, q, x, ap);
@@ -358,7 +383,7 @@ static inline void mesa_solve_chunk(const mesa_system *system, const kern_solver
             if (cg_begin(&lane[count], solver, width))
                 count++;
             else
-                mesa_report(report, stride, next, cg_report(&lane[count]));
+                mesa_report(reports, next, cg_report(&lane[count]));
         }
         if (count == 0)
             return;
@@ -367,7 +392,7 @@ static inline void mesa_solve_chunk(const mesa_system *system, const kern_solver
         for (int l = 0; l < count; l++) {
             bool going = cg_advance(&lane[l], solver, ap + l * width, width);
             if (!going) {
-                mesa_report(report, stride, index[l], cg_report(&lane[l]));
+                mesa_report(reports, index[l], cg_report(&lane[l]));
                 continue;
             }
             if (kept < l) {
