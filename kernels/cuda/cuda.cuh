@@ -122,6 +122,7 @@ typedef kern_status (*cuda_prepare)(const kern_cuda *cuda, const void *args, siz
     X(GLU, glu)                     \
     X(FEATURE_MAP, feature_map)     \
     X(RGLRU, rglru)                 \
+    X(CLEAR, clear)                 \
     X(ADD, add)                     \
     X(HEAD_LOGITS, head_logits)     \
     X(SAMPLE, sample)
