@@ -6,16 +6,19 @@
 #   tests/bench/mqar.sh FOLDER MIXER...     (all: every mixer)
 #
 # Every mixer is trained once a learning rate on the same examples in the same order: 2 blocks of width 64 with the
-# mixer and an MLP, 512 ids, 128 a row, 4, 8 and 16 pairs mixed, until 99 % of the answers at 16 pairs are right, the
-# steps are done or the time is up. Then 3000 new examples of each number of pairs are asked. Prints one Markdown table.
-# Heads are 2 x 32 where there are heads; short convolutions over 4 ids in all but attention and mlstm, which have none.
+# mixer and an MLP, 512 ids, 128 a row, 4, 8 and 16 pairs mixed, until 99 % of the answers at the most pairs are right,
+# the steps are done or the time is up. Then 3000 new examples of each number of pairs are asked. Prints one Markdown
+# table. Heads are 2 x 32 where there are heads; short convolutions over 4 ids in all but attention and mlstm, which
+# have none. mamba2, gla and mlstm are the public mixers; the -rival lines have their law of decay in mesa_net's place:
+# scalar decay and addition, without and with an input gate.
 #
 # Needs only mesa-trainer: MESA_BUILD (default build) is its folder. RATES (default "0.001 0.003"), RUN_SECONDS a run
-# (360), STEPS (10000), EXAMPLES (200000), SEED (1). JOBS (1) runs stand beside each other, each of OMP_NUM_THREADS
-# threads (default: the processors / JOBS). Everything goes to FOLDER; runs that are finished there are not made again.
+# (360), STEPS (10000), EXAMPLES (200000), SEED (1), PAIRS (4,8,16, ascending), HEAD_WIDTH (32). JOBS (1) runs stand
+# beside each other, each of OMP_NUM_THREADS threads (default: the processors / JOBS). Everything goes to FOLDER, one
+# for each choice of these; runs that are finished there are not made again.
 set -euo pipefail
 
-every="attention mesa_net delta_net gated_deltanet kda mamba2 gla mlstm linear_attn retnet hawk"
+every="attention mesa_net delta_net gated_deltanet kda mamba2 mamba2-rival gla gla-rival mlstm linear_attn retnet hawk"
 if [ $# -lt 2 ]; then
     echo "usage: tests/bench/mqar.sh FOLDER MIXER...    ($every; all)" >&2
     exit 2
@@ -28,6 +31,8 @@ for mixer; do
 done
 export FOLDER=$folder TRAINER=${MESA_BUILD:-build}/mesa-trainer
 export RUN_SECONDS=${RUN_SECONDS:-360} STEPS=${STEPS:-10000} SEED=${SEED:-1}
+export PAIRS=${PAIRS:-4,8,16} HEAD_WIDTH=${HEAD_WIDTH:-32}
+most=${PAIRS##*,}
 rates=${RATES:-0.001 0.003}
 jobs=${JOBS:-1}
 threads=$(($(nproc) / jobs))
@@ -37,9 +42,9 @@ export OMP_WAIT_POLICY=${OMP_WAIT_POLICY:-passive} GOMP_SPINCOUNT=${GOMP_SPINCOU
 [ -x "$TRAINER" ] || { echo "mqar.sh: no $TRAINER; set MESA_BUILD" >&2; exit 2; }
 mkdir -p "$folder"
 
-if [ ! -e "$folder/data/valid-16-00000.tok" ]; then
+if [ ! -e "$folder/data/valid-$most-00000.tok" ]; then
     rm -rf "$folder/data"
-    "$TRAINER" task mqar --out "$folder/data" --vocab 512 --length 128 --pairs 4,8,16 \
+    "$TRAINER" task mqar --out "$folder/data" --vocab 512 --length 128 --pairs "$PAIRS" \
         --examples "${EXAMPLES:-200000}" --seed "$SEED" >&2
 fi
 
@@ -50,14 +55,14 @@ vocab_size = 512
 hidden_size = 64
 num_hidden_layers = 2
 num_heads = 2
-head_dim = 32
+head_dim = $HEAD_WIDTH
 intermediate_size = 128
 tie_word_embeddings = true
 initializer_range = 0.1
 
 [data]
 train = $folder/data/train
-valid = $folder/data/valid-16
+valid = $folder/data/valid-$most
 context = 128
 
 [optim]
@@ -75,14 +80,19 @@ keep = 1
 stop_accuracy = 0.99
 END
 
-# What sets a mixer apart from run.ini, one --set a line. A name in layer_types takes its keys from [model].
+# What sets a mixer apart from run.ini, one --set a line. A name in layer_types takes its keys from [model]; some take
+# the width of their 2 heads as a share of the model's 64.
 settings() {
-    local name=$1
+    local name=$1 share
+    share=$(awk "BEGIN { print 2 * $HEAD_WIDTH / 64 }")
     case $1 in
+    delta_net) printf 'model.%s\n' expand_k="$share" expand_v="$share" ;;
     gated_deltanet | kda) echo model.expand_v=1 ;;
-    mamba2) printf 'model.%s\n' expand=1 state_size=32 ;;
-    gla) printf 'model.%s\n' expand_k=1 expand_v=1 use_short_conv=true ;;
-    mlstm) printf 'model.%s\n' qk_dim_factor=1 v_dim_factor=1 ;;
+    mamba2) printf 'model.%s\n' expand="$share" state_size="$HEAD_WIDTH" ;;
+    gla) printf 'model.%s\n' expand_k="$share" expand_v="$share" use_short_conv=true ;;
+    mlstm) printf 'model.%s\n' qk_dim_factor="$share" v_dim_factor="$share" ;;
+    mamba2-rival) name=recurrence; echo 'model.recurrence={"decay": "scalar"}' ;;
+    gla-rival) name=recurrence; echo 'model.recurrence={"decay": "scalar", "input_gate": true}' ;;
     linear_attn) name=recurrence; echo 'model.recurrence={"decay": "none"}' ;;
     retnet) name=recurrence; echo 'model.recurrence={"decay": "head"}' ;;
     hawk) name=rglru; printf 'model.%s\n' lru_width=80 num_attention_heads=2 ;;
@@ -113,7 +123,7 @@ run_one() {
     state=$((state + 128 * $(sed -nE 's/^KV +([0-9,]+) bytes.*/\1/p' <<<"$summary" | tr -d , | grep . || echo 0)))
     row="| $mixer | $(number parameters "$summary") | $state | $rate | $(last step "$run/log.jsonl")"
     row+=" | $(last seconds "$run/log.jsonl" | xargs printf %.0f)"
-    for pairs in 4 8 16; do
+    for pairs in ${PAIRS//,/ }; do
         report=$("$TRAINER" eval "$checkpoint" --data "$FOLDER/data/valid-$pairs")
         row+=" | $(number right "$report")"
     done
@@ -126,8 +136,11 @@ for mixer; do
     for rate in $rates; do echo "$mixer $rate"; done
 done | xargs -P "$jobs" -L 1 bash -c 'run_one "$@"' run_one
 
-echo "| mixer | parameters | state bytes | learning rate | steps | seconds | 4 pairs, % | 8 pairs, % | 16 pairs, % |"
-echo "|---|---|---|---|---|---|---|---|---|"
+head="| mixer | parameters | state bytes | learning rate | steps | seconds |" rule="|---|---|---|---|---|---|"
+for pairs in ${PAIRS//,/ }; do
+    head+=" $pairs pairs, % |" rule+="---|"
+done
+printf '%s\n' "$head" "$rule"
 for mixer; do
     for rate in $rates; do
         [ ! -e "$folder/$mixer-$rate.row" ] || cat "$folder/$mixer-$rate.row"
