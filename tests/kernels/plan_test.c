@@ -2,6 +2,7 @@
 // Plans: a planned sequence equals the same launches by hand, bit for bit; what a plan refuses to hold or to run.
 //
 // The sequence touches every class of memory: a weight, a vector, a gradient, slot state, saved and scratch buffers.
+// Then steps of sessions in batches of every size, which a CUDA device replays as graphs.
 #include "tests/kernels/kernel_test.h"
 
 enum { WIDTH = 48, TAPS = 4, VOCABULARY = 11, TOKENS = 9, SLOTS = 2 };
@@ -205,6 +206,150 @@ START_TEST(a_long_plan_grows) {
 }
 END_TEST
 
+// ------------------------------------------------------------------------------------------------- steps of sessions
+
+// The same steps by a plan and launch by launch, each on a memory of its own; after some steps they change places, so
+// the plan meets other memory. On a CUDA device steps of generated tokens are graphs: batches smaller than the graph's,
+// tables that change between replays.
+enum { MOST = 12, SESSIONS = 16, STEP_FLOATS = MOST * WIDTH, SLOT_FLOATS = SLOT_BYTES / 4, HEADS = 3 };
+enum { FREQUENCY = PARAMS, STEP_PARAMS };
+_Static_assert(STEP_FLOATS * 4 % 64 == 0, "offsets are multiples of 64");
+
+typedef struct session_memory {
+    float *state, *saved, *scratch; // (SESSIONS, slot), (2, MOST, WIDTH) twice
+} session_memory;
+
+typedef struct session_test {
+    kernel_test test;
+    kern_plan *plan;
+    void *param[STEP_PARAMS];
+    session_memory memory[2];
+} session_test;
+
+static void *sent(kernel_test *test, const float *from, size_t count) {
+    void *memory = NULL;
+    ck_assert_int_eq(kern_alloc(test->device, count * sizeof *from, &memory), KERN_OK);
+    ck_assert_int_eq(kern_upload(test->stream, memory, from, count * sizeof *from), KERN_OK);
+    return memory;
+}
+
+static void make_memory(session_test *s) {
+    kernel_test *test = &s->test;
+    float *values = kernel_test_floats(test, VOCABULARY * WIDTH, -1, 1);
+    const kern_weight_desc desc = {KERN_F32, VOCABULARY, WIDTH, values, NULL};
+    ck_assert_int_eq(kern_weight_create(test->device, &desc, (kern_weight **)&s->param[EMBEDDING]), KERN_OK);
+    s->param[NORM] = sent(test, kernel_test_floats(test, WIDTH, 0, 2), WIDTH);
+    s->param[CONV] = sent(test, kernel_test_floats(test, WIDTH * TAPS, -1, 1), WIDTH * TAPS);
+    s->param[BIAS] = sent(test, kernel_test_floats(test, WIDTH, -1, 1), WIDTH);
+    s->param[FREQUENCY] = sent(test, kernel_test_floats(test, WIDTH / HEADS / 2, 0, 1), WIDTH / HEADS / 2);
+    const float *state = kernel_test_floats(test, SESSIONS * SLOT_FLOATS, -1, 1);
+    const float *zeros = kernel_test_zero_floats(test, 2 * STEP_FLOATS);
+    for (int i = 0; i < 2; i++)
+        s->memory[i] = (session_memory){sent(test, state, SESSIONS * SLOT_FLOATS), sent(test, zeros, 2 * STEP_FLOATS),
+                                        sent(test, zeros, 2 * STEP_FLOATS)};
+    test->rows->slot_stride = SLOT_BYTES;
+}
+
+static void free_memory(session_test *s) {
+    kern_plan_free(s->plan);
+    kern_weight_free(s->param[EMBEDDING]);
+    for (int i = NORM; i < STEP_PARAMS; i++)
+        kern_free(s->test.device, s->param[i]);
+    for (int i = 0; i < 2; i++) {
+        kern_free(s->test.device, s->memory[i].state);
+        kern_free(s->test.device, s->memory[i].saved);
+        kern_free(s->test.device, s->memory[i].scratch);
+    }
+}
+
+// Calls each(context, op, args) for the operations of a step: operands are references, or pointers into `m`.
+typedef void (*step_call)(session_test *s, kern_op op, const void *args);
+
+static kern_ptr place(const session_memory *m, kern_class class_, size_t floats) {
+    if (!m)
+        return kern_ref(class_, floats * sizeof(float));
+    float *base = class_ == KERN_CLASS_STATE ? m->state : class_ == KERN_CLASS_SAVED ? m->saved : m->scratch;
+    return (kern_ptr){.f = base + floats};
+}
+
+static void step_calls(session_test *s, const session_memory *m, step_call call) {
+    kern_ptr own[STEP_PARAMS];
+    for (uint64_t i = 0; i < STEP_PARAMS; i++)
+        own[i] = m ? (kern_ptr){.p = s->param[i]} : param(i);
+    const kern_ptr none = {.ref = 0}, x = place(m, KERN_CLASS_SAVED, 0), y = place(m, KERN_CLASS_SAVED, STEP_FLOATS);
+    const kern_ptr n = place(m, KERN_CLASS_SCRATCH, STEP_FLOATS), state = place(m, KERN_CLASS_STATE, 16);
+    const kern_embed_args embed = {own[EMBEDDING], x, WIDTH, 2};
+    const kern_rmsnorm_args norm = {x, own[NORM], none, n, 1, WIDTH, 1e-5f, 0, KERN_SILU, 0, 0, 0};
+    const kern_short_conv_args conv = {n, own[CONV], own[BIAS], state, y, WIDTH, TAPS, KERN_SILU, 0};
+    const kern_rope_args rope = {y, own[FREQUENCY], HEADS, WIDTH / HEADS, WIDTH / HEADS, 0};
+    const kern_add_args add = {x, y, WIDTH};
+    call(s, KERN_OP_EMBED, &embed);
+    call(s, KERN_OP_RMSNORM, &norm);
+    call(s, KERN_OP_SHORT_CONV, &conv);
+    call(s, KERN_OP_ROPE, &rope);
+    call(s, KERN_OP_ADD, &add);
+}
+
+static void add_call(session_test *s, kern_op op, const void *args) {
+    ck_assert_int_eq(kern_plan_add(s->plan, op, args), KERN_OK);
+}
+static void launch_call(session_test *s, kern_op op, const void *args) {
+    ck_assert_int_eq(kern_launch(s->test.stream, op, s->test.rows, args), KERN_OK);
+}
+
+// Generated rows of one token in slots in any order; with `prompt` a prompt row behind them.
+static void session_rows(session_test *s, int rows, int step, bool prompt) {
+    kernel_test *test = &s->test;
+    kernel_test_clear_rows(test);
+    for (int r = 0; r < rows; r++)
+        kernel_test_row(test, KERN_ROW_GENERATED, (5 * r + 3 * step) % SESSIONS, 1, 100 * r + step);
+    if (prompt) {
+        kernel_test_row(test, KERN_ROW_PROMPT, -1, MOST - rows, 0);
+        kernel_test_boundary(test, 1);
+    }
+    for (int t = 0; t < test->rows->n_tokens; t++)
+        test->rows->id[t] = (int32_t)(kernel_test_uniform(test) * VOCABULARY);
+    kernel_test_prepare(test);
+}
+
+static void assert_same_memory(session_test *s, const float *const from[2], size_t count) {
+    float *host[2];
+    for (int i = 0; i < 2; i++) {
+        host[i] = kernel_test_zero_floats(&s->test, count);
+        ck_assert_int_eq(kern_download(s->test.stream, host[i], from[i], count * sizeof(float)), KERN_OK);
+        ck_assert_int_eq(kern_synchronize(s->test.stream), KERN_OK);
+    }
+    kernel_test_assert_same(host[0], host[1], count);
+    ck_assert(host[0][16] != 0);
+}
+
+START_TEST(steps_of_sessions_equal_launches) {
+    static const struct {
+        int rows;
+        bool prompt;
+    } steps[] = {{1, false}, {3, false}, {4, false}, {2, true}, {3, false}, {2, false}, {9, false}, {12, false},
+                 {5, false}, {8, false}, {1, false}, {9, true}, {7, false}, {1, false}, {10, false}};
+    session_test s = {0};
+    if (!kernel_test_open(&s.test, _i, "cpu"))
+        MESA_TEST_SKIP("device %d is not here", _i);
+    make_memory(&s);
+    ck_assert_int_eq(kern_plan_create(s.test.device, &s.plan), KERN_OK);
+    step_calls(&s, NULL, add_call);
+    ck_assert_int_eq(kern_plan_seal(s.plan), KERN_OK);
+    for (int step = 0; step < (int)(sizeof steps / sizeof steps[0]); step++) {
+        const session_memory *planned = &s.memory[step / 6 % 2], *launched = &s.memory[1 - step / 6 % 2];
+        const kern_memory memory = {s.param, NULL, planned->state, NULL, planned->saved, planned->scratch};
+        session_rows(&s, steps[step].rows, step, steps[step].prompt);
+        ck_assert_int_eq(kern_plan_run(s.plan, s.test.stream, s.test.rows, &memory), KERN_OK);
+        step_calls(&s, launched, launch_call);
+        assert_same_memory(&s, (const float *const[]){planned->saved, launched->saved}, 2 * STEP_FLOATS);
+        assert_same_memory(&s, (const float *const[]){planned->state, launched->state}, SESSIONS * SLOT_FLOATS);
+    }
+    free_memory(&s);
+    kernel_test_close(&s.test);
+}
+END_TEST
+
 static Suite *plan_suite(void) {
     Suite *suite = suite_create("plan");
     TCase *tests = tcase_create("plan");
@@ -213,6 +358,8 @@ static Suite *plan_suite(void) {
     tcase_add_test(tests, bad_entries_are_refused);
     tcase_add_test(tests, absent_memory_is_refused);
     tcase_add_test(tests, a_long_plan_grows);
+    tcase_add_loop_test(tests, steps_of_sessions_equal_launches, 0, KERNEL_TEST_DEVICES);
+    tcase_set_timeout(tests, 60);
     suite_add_tcase(suite, tests);
     return suite;
 }
