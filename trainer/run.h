@@ -46,7 +46,7 @@ typedef struct trn_step_report {
     int64_t step;        // after it: 1 for the first
     int64_t first_place; // of its rows in the endless order
     double rate, loss, gradient_norm;
-    int64_t targets;
+    int64_t tokens, targets; // read; with a loss
     eng_compute solves, backward_solves;
     enum { TRN_STEP_DONE, TRN_STEP_EMPTY, TRN_STEP_NOT_FINITE } outcome;
 } trn_step_report;

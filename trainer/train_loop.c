@@ -112,7 +112,7 @@ static eng_status open_log(loop *loop, eng_error *error) {
 static void describe(const loop *loop, char *text, size_t size) {
     const trn_step_report *report = &loop->report;
     char left[24], solver[48] = "";
-    double rate = loop->step_seconds > 0 ? (double)report->targets / loop->step_seconds : 0;
+    double rate = loop->step_seconds > 0 ? (double)report->tokens / loop->step_seconds : 0;
     double remaining = (double)(loop->run->config.steps - report->step) * loop->step_seconds;
     if (report->solves.solves > 0)
         snprintf(solver, sizeof solver, "  cg %.1f/%.1f", mean_steps(&report->solves),

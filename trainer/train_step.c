@@ -7,14 +7,14 @@
 
 #include "trainer/run.h"
 
-static eng_status load_rows(trn_run *run, int64_t first_place, int64_t *targets, eng_error *error) {
-    *targets = 0;
+static eng_status load_rows(trn_run *run, trn_step_report *report, eng_error *error) {
     for (int32_t i = 0; i < run->batch_rows; i++) {
-        int64_t index = trn_dataset_order(run->train, (uint64_t)run->config.seed, first_place + i);
+        int64_t index = trn_dataset_order(run->train, (uint64_t)run->config.seed, report->first_place + i);
         eng_status status = trn_dataset_row(run->train, index, &run->row[i], error);
         if (status != ENG_OK)
             return status;
-        *targets += run->row[i].counted;
+        report->tokens += run->row[i].length;
+        report->targets += run->row[i].counted;
     }
     return ENG_OK;
 }
@@ -67,7 +67,7 @@ eng_status trn_run_step(trn_run *run, trn_step_report *report, eng_error *error)
                                 .first_place = step * run->batch_rows,
                                 .rate = trn_schedule_rate(&run->schedule, step),
                                 .outcome = TRN_STEP_DONE};
-    eng_status status = load_rows(run, report->first_place, &report->targets, error);
+    eng_status status = load_rows(run, report, error);
     if (status != ENG_OK)
         return status;
     if (report->targets == 0)
