@@ -61,10 +61,6 @@ void srv_buf_append(srv_buf *buf, const void *bytes, size_t length) {
     buf->data[buf->length] = '\0';
 }
 
-void srv_buf_puts(srv_buf *buf, const char *text) {
-    srv_buf_append(buf, text, strlen(text));
-}
-
 void srv_buf_printf(srv_buf *buf, const char *format, ...) {
     char text[256];
     va_list arguments;

@@ -9,6 +9,7 @@
 
 #include <stdbool.h>
 #include <stddef.h>
+#include <string.h>
 
 #include "engine/status.h"
 
@@ -23,7 +24,10 @@ void srv_buf_free(srv_buf *buf);  // may be used again with the same limit
 void srv_buf_clear(srv_buf *buf); // length 0, not failed; keeps the memory
 bool srv_buf_ok(const srv_buf *buf);
 void srv_buf_append(srv_buf *buf, const void *bytes, size_t length);
-void srv_buf_puts(srv_buf *buf, const char *text);
+// Inline, so that the length of a literal is known.
+static inline void srv_buf_puts(srv_buf *buf, const char *text) {
+    srv_buf_append(buf, text, strlen(text));
+}
 void srv_buf_printf(srv_buf *buf, const char *format, ...) ENG_PRINTF(2, 3); // at most 255 bytes
 // Hands the memory over: free() by the caller. NULL when empty or failed. The buffer is empty afterwards.
 char *srv_buf_take(srv_buf *buf, size_t *length);

@@ -170,6 +170,7 @@ static void make_head(srv_completion *completion) {
     head->model = completion->model->path->name;
     // 53 bits: every client's JSON reader gives the same number back.
     head->seed = completion->request.seed_given ? completion->request.seed : (int64_t)(random[2] >> 11);
+    srv_head_settle(head);
 }
 
 // Of a queue that keys share, so much is each one's at most.
@@ -199,7 +200,7 @@ static eng_status submit(srv_completion *completion, srv_no_room *why) {
     completion->jobs = calloc(prompts, sizeof(srv_job *));
     completion->choices = calloc(count, sizeof *completion->choices);
     completion->choice_count = completion->choices ? count : 0;
-    if (!completion->jobs || !completion->choices || !make_jobs(completion))
+    if (!srv_buf_ok(&completion->head.json) || !completion->jobs || !completion->choices || !make_jobs(completion))
         return ENG_NO_MEMORY;
     return srv_worker_submit(completion->model->worker, completion->jobs, prompts,
                              share_of(completion->exchange->server), why);
@@ -273,6 +274,7 @@ static void free_completion(void *context) {
     for (size_t i = 0; completion->jobs && i < completion->request.prompt_count; i++)
         srv_job_release(completion->jobs[i]);
     srv_buf_free(&completion->answer);
+    srv_buf_free(&completion->head.json);
     free(completion->jobs);
     free(completion->choices);
     free_prompts(completion);

@@ -94,7 +94,16 @@ void srv_json_literal(srv_buf *out, const char *json) {
 }
 
 void srv_json_integer(srv_buf *out, int64_t value) {
-    srv_buf_printf(out, "%lld", (long long)value);
+    char text[24]; // many stand in each event of a stream: printf takes ten times as long
+    size_t at = sizeof text;
+    uint64_t rest = value < 0 ? 0 - (uint64_t)value : (uint64_t)value;
+
+    do
+        text[--at] = (char)('0' + rest % 10);
+    while (rest /= 10);
+    if (value < 0)
+        text[--at] = '-';
+    srv_buf_append(out, text + at, sizeof text - at);
 }
 
 void srv_json_number(srv_buf *out, double value) {

@@ -7,6 +7,8 @@
 
 #include <signal.h>
 #include <stdlib.h>
+#include <sys/eventfd.h>
+#include <unistd.h>
 #include <uv.h>
 
 enum { MOST_SIGNALS = 3 };
@@ -35,8 +37,11 @@ struct srv_timer {
     void *context;
 };
 
+// An eventfd of its own instead of libuv's: that one lets the loop thread spin until the sender is out of its call, and
+// a sender is often put off the processor right there, by the thread that it woke.
 struct srv_wake {
-    uv_async_t uv;
+    uv_poll_t uv;
+    int descriptor;
     srv_loop_fn fn;
     void *context;
 };
@@ -200,34 +205,50 @@ void srv_timer_close(srv_timer *timer) {
 
 // ---- wakes ---------------------------------------------------------------------------------------------------------
 
-static void on_async(uv_async_t *handle) {
+static void on_wake(uv_poll_t *handle, int status, int events) {
     srv_wake *wake = handle->data;
-    wake->fn(wake->context);
+    eventfd_t count;
+    (void)status;
+    (void)events;
+    if (eventfd_read(wake->descriptor, &count) == 0)
+        wake->fn(wake->context);
+}
+
+static void free_wake(uv_handle_t *handle) {
+    srv_wake *wake = handle->data;
+    close(wake->descriptor);
+    free(wake);
 }
 
 eng_status srv_wake_create(srv_loop *loop, srv_loop_fn fn, void *context, srv_wake **out) {
     srv_wake *wake = calloc(1, sizeof *wake);
     if (!wake)
         return ENG_NO_MEMORY;
-    wake->uv.data = wake;
     wake->fn = fn;
     wake->context = context;
-    const eng_status status = status_of(uv_async_init(&loop->uv, &wake->uv, on_async));
-    if (status) {
+    wake->descriptor = eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK);
+    if (wake->descriptor < 0 || uv_poll_init(&loop->uv, &wake->uv, wake->descriptor)) {
+        if (wake->descriptor >= 0)
+            close(wake->descriptor);
         free(wake);
-        return status;
+        return ENG_IO;
+    }
+    wake->uv.data = wake;
+    if (uv_poll_start(&wake->uv, UV_READABLE, on_wake)) {
+        srv_wake_close(wake);
+        return ENG_IO;
     }
     *out = wake;
     return ENG_OK;
 }
 
 void srv_wake_send(srv_wake *wake) {
-    uv_async_send(&wake->uv);
+    (void)eventfd_write(wake->descriptor, 1); // cannot fail below 2^64 - 1 sends
 }
 
 void srv_wake_close(srv_wake *wake) {
     if (wake)
-        uv_close((uv_handle_t *)&wake->uv, free_handle);
+        uv_close((uv_handle_t *)&wake->uv, free_wake);
 }
 
 // ---- work off the loop ---------------------------------------------------------------------------------------------

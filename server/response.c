@@ -3,6 +3,8 @@
 // Stateless; loop thread and pool threads.
 #include "server/response.h"
 
+#include <string.h>
+
 #include "server/json_writer.h"
 #include "server/request.h"
 
@@ -85,13 +87,21 @@ static void write_usage(srv_buf *out, const srv_usage *usage) {
 
 // ---- completions ---------------------------------------------------------------------------------------------------
 
-static void write_head(srv_buf *out, const srv_head *head) {
+void srv_head_settle(srv_head *head) {
+    enum { MORE = 256 };
+    srv_buf *out = &head->json;
+
+    srv_buf_init(out, 6 * strlen(head->model) + MORE); // an escape has six bytes
     srv_buf_puts(out, "{\"id\":");
     srv_json_text(out, head->id);
     srv_buf_puts(out, ",\"object\":\"text_completion\",\"created\":");
     srv_json_integer(out, head->created);
     srv_buf_puts(out, ",\"model\":");
     srv_json_text(out, head->model);
+}
+
+static void write_head(srv_buf *out, const srv_head *head) {
+    srv_buf_append(out, head->json.data, head->json.length);
 }
 
 static void write_seed(srv_buf *out, const srv_head *head) {

@@ -21,7 +21,10 @@ typedef struct srv_head {
     int64_t created; // Unix seconds
     const char *model;
     int64_t seed;
+    srv_buf json; // all but the seed, written once
 } srv_head;
+// After its other members are set; head->json fails for want of memory. srv_buf_free.
+void srv_head_settle(srv_head *head);
 
 // How the choices of one answer are written.
 typedef struct srv_choice_form {
