@@ -14,8 +14,9 @@ static int32_t longest_twice(const trn_task_settings *settings) {
     return 2 * (int32_t)settings->length - 1;
 }
 
-static const char answers[] = "share of the answers that are right";
-static const char copied[] = "share of the tokens that are right";
+// The public code of MAD averages over the classes of answers; here every answer weighs the same.
+static const char answers[] = "share of the answers that are right (not a mean over their ids)";
+static const char copied[] = "share of the tokens that are right (not a mean over their ids)";
 
 static const trn_task tasks[] = {
     {"mqar",
