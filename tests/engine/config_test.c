@@ -70,6 +70,22 @@ START_TEST(defaults_of_mesa_net) {
 }
 END_TEST
 
+// retnet's class has 2, and takes null for 4.
+START_TEST(a_null_ratio_is_four) {
+    static const struct {
+        const char *key;
+        int32_t width;
+    } rows[] = {{"", 1536}, {", \"hidden_ratio\": null", 2816}, {", \"hidden_ratio\": 3", 2048}};
+    for (size_t i = 0; i < sizeof rows / sizeof *rows; i++) {
+        char json[128];
+        snprintf(json, sizeof json, "{\"model_type\": \"retnet\", \"hidden_size\": 1024%s}", rows[i].key);
+        eng_config config = accept(json);
+        ck_assert_int_eq(config.intermediate_size, rows[i].width);
+        eng_config_free(&config);
+    }
+}
+END_TEST
+
 START_TEST(own_keys) {
     eng_config config = accept(
         "{\"model_type\": \"mesa_net\", \"hidden_size\": 64, \"num_hidden_layers\": 2, \"num_heads\": 3, \"head_dim\": "
@@ -295,6 +311,7 @@ static const struct refusal {
     {LLAMA "\"rope_scaling\": {\"type\": \"linear\"}}", ENG_FORMAT, "rope_scaling.factor: is missing"},
     {LLAMA "\"rope_scaling\": {\"type\": \"llama3\", \"factor\": 8}}", ENG_FORMAT, "rope_scaling.low_freq_factor"},
     {LLAMA "\"rope_parameters\": {\"partial_rotary_factor\": 0.5}}", ENG_UNSUPPORTED, "partial_rotary_factor"},
+    {LLAMA "\"partial_rotary_factor\": 0.5}", ENG_UNSUPPORTED, "partial_rotary_factor"},
     {LLAMA "\"rope_parameters\": {}, \"rope_scaling\": {}}", ENG_FORMAT, "stands beside rope_parameters"},
     {LLAMA "\"rope_theta\": \"big\"}", ENG_FORMAT, "rope_theta"},
     {"{\"model_type\": \"gla\", \"num_heads\": 3}", ENG_FORMAT, "expand_k: gives a width of 1024 for 3 heads"},
@@ -306,6 +323,8 @@ static const struct refusal {
     {"{\"model_type\": \"delta_net\", \"qk_norm\": \"rms\"}", ENG_UNSUPPORTED, "qk_norm: 'rms'"},
     {"{\"model_type\": \"delta_net\", \"qk_activation\": \"gelu\"}", ENG_UNSUPPORTED, "qk_activation: 'gelu'"},
     {"{\"model_type\": \"gated_deltanet\", \"num_v_heads\": 8}", ENG_FORMAT, "num_heads: 6 does not divide the 8"},
+    {"{\"model_type\": \"gated_deltanet\", \"head_dim\": 24, \"expand_v\": 1.3}", ENG_FORMAT,
+     "expand_v: gives heads of width 31.2"},
     {"{\"model_type\": \"kda\", \"lower_bound\": 5}", ENG_FORMAT, "lower_bound: is 5"},
     {HF_MAMBA2 "\"num_heads\": 100}", ENG_FORMAT, "num_heads: 100 heads of width 64"},
     {HF_MAMBA2 "\"n_groups\": 3}", ENG_FORMAT, "n_groups: 3 does not divide the 128 heads"},
@@ -547,6 +566,7 @@ static Suite *config_suite(void) {
     TCase *accepted = tcase_create("accepted");
     tcase_add_test(accepted, defaults_of_mesa_net);
     tcase_add_test(accepted, own_keys);
+    tcase_add_test(accepted, a_null_ratio_is_four);
     tcase_add_test(accepted, tolerance_zero_is_exact);
     tcase_add_test(accepted, hybrid_by_attn_object_and_list);
     tcase_add_test(accepted, transformer_keys);

@@ -72,6 +72,7 @@ CASES = [
     ('gdn: no convolution', fla('gated_deltanet', num_heads=2, head_dim=16, use_short_conv=False), {}),
     ('gdn: a head of 96, taps 5', fla('gated_deltanet', num_heads=1, head_dim=96, expand_v=0.5, conv_size=5,
                                       tie_word_embeddings=True), {}),
+    ('gdn: a head of 256 by 512', fla('gated_deltanet', d=64, num_heads=1, head_dim=256), {}),
     ('gdn: long memory', fla('gated_deltanet', num_heads=2, num_v_heads=4, head_dim=16),
      dict(tokens=330, split=290, long=True, equal=70)),
     ('gdn: hybrid', fla('gated_deltanet', layers=2, num_heads=2, head_dim=24, attn=dict(layers=[0], num_heads=3)), {}),
@@ -90,6 +91,7 @@ CASES = [
     ('delta: no beta', fla('delta_net', num_heads=2, use_beta=False), {}),
     ('delta: no beta, negative eigenvalues', fla('delta_net', num_heads=2, use_beta=False, allow_neg_eigval=True), {}),
     ('delta: heads of 80', fla('delta_net', d=80, num_heads=1, use_output_norm=False, head_dim=13), {}),
+    ('delta: a head of 128', fla('delta_net', d=128, num_heads=1), {}),
     ('delta: long', fla('delta_net', num_heads=2), dict(tokens=330, split=260, equal=70)),
 
     ('gla: 3 heads', fla('gla', num_heads=3, expand_k=1), {}),
@@ -104,6 +106,7 @@ CASES = [
     ('gla: keys that no layer reads', fla('gla', num_heads=2, gate_low_rank_dim=8, gate_logit_normalizer=4,
                                           use_gk=False, use_gv=True), {}),
     ('gla: a head of 80 by 160', fla('gla', d=80, num_heads=1, expand_k=1, expand_v=2), {}),
+    ('gla: a head of 256 by 512', fla('gla', d=256, num_heads=1, expand_k=1, expand_v=2), {}),
     ('gla: long memory', fla('gla', num_heads=2, expand_k=1), dict(tokens=330, split=300, long=True, equal=80)),
 
     ('kda: 3 heads of 24', fla('kda', num_heads=3, head_dim=24), {}),
@@ -113,6 +116,7 @@ CASES = [
     ('kda: bounded, without its kernel', fla('kda', num_heads=1, head_dim=40, lower_bound=-1.5), {}),
     ('kda: no convolution', fla('kda', num_heads=2, head_dim=16, use_short_conv=False), {}),
     ('kda: a head of 96', fla('kda', num_heads=1, head_dim=96, expand_v=0.25, conv_size=2), {}),
+    ('kda: a head of 128', fla('kda', d=64, num_heads=1), {}),
     ('kda: long memory', fla('kda', num_heads=2, head_dim=16), dict(tokens=330, split=300, long=True, equal=80)),
 
     ('retnet: 3 heads of 16', fla('retnet', num_heads=3), {}),
@@ -124,6 +128,7 @@ CASES = [
                                                                                 hidden_ratio=None), {}),
     ('retnet: width from its own ratio', {k: v for k, v in fla('retnet', d=240, num_heads=6).items()
                                           if k != 'intermediate_size'}, {}),
+    ('retnet: a head of 256 by 512', fla('retnet', d=256, num_heads=1), {}),
     ('retnet: long, 8 heads', fla('retnet', d=80, num_heads=8, expand_v=1), dict(tokens=330, split=300, equal=60)),
 
     ('linear: product', fla('linear_attn', num_heads=3), {}),
@@ -142,6 +147,9 @@ CASES = [
     ('linear: relu, expanded', fla('linear_attn', num_heads=2, feature_map='relu', expand_k=2, expand_v=0.5), {}),
     ('linear: identity', fla('linear_attn', num_heads=1, feature_map='identity'), {}),
     ('linear: norm without weight', fla('linear_attn', num_heads=2, feature_map='elu', elementwise_affine=False), {}),
+    ('linear: dpfp of a head of 80', fla('linear_attn', d=80, num_heads=1, feature_map='dpfp'), {}),
+    ('linear: hedgehog of a head of 128',
+     fla('linear_attn', d=128, num_heads=1, feature_map='hedgehog', norm_feature_map=True), {}),
     ('linear: long, normaliser', fla('linear_attn', num_heads=2, feature_map='elu', norm_feature_map=True),
      dict(tokens=330, split=300, equal=80)),
 
@@ -151,6 +159,7 @@ CASES = [
                                                  qkv_bias=True, window_size=10, rope_theta=300.0), {}),
     ('transformer: a head of 80, tied', fla('transformer', d=80, num_heads=1, tie_word_embeddings=True), {}),
     ('transformer: a window of 1', fla('transformer', num_heads=2, num_kv_heads=1, window_size=1), {}),
+    ('transformer: a head of 256', fla('transformer', d=256, num_heads=1), {}),
     ('transformer: heads of 6, long', fla('transformer', num_heads=8, num_kv_heads=2, qk_norm=True),
      dict(tokens=200, split=150)),
 
@@ -176,6 +185,7 @@ CASES = [
     ('mamba2: expand 3', mamba2_fla(head_dim=36, state_size=20, expand=3), {}),
     ('mamba2: mamba_ssm', mamba2_fla(head_dim=16, state_size=24, n_groups=2) | dict(vocab_size=64),
      dict(file=SSM, names=[('embeddings', 'embedding')], gradient=('embeddings', 'embedding'))),
+    ('mamba2: a state of 256', mamba2_fla(head_dim=24, state_size=256, n_groups=4), {}),
     ('mamba2: long memory', mamba2_fla(head_dim=24, state_size=16, n_groups=2),
      dict(tokens=330, split=300, long=True, equal=80)),
 
@@ -188,6 +198,7 @@ CASES = [
     ('xlstm: tight caps', xlstm(num_heads=2, gate_soft_cap=1.5, output_logit_soft_cap=2.0, norm_eps=1e-4, eps=1e-3,
                                 ffn_proj_factor=1.3, ffn_round_up_to_multiple_of=8, tie_word_embeddings=True), {}),
     ('xlstm: a head of 80', xlstm(d=80, num_heads=1), {}),
+    ('xlstm: a head of 256', xlstm(d=256, num_heads=1), {}),
     ('xlstm: long memory', xlstm(num_heads=2), dict(tokens=330, split=300, long=True, equal=80)),
 
     ('griffin: hawk, 3 blocks', gemma(num_attention_heads=3, block_types=['recurrent']), {}),
@@ -202,6 +213,8 @@ CASES = [
                                                             rope_type='default')), {}),
     ('griffin: all channels rotated', gemma(layers=1, num_attention_heads=2, block_types=['attention'],
                                             partial_rotary_factor=1.0, rope_theta=700.0), {}),
+    ('griffin: a head of 256', gemma(num_attention_heads=1, head_dim=256, block_types=['attention', 'recurrent'],
+                                      layers=2), {}),
     ('griffin: long', gemma(num_attention_heads=2, block_types=['recurrent']), dict(tokens=330, split=300, equal=80)),
 
     ('recurrence: none', fla('recurrence', num_heads=3, head_dim=24), {}),

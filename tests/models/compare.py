@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Variations of every model type against the reference: logits, loss, gradients, keys of configs.
 
-usage: compare.py TRAINER SHARED [--all | NAME...] [--keep FOLDER]
+usage: compare.py TRAINER SHARED [--all | --random COUNT SEED | NAME...] [--keep FOLDER]
 TRAINER is the program mesa-trainer, SHARED the folder that holds golden/. Without --all a selection runs that has every
 model type. For each case a folder as the golden ones is written (config.json, model.safetensors, expected.json,
 expected.safetensors) and run: logits in chunks and step by step, loss, and of every tensor's gradient its product with
@@ -18,6 +18,7 @@ import numpy as np
 
 import cases
 import keys
+import random_cases
 import reference
 import tensors
 
@@ -196,6 +197,8 @@ def check_case(ref, trainer, folder, name, config, options):
     print(f'{name:52s} {shares}', flush=True)
     for fault in judge.faults:
         print(f'    FAIL {fault}', flush=True)
+    if judge.faults:
+        print(f'    {json.dumps(config)} {options}', flush=True)
     return not judge.faults
 
 
@@ -211,6 +214,13 @@ def check_refused(trainer, folder, config, key):
     return good
 
 
+def choose(arguments, chosen):
+    if '--random' in arguments:
+        return random_cases.draw_cases(int(chosen[0]), int(chosen[1]))
+    names = chosen or QUICK
+    return [case for case in cases.CASES if '--all' in arguments or case[0] in names]
+
+
 def main(arguments):
     trainer, shared, *rest = arguments
     ref = reference.open_reference(shared)
@@ -221,9 +231,8 @@ def main(arguments):
     chosen = [a for a in rest if not a.startswith('--') and a != keep]
     with tempfile.TemporaryDirectory() as temporary:
         root, good = keep or temporary, []
-        for i, (name, config, options) in enumerate(cases.CASES):
-            if name in chosen if chosen else ('--all' in rest or name in QUICK):
-                good.append(check_case(ref, trainer, os.path.join(root, f'{i:03d}'), name, config, options))
+        for i, (name, config, options) in enumerate(choose(rest, chosen)):
+            good.append(check_case(ref, trainer, os.path.join(root, f'{i:03d}'), name, config, options))
         if not chosen:
             for i, (config, key) in enumerate(cases.REFUSED):
                 good.append(check_refused(trainer, os.path.join(root, f'refused{i}'), config, key))
