@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // The table of mixers at equal width: what a session costs follows from the formulas of the literature, layer by layer.
+// Sizes are written out here once more, so that a key that a model's configuration ignores is noticed.
 #include "trainer/bench.h"
 
 #include "engine/mixer.h"
