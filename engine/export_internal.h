@@ -1,5 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// The parts of export: the keys of each form, and whether two configs are one model. Nobody else includes it.
+// The parts of export: the keys of each form, and whether two configs are one model.
+//
+// For export*.c alone. Configs are read only; what is made here is the caller's.
 #ifndef ENGINE_EXPORT_INTERNAL_H
 #define ENGINE_EXPORT_INTERNAL_H
 

@@ -19,9 +19,7 @@ static eng_status no_memory(eng_error *error) {
 // ---- pieces
 
 static json_t *number(double value) {
-    if (isinf(value))
-        return json_string("\1Infinity"); // eng_json_write's mark of the bare word
-    return value == floor(value) && fabs(value) < 1e15 ? json_pack("f", value) : json_real(value);
+    return isinf(value) ? json_string("\1Infinity") : json_real(value); // eng_json_write's mark of the bare word
 }
 
 // A float32 value by the shortest decimal that gives it, since the double behind it would show its noise.
@@ -32,7 +30,7 @@ static json_t *single(float value) {
         if (strtof(text, NULL) == value)
             break;
     }
-    return isinf(value) ? number((double)value) : json_real(strtod(text, NULL));
+    return number(isinf(value) ? INFINITY : strtod(text, NULL));
 }
 
 static json_t *id_or_null(int32_t id) {
@@ -68,14 +66,18 @@ static json_t *extend(json_t *root, json_t *more) {
 
 // ---- mamba2
 
-static json_t *mamba2_shared(const eng_config *config) {
+static json_t *expansion(const eng_config *config) {
     const eng_recurrent_config *own = &config->layer[0].recurrent;
     double expand = (double)own->heads * own->value_width / config->hidden_size;
-    json_t *ratio = expand == floor(expand) ? json_integer((json_int_t)expand) : json_real(expand);
+    return expand == floor(expand) ? json_integer((json_int_t)expand) : json_real(expand);
+}
+
+static json_t *mamba2_shared(const eng_config *config) {
+    const eng_recurrent_config *own = &config->layer[0].recurrent;
     return json_pack("{si si si si si so sb sb ss sb si}", "num_heads", own->heads, "head_dim", own->value_width,
                      "state_size", own->key_width, "n_groups", own->key_heads, "conv_kernel", own->taps, "expand",
-                     ratio, "use_bias", own->linear_bias, "use_conv_bias", own->conv_bias, "hidden_act", "silu",
-                     "residual_in_fp32", 1, "chunk_size", 256);
+                     expansion(config), "use_bias", own->linear_bias, "use_conv_bias", own->conv_bias, "hidden_act",
+                     "silu", "residual_in_fp32", 1, "chunk_size", 256);
 }
 
 static json_t *limits(const eng_recurrent_config *own) {
@@ -101,13 +103,11 @@ static json_t *mamba2_state_spaces(const eng_config *config) {
     int32_t grain = 16;
     while (config->vocab_size % grain != 0)
         grain /= 2;
-    double expand = (double)own->heads * own->value_width / config->hidden_size;
-    json_t *ratio = expand == floor(expand) ? json_integer((json_int_t)expand) : json_real(expand);
-    json_t *inner =
-        json_pack("{ss si si so si si sb sb sb sb sb so}", "layer", "Mamba2", "d_state", own->key_width, "d_conv",
-                  own->taps, "expand", ratio, "headdim", own->value_width, "ngroups", own->key_heads, "bias",
-                  own->linear_bias, "conv_bias", own->conv_bias, "rmsnorm", own->output_norm, "norm_before_gate",
-                  own->norm_before_gate, "D_has_hdim", own->skip_per_channel, "dt_limit", limits(own));
+    json_t *inner = json_pack("{ss si si so si si sb sb sb sb sb so}", "layer", "Mamba2", "d_state", own->key_width,
+                              "d_conv", own->taps, "expand", expansion(config), "headdim", own->value_width, "ngroups",
+                              own->key_heads, "bias", own->linear_bias, "conv_bias", own->conv_bias, "rmsnorm",
+                              own->output_norm, "norm_before_gate", own->norm_before_gate, "D_has_hdim",
+                              own->skip_per_channel, "dt_limit", limits(own));
     return json_pack("{si si si si so s[] s{} sb sb sb si sb so so so}", "d_model", config->hidden_size,
                      "d_intermediate", 0, "n_layer", config->layers, "vocab_size", config->vocab_size, "ssm_cfg", inner,
                      "attn_layer_idx", "attn_cfg", "rms_norm", 1, "residual_in_fp32", 1, "fused_add_norm", 1,

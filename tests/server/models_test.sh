@@ -107,7 +107,7 @@ for name in "${names[@]}"; do
     [ "$(jq ".data[] | select(.id == \"$name\").meta.state_bytes" "$folder/list")" = "$bytes" ] ||
         fail "$name: meta has $(jq -c ".data[] | select(.id == \"$name\").meta" "$folder/list"), state bytes are $bytes"
 done
-[ "$(jq -c '[.data[].meta.state_bytes] | unique | length' "$folder/list")" = 3 ] || fail "state bytes are not each one's"
+[ "$(jq -c '[.data[].meta.state_bytes] | unique | length' "$folder/list")" = 3 ] || fail "two models have one state"
 answer=$(ask rwkv 1)
 grep -q 'model' <<<"$answer" && grep -q '"error"' <<<"$answer" || fail "an unknown model: $answer"
 stop_server

@@ -1,5 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // inspect: the bytes that a layer of each mixer keeps for a session, against the formulas by hand.
+//
+// One model has a layer of every kind, with its keys in its entry of layer_types.
 #include <fcntl.h>
 #include <stdio.h>
 #include <stdlib.h>
