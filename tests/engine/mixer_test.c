@@ -42,7 +42,7 @@ typedef struct timeline {
     int32_t ids[LONGEST + GENERATED], prompt, index;
     float logits[(1 + GENERATED) * VOCABULARY]; // after the prompt and after each id read as generated
     int kept;
-    bool whole; // the prompt in one piece
+    bool whole; // the prompt in one piece, and generated ids as well
 } timeline;
 
 static void open_timeline(bench *at, timeline *t, int which) {
@@ -57,6 +57,10 @@ static void add_timeline(bench *at, timeline *t) {
     eng_piece piece = {.session = &t->session, .kind = KERN_ROW_GENERATED, .ids = t->ids + read, .count = 1};
     piece.knobs = knobs;
     piece.logits = left <= 0;
+    if (left <= 0 && t->whole && t->kept == 1) { // all but the last at once
+        piece.count = GENERATED - 1;
+        t->kept += GENERATED - 2;
+    }
     if (left > 0) {
         piece.kind = KERN_ROW_PROMPT;
         piece.count = t->whole ? left : eng_batch_piece_length(at->batch, &t->session, left);
@@ -98,8 +102,12 @@ static void run(bench *at, timeline *all, int count) {
 }
 
 static void same_logits(const timeline *got, const timeline *want, int variant, const char *what) {
-    ck_assert_msg(memcmp(got->logits, want->logits, sizeof got->logits) == 0, "%s: a prompt of %d ids %s",
-                  mixer_variants[variant].name, got->prompt, what);
+    for (int row = 0; row <= GENERATED; row++) {
+        bool skipped = want->whole && row > 0 && row < GENERATED - 1;
+        ck_assert_msg(skipped || memcmp(got->logits + row * VOCABULARY, want->logits + row * VOCABULARY,
+                                        sizeof(float) * VOCABULARY) == 0,
+                      "%s: a prompt of %d ids %s, row %d", mixer_variants[variant].name, got->prompt, what, row);
+    }
 }
 
 START_TEST(neighbours_and_cuts_change_no_bit) {

@@ -3,8 +3,9 @@
 
 A case is (name, config, options). Options: tokens, split (ids read as prompt), equal (that many equal ids in the
 middle), long (gates that forget little); of the files only: only (the name under which a tied map's tensors lie), names
-(pairs of spellings), spelling (matrices that are rows of one), file (another spelling of the config), gradient (how a
-name differs in the gradients). The first case of a model type is the one that the audit of keys starts from.
+(pairs of spellings), float32 (ends of names that are F32 among BF16, as public files have them), spelling (matrices
+that are rows of one), file (another spelling of the config), gradient (how a name differs in the gradients). The first
+case of a model type is the one that the audit of keys starts from.
 """
 
 
@@ -36,6 +37,7 @@ def gemma(d=48, layers=1, **keys):
                 intermediate_size=64, **keys)
 
 
+FLOAT32 = ('A_log', 'dt_bias', 'lambda_params', '.D', 'norm.weight')
 LLAMA3 = dict(rope_type='llama3', factor=8.0, low_freq_factor=1.0, high_freq_factor=4.0,
               original_max_position_embeddings=32)
 SWA = dict(layers=[1], num_heads=4, num_kv_heads=2, window_size=20, rope_theta=500.0)
@@ -48,7 +50,8 @@ CASES = [
     ('mesa: 3 heads of 24', fla('mesa_net', num_heads=3, head_dim=24), {}),
     ('mesa: 1 head of 40, gate, bound 0.1', fla('mesa_net', num_heads=1, head_dim=40, use_output_gate=True,
                                                 lambda_lower_bound=0.1), {}),
-    ('mesa: bound 0, taps 2', fla('mesa_net', num_heads=2, head_dim=16, lambda_lower_bound=0, conv_size=2), {}),
+    ('mesa: bound 0, taps 2', fla('mesa_net', num_heads=2, head_dim=16, lambda_lower_bound=0, conv_size=2),
+     dict(float32=FLOAT32)),
     ('mesa: a head of 80', fla('mesa_net', num_heads=1, head_dim=80, conv_size=3), {}),
     ('mesa: a head of 128, 5 steps', fla('mesa_net', num_heads=1, head_dim=128, max_cg_step_training=5), {}),
     ('mesa: heads of 7, tied', fla('mesa_net', num_heads=5, head_dim=7, tie_word_embeddings=True), {}),
@@ -67,7 +70,7 @@ CASES = [
 
     ('gdn: 3 heads of 24, expand 2', fla('gated_deltanet', num_heads=3, head_dim=24), {}),
     ('gdn: value groups', fla('gated_deltanet', num_heads=2, num_v_heads=6, head_dim=12, expand_v=1.5,
-                              allow_neg_eigval=True), {}),
+                              allow_neg_eigval=True), dict(float32=FLOAT32)),
     ('gdn: no gate', fla('gated_deltanet', num_heads=1, head_dim=40, expand_v=1, use_gate=False), {}),
     ('gdn: no convolution', fla('gated_deltanet', num_heads=2, head_dim=16, use_short_conv=False), {}),
     ('gdn: a head of 96, taps 5', fla('gated_deltanet', num_heads=1, head_dim=96, expand_v=0.5, conv_size=5,
@@ -177,7 +180,8 @@ CASES = [
     ('mamba2: limits, biases', mamba2_hf(num_heads=3, head_dim=32, state_size=40, n_groups=1, use_bias=True,
                                          time_step_limit=[0.02, 0.3]), {}),
     ('mamba2: 3 groups, norm a group', mamba2_fla(head_dim=16, state_size=24, n_groups=3, layers=2), {}),
-    ('mamba2: norm before gate', mamba2_fla(head_dim=24, state_size=16, n_groups=2, norm_before_gate=True), {}),
+    ('mamba2: norm before gate', mamba2_fla(head_dim=24, state_size=16, n_groups=2, norm_before_gate=True),
+     dict(float32=FLOAT32)),
     ('mamba2: no norm, no bias of the convolution',
      mamba2_fla(head_dim=96, state_size=8, rmsnorm=False, use_conv_bias=False, conv_kernel=2), {}),
     ('mamba2: skip a channel, limits, tied', mamba2_fla(head_dim=8, state_size=80, D_has_hdim=True,

@@ -64,6 +64,7 @@ class Case:
     def __init__(self, ref, folder, name, config, options):
         self.ref, self.folder, self.name, self.options = ref, folder, name, options
         self.config, seed = config, sum(name.encode())
+        self.device = ('cpu', 'cpu:16', 'cpu:32')[seed % 3]     # chunks of 64, 16 and 32
         self.weights = tensors.random_weights(config, seed, options.get('long', False))
         self.P = {n: tensors.widen(w) for n, w in self.weights.items()}
         self.ids = ids_of(options, config['vocab_size'], seed)
@@ -85,6 +86,8 @@ class Case:
             kept = {n: w for n, w in kept.items() if 'feature_map' not in n or self.options['only'] in n}
         if 'spelling' in self.options:
             kept = tensors.respelled(kept, self.options['spelling'])
+        widened = tuple(self.options.get('float32', ()))
+        kept = {n: tensors.widen(w).astype('<f4') if n.endswith(widened) and widened else w for n, w in kept.items()}
         for ours, theirs in self.options.get('names', ()):
             kept = {n.replace(ours, theirs): w for n, w in kept.items()}
         with open(os.path.join(self.folder, 'config.json'), 'w') as f:
@@ -136,7 +139,7 @@ def compare_logits(case, trainer, judge, mode, expected):
         out = os.path.join(case.folder, 'out.safetensors')
         steps = case.config.get('max_cg_step_training', 30)
         code, error = run(trainer, 'logits', case.folder, '--tokens', ','.join(map(str, case.ids)), '--out', out,
-                          '--split', str(split), '--cg-mode', mode, '--cg-steps', str(steps))
+                          '--split', str(split), '--device', case.device, '--cg-mode', mode, '--cg-steps', str(steps))
         if code != 0:
             raise Failed(error.strip())
         mine = case.ref.ref.read_safetensors(out)['logits']
@@ -146,7 +149,7 @@ def compare_logits(case, trainer, judge, mode, expected):
 def compare_gradients(case, trainer, judge):
     out = os.path.join(case.folder, 'out.safetensors')
     code, error = run(trainer, 'logits', case.folder, '--tokens', ','.join(map(str, case.ids)), '--out', out, '--grads',
-                      '--cg-mode', 'exact')
+                      '--device', case.device, '--cg-mode', 'exact')
     if code != 0:
         raise Failed(error.strip())
     G = case.ref.ref.read_safetensors(out)

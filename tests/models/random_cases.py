@@ -64,15 +64,16 @@ def value_groups(draw):
 
 
 MIXERS = {
-    'mesa_net': lambda draw, d: dict(num_heads=draw(1, 2, 3, 5), head_dim=draw(5, 8, 12, 17, 24, 40, 48), conv_size=draw(
-        1, 2, 3, 4, 6), use_output_gate=draw.maybe(), lambda_lower_bound=draw(0.0, 0.1, 0.25, 1.0),
+    'mesa_net': lambda draw, d: dict(
+        num_heads=draw(1, 2, 3, 5), head_dim=draw(5, 8, 12, 17, 24, 40, 48), conv_size=draw(1, 2, 3, 4, 6),
+        use_output_gate=draw.maybe(), lambda_lower_bound=draw(0.0, 0.1, 0.25, 1.0),
         max_cg_step_training=draw(1, 3, 10, 30), **(dict(gamma_cap_b=draw(0.5, 0.9, 0.9975)) if draw.maybe() else {})),
     'gated_deltanet': lambda draw, d: dict(use_gate=draw.maybe(), **value_groups(draw), **delta(draw)),
     'kda': lambda draw, d: dict(lower_bound=draw(None, -5, -0.5), **value_groups(draw), **delta(draw)),
     'delta_net': lambda draw, d: dict(
         num_heads=draw(1, 2, 3), expand_k=draw(0.5, 1, 1.5), expand_v=draw(0.5, 1, 2), use_gate=draw.maybe(),
-        use_beta=draw.maybe(0.7), qk_norm=draw('l2', 'l2', 'sum'), qk_activation=draw('silu', 'relu', 'elu', 'identity'),
-        **delta(draw)),
+        use_beta=draw.maybe(0.7), qk_norm=draw('l2', 'l2', 'sum'),
+        qk_activation=draw('silu', 'relu', 'elu', 'identity'), **delta(draw)),
     'gla': lambda draw, d: dict(
         **grouped(draw, d, (0.5, 1, 1.5), (0.5, 1, 2)), feature_map=draw(None, 'relu', 'sigmoid', 'silu', 'swish'),
         use_short_conv=draw.maybe(), conv_size=draw(2, 3, 4), use_output_gate=draw.maybe(0.7), fuse_norm=draw.maybe(),
@@ -102,8 +103,9 @@ def ill_conditioned(c):
     """Read-outs divided by what passes through 0 (a sum, the norm): the public code's float32 has no digits there."""
     signed = c.get('feature_map') in ('elementwise_product', 'identity', 'dpfp')
     sums = c.get('norm_q') or c.get('norm_k') or c.get('norm_feature_map')
-    return (signed and (sums or c['num_hidden_layers'] > 1)) or (c.get('qk_norm') == 'sum' and c.get('qk_activation') in ('silu', 'identity', 'relu')) \
-        or (sums and c.get('feature_map') in ('relu', 't2r'))
+    delta_sums = c.get('qk_norm') == 'sum' and c.get('qk_activation') != 'elu'
+    return delta_sums or (signed and (sums or c['num_hidden_layers'] > 1)) or \
+        (sums and c.get('feature_map') in ('relu', 't2r'))
 
 
 def fla(draw, kind):
@@ -156,8 +158,9 @@ def mamba2(draw, kind):
 
 def xlstm(draw, kind):
     return cases.xlstm(draw(24, 36, 48), draw(1, 2), num_heads=draw(1, 2, 3), qk_dim_factor=draw(0.5, 1.0),
-                       v_dim_factor=draw(0.5, 1.0), gate_soft_cap=draw(2.0, 15.0), output_logit_soft_cap=draw(3.0, 30.0),
-                       ffn_proj_factor=draw(1.0, 2.667), ffn_round_up_to_multiple_of=draw(8, 64),
+                       v_dim_factor=draw(0.5, 1.0), gate_soft_cap=draw(2.0, 15.0),
+                       output_logit_soft_cap=draw(3.0, 30.0), ffn_proj_factor=draw(1.0, 2.667),
+                       ffn_round_up_to_multiple_of=draw(8, 64),
                        norm_eps=draw(1e-6, 1e-3), eps=draw(1e-6, 1e-4), tie_word_embeddings=draw.maybe())
 
 
@@ -182,5 +185,6 @@ def draw_cases(count, seed):
         config = KINDS[kind](draw, kind)
         options = dict(tokens=draw(17, 66, 75, 129, 140), long=draw.maybe(0.3))
         options['split'] = draw(2, options['tokens'] // 2, options['tokens'] - 3)
+        options['float32'] = draw((), cases.FLOAT32, ('.weight', '.bias'))
         options['equal'] = draw(0, 0, options['tokens'] // 3)
         yield f'random {seed}/{i}: {kind}', config, options
