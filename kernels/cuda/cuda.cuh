@@ -116,6 +116,7 @@ typedef kern_status (*cuda_prepare)(const kern_cuda *cuda, const void *args, siz
     X(MAXPLUS_GATES, maxplus_gates) \
     X(NORMALISE, normalise)         \
     X(RECURRENCE, recurrence)       \
+    X(MESA, mesa)                   \
     X(ROPE, rope)                   \
     X(ATTENTION, attention)         \
     X(ACTIVATION, activation)       \

@@ -1,0 +1,472 @@
+// SPDX-License-Identifier: Apache-2.0
+// The Mesa layer's core, token by token (models.md 2):
+//
+//   Hk = gamma Hk + beta k k^T      Hv = gamma Hv + beta k v^T      (Hk + Lambda) x = q      o = Hv^T x
+//
+// tile_kernel, D = V of 64 or 128: a block has one head of a row. Hk goes to registers (mesa_solve.cuh) and, for the
+// row's last token, back as soon as it is updated, so that it is read once and written once whatever the solver does;
+// Hv comes to shared memory by asynchronous copies while the first solve runs, and is updated, read with x and written
+// in one pass. Between the tokens of a row both stay on chip. beta k k^T is formed of sqrt(beta) k: Hk keeps its
+// symmetry bit for bit.
+//
+// any_kernel, every other shape: a few blocks take the heads of all rows in turn, Hk and Hv in the slot or, without
+// one, in the block's piece of the workspace; vectors in shared memory, dot products by every warp for itself.
+#include <cuda_pipeline_primitives.h>
+
+#include "kernels/cuda/mesa_solve.cuh"
+
+constexpr int KEY_MAX = 256, VALUE_MAX = 1024, ANY_THREADS = 256, ANY_BLOCKS_A_PROCESSOR = 2;
+
+struct mesa {
+    const float *q, *k, *v, *g, *beta, *lambda_params;
+    kern_ptr slots;
+    float *o, *x;
+    kern_solve_report *report;
+    int32_t heads, depth, width; // H, D, V
+    float lambda_bound;
+};
+
+// Hk and Hv of a head in its slot, NULL without a slot.
+struct head_state {
+    float *hk, *hv;
+};
+static __device__ __forceinline__ head_state state_of(const cuda_table *table, const mesa &a, int32_t slot,
+                                                      int32_t head) {
+    float *base = cuda_slot(table, a.slots, slot);
+    if (!base)
+        return {NULL, NULL};
+    const int64_t keys = (int64_t)a.depth * a.depth, values = (int64_t)a.depth * a.width;
+    return {base + head * keys, base + a.heads * keys + head * values};
+}
+
+static __device__ __forceinline__ float lambda_of(const mesa &a, int32_t head, int32_t d) {
+    return cuda_softplus(a.lambda_params[(int64_t)head * a.depth + d]) + a.lambda_bound;
+}
+
+// Whether a document that is not the row's first begins at token t.
+static __device__ __forceinline__ bool begins_anew(const cuda_table *table, const kern_row &row, int32_t t) {
+    return t > row.token0 && table->token_start[t] == t;
+}
+
+// The decay of a state, minus 1; a state that begins anew is not looked at.
+static __device__ __forceinline__ float decayed(float h, float gamma_m1, bool anew) {
+    return anew ? 0 : fmaf(h, gamma_m1, h);
+}
+
+// --------------------------------------------------------------------------------------------------- keys in registers
+
+template <int D> struct alignas(16) tile_shared {
+    static constexpr int LANES = D / 4, PARTS = mesa_tile<D>::THREADS / LANES, ROWS = D / PARTS; // of the read-out
+    float hv[D * D];
+    float key[D], root_key[D], value[D]; // k, sqrt(beta) k, beta v
+    float part[PARTS][D];                // of the output
+    mesa_shared<D> solve;
+    // What holds for the row and the token: kept here, as the solver leaves no register free.
+    kern_row row;
+    head_state home;
+    int32_t head;
+    float gamma_m1;
+    bool anew;
+};
+
+template <int D> static __device__ __forceinline__ void stage_values(tile_shared<D> &shared, const float *hv) {
+    constexpr int STRIDE = 4 * mesa_tile<D>::THREADS;
+    for (int32_t i = 4 * threadIdx.x; i < D * D; i += STRIDE)
+        if (hv)
+            __pipeline_memcpy_async(shared.hv + i, hv + i, sizeof(float4));
+        else
+            *(float4 *)(shared.hv + i) = make_float4(0, 0, 0, 0);
+    __pipeline_commit();
+}
+
+template <int D> static __device__ __forceinline__ void load_keys(mesa_tile<D> &tile, const float *hk) {
+#pragma unroll
+    for (int i = 0; i < 8; i++)
+        if (hk)
+            mesa_take(tile, hk + (tile.row0() + i) * D, tile.h[i]);
+        else
+#pragma unroll
+            for (int j = 0; j < 8; j++)
+                tile.h[i][j] = 0;
+}
+
+template <int D>
+static __device__ __forceinline__ void load_token(const cuda_table *table, const mesa &a, const kern_row &row,
+                                                  int32_t head, int32_t t, tile_shared<D> &shared) {
+    const int32_t d = threadIdx.x;
+    const int64_t at = (int64_t)t * a.heads + head;
+    const float beta = a.beta[at];
+    if (d < D) {
+        const float k = a.k[at * D + d];
+        shared.solve.q[d] = a.q[at * D + d];
+        shared.key[d] = k;
+        shared.root_key[d] = sqrtf(beta) * k;
+        shared.value[d] = beta * a.v[at * D + d];
+    }
+    if (d == 0) {
+        shared.gamma_m1 = expm1f(a.g[at]);
+        shared.anew = begins_anew(table, row, t);
+    }
+}
+
+// Hk of this token; its diagonal to shared memory.
+template <int D> static __device__ __forceinline__ void update_keys(mesa_tile<D> &tile, tile_shared<D> &shared) {
+    const float gamma_m1 = shared.gamma_m1;
+    const bool anew = shared.anew;
+    float key[8];
+    mesa_take(tile, shared.root_key, key);
+#pragma unroll
+    for (int i = 0; i < 8; i++) {
+        const float row_key = shared.root_key[tile.row0() + i];
+#pragma unroll
+        for (int j = 0; j < 8; j++)
+            tile.h[i][j] = fmaf(row_key, key[j], decayed(tile.h[i][j], gamma_m1, anew));
+    }
+    mesa_diagonal(tile, [&](int i, int j, int32_t row) { shared.solve.diagonal[row] = tile.h[i][j]; });
+}
+
+// Hv of this token and its share of the output: a warp's lanes stand along the columns, PARTS groups of lanes have ROWS
+// rows each. The row's last state goes home.
+template <int D> static __device__ __forceinline__ void read_values(tile_shared<D> &shared, bool last) {
+    const float gamma_m1 = shared.gamma_m1;
+    const bool anew = shared.anew;
+    float *home = shared.home.hv;
+    const int32_t part = threadIdx.x / shared.LANES, column = threadIdx.x % shared.LANES * 4;
+    const float4 value = *(const float4 *)(shared.value + column);
+    float4 o = make_float4(0, 0, 0, 0);
+#pragma unroll 4
+    for (int i = 0; i < shared.ROWS; i++) {
+        const int32_t row = part * shared.ROWS + i;
+        const float key = shared.key[row], x = shared.solve.x[row];
+        float4 h = *(const float4 *)(shared.hv + row * D + column);
+        h.x = fmaf(key, value.x, decayed(h.x, gamma_m1, anew));
+        h.y = fmaf(key, value.y, decayed(h.y, gamma_m1, anew));
+        h.z = fmaf(key, value.z, decayed(h.z, gamma_m1, anew));
+        h.w = fmaf(key, value.w, decayed(h.w, gamma_m1, anew));
+        o.x = fmaf(x, h.x, o.x);
+        o.y = fmaf(x, h.y, o.y);
+        o.z = fmaf(x, h.z, o.z);
+        o.w = fmaf(x, h.w, o.w);
+        if (!last)
+            *(float4 *)(shared.hv + row * D + column) = h;
+        else if (home)
+            *(float4 *)(home + row * D + column) = h;
+    }
+    *(float4 *)(shared.part[part] + column) = o;
+}
+
+template <int D>
+static __device__ __forceinline__ void write_results(const mesa &a, int32_t t, const tile_shared<D> &shared,
+                                                     const kern_solve_report &report) {
+    const int32_t d = threadIdx.x;
+    const int64_t at = (int64_t)t * a.heads + shared.head;
+    if (d == 0 && a.report)
+        a.report[at] = report;
+    if (d >= D)
+        return;
+    float o = shared.part[0][d];
+#pragma unroll
+    for (int part = 1; part < shared.PARTS; part++)
+        o += shared.part[part][d];
+    a.o[at * D + d] = o;
+    if (a.x)
+        a.x[at * D + d] = shared.solve.x[d];
+}
+
+// The row's facts, its first token, its states on their way.
+template <int D>
+static __device__ __forceinline__ void begin_row(const cuda_table *table, const mesa &a, mesa_tile<D> &tile,
+                                                 tile_shared<D> &shared) {
+    const kern_row row = table->row[blockIdx.x / a.heads];
+    const int32_t head = blockIdx.x % a.heads;
+    const head_state home = state_of(table, a, row.slot, head);
+    stage_values(shared, home.hv);
+    load_keys(tile, home.hk);
+    for (int32_t d = threadIdx.x; d < D; d += tile.THREADS)
+        shared.solve.lambda[d] = lambda_of(a, head, d);
+    if (threadIdx.x == 0) {
+        shared.row = row;
+        shared.home = home;
+        shared.head = head;
+    }
+    load_token(table, a, row, head, row.token0, shared);
+}
+
+// A barrier stands between every write to shared memory and the reads of other threads. The next token's operands may
+// be written while this one's results still are: those read only what no operand overwrites.
+template <int D>
+static __global__ void __launch_bounds__(mesa_tile<D>::THREADS, D == 128 ? 2 : 6)
+    tile_kernel(const cuda_table *table, const mesa a) {
+    extern __shared__ __align__(16) char memory[];
+    tile_shared<D> &shared = *(tile_shared<D> *)memory;
+    if (blockIdx.x / a.heads >= table->n_rows)
+        return;
+    mesa_tile<D> tile;
+    begin_row(table, a, tile, shared);
+    for (int32_t n = 0;;) {
+        __syncthreads();
+        update_keys(tile, shared);
+        const bool last = ++n == shared.row.length;
+        if (last && shared.home.hk)
+#pragma unroll
+            for (int i = 0; i < 8; i++)
+                mesa_give(tile, shared.home.hk + (tile.row0() + i) * D, tile.h[i]);
+        __syncthreads();
+        float x[8];
+        const kern_solve_report report = mesa_solve(tile, shared.solve, shared.row.solver, x);
+        if (tile.row0() == 0)
+            mesa_give(tile, shared.solve.x, x);
+        __pipeline_wait_prior(0);
+        __syncthreads();
+        read_values(shared, n == shared.row.length);
+        __syncthreads();
+        write_results(a, shared.row.token0 + n - 1, shared, report);
+        if (n == shared.row.length)
+            return;
+        load_token(table, a, shared.row, shared.head, shared.row.token0 + n, shared);
+    }
+}
+
+// ------------------------------------------------------------------------------------------------------- every shape
+
+struct any_shared {
+    float q[KEY_MAX], key[KEY_MAX], root_key[KEY_MAX], lambda[KEY_MAX];
+    float x[KEY_MAX], r[KEY_MAX], p[KEY_MAX], ap[KEY_MAX];
+    double column[KEY_MAX], solution[KEY_MAX];
+};
+
+// A block's memory, when there is no slot and for exact solves.
+struct any_workspace {
+    double *factor; // L, packed by rows
+    float *hk, *hv;
+};
+
+static __host__ __device__ __forceinline__ int64_t any_workspace_floats(int32_t depth, int32_t width) {
+    const int64_t floats = 2 * (int64_t)mesa_packed(depth, 0) + (int64_t)depth * (depth + width);
+    return (floats + 3) / 4 * 4;
+}
+static __device__ __forceinline__ any_workspace any_workspace_of(const mesa &a, float *workspace) {
+    double *factor = (double *)(workspace + blockIdx.x * any_workspace_floats(a.depth, a.width));
+    float *hk = (float *)(factor + mesa_packed(a.depth, 0));
+    return {factor, hk, hk + (int64_t)a.depth * a.depth};
+}
+
+// Every warp has the sum.
+static __device__ __forceinline__ float any_dot(const float *a, const float *b, int32_t n) {
+    float sum = 0;
+    for (int32_t j = threadIdx.x % 32; j < n; j += 32)
+        sum = fmaf(a[j], b[j], sum);
+    return mesa_warp_sum(sum);
+}
+
+// ap = (H + Lambda) p, a row a warp. Barriers before and after.
+static __device__ void any_product(any_shared &shared, const float *hk, int32_t depth, const float *p) {
+    const int32_t warp = threadIdx.x / 32, lane = threadIdx.x % 32;
+    __syncthreads();
+    for (int32_t i = warp; i < depth; i += ANY_THREADS / 32) {
+        float sum = 0;
+        for (int32_t j = lane; j < depth; j += 32)
+            sum = fmaf(hk[(int64_t)i * depth + j], p[j], sum);
+        sum = mesa_warp_sum(sum);
+        if (lane == 0)
+            shared.ap[i] = fmaf(shared.lambda[i], p[i], sum);
+    }
+    __syncthreads();
+}
+
+static __device__ kern_solve_report any_solve_exact(any_shared &shared, const float *hk, int32_t depth,
+                                                    double *factor) {
+    for (int32_t i = threadIdx.x / 32; i < depth; i += ANY_THREADS / 32)
+        for (int32_t j = threadIdx.x % 32; j <= i; j += 32)
+            factor[mesa_packed(i, j)] = (double)hk[(int64_t)i * depth + j] + (i == j ? (double)shared.lambda[i] : 0);
+    const int32_t d = threadIdx.x;
+    if (d < depth)
+        shared.solution[d] = shared.q[d];
+    if (!mesa_factorise(factor, depth, shared.column)) {
+        if (d < depth)
+            shared.x[d] = NAN;
+        kern_solve_report report = mesa_report_of(0, KERN_REPORT_BREAKDOWN, 0, 0);
+        report.residual = NAN;
+        return report;
+    }
+    if (threadIdx.x < 32)
+        mesa_substitute(factor, depth, shared.solution);
+    __syncthreads();
+    if (d < depth)
+        shared.x[d] = (float)shared.solution[d];
+    any_product(shared, hk, depth, shared.x);
+    if (d < depth)
+        shared.r[d] = shared.q[d] - shared.ap[d];
+    __syncthreads();
+    return mesa_report_of(0, 0, any_dot(shared.r, shared.r, depth), any_dot(shared.q, shared.q, depth));
+}
+
+// r = p = q - (H + Lambda) x, the start of conjugate gradients; |r|^2.
+static __device__ float any_first_residual(any_shared &shared, const float *hk, int32_t depth, bool from_zero) {
+    const int32_t d = threadIdx.x;
+    if (!from_zero)
+        any_product(shared, hk, depth, shared.x);
+    if (d < depth)
+        shared.r[d] = shared.p[d] = from_zero ? shared.q[d] : shared.q[d] - shared.ap[d];
+    __syncthreads();
+    return any_dot(shared.r, shared.r, depth);
+}
+
+// Conjugate gradients (Hestenes and Stiefel 1952); thread d has element d of every vector.
+static __device__ kern_solve_report any_solve(any_shared &shared, const float *hk, int32_t depth,
+                                              const kern_solver &solver, double *factor) {
+    if (solver.mode == KERN_SOLVE_EXACT)
+        return any_solve_exact(shared, hk, depth, factor);
+    const bool fixed = solver.mode == KERN_SOLVE_FIXED;
+    const float epsilon = fixed ? 1e-5f : 0.0f, rhs = any_dot(shared.q, shared.q, depth);
+    const int32_t d = threadIdx.x;
+    if (d < depth)
+        shared.x[d] = fixed || rhs == 0 ? 0 : shared.q[d] / (hk[(int64_t)d * depth + d] + shared.lambda[d]);
+    if (rhs == 0)
+        return mesa_report_of(0, 0, 0, rhs);
+    float residual = any_first_residual(shared, hk, depth, fixed);
+    const float stop = fixed ? -1 : mesa_threshold(solver, rhs, residual);
+    for (int32_t steps = 0;; steps++) {
+        if (residual <= stop)
+            return mesa_report_of(steps, 0, residual, rhs);
+        if (steps >= solver.max_steps)
+            return mesa_report_of(steps, solver.mode == KERN_SOLVE_TOLERANCE ? KERN_REPORT_UNCONVERGED : 0, residual,
+                                  rhs);
+        any_product(shared, hk, depth, shared.p);
+        const float curvature = any_dot(shared.p, shared.ap, depth), length = residual / (curvature + epsilon);
+        if ((!(curvature > 0) && !fixed) || !isfinite(curvature) || !isfinite(length))
+            return mesa_report_of(steps, KERN_REPORT_BREAKDOWN, residual, rhs);
+        if (d < depth) {
+            shared.x[d] = fmaf(length, shared.p[d], shared.x[d]);
+            shared.r[d] = fmaf(-length, shared.ap[d], shared.r[d]);
+        }
+        __syncthreads();
+        const float next = any_dot(shared.r, shared.r, depth), keep = next / (residual + epsilon);
+        if (d < depth)
+            shared.p[d] = fmaf(keep, shared.p[d], shared.r[d]);
+        residual = next;
+    }
+}
+
+// One token of a head; hk and hv in global memory, seen by this block alone. Begins with a barrier.
+static __device__ void any_token(const mesa &a, const kern_solver &solver, int64_t at, bool anew, float *hk, float *hv,
+                                 double *factor, any_shared &shared) {
+    const int32_t d = threadIdx.x, depth = a.depth, width = a.width;
+    const float gamma_m1 = expm1f(a.g[at]), beta = a.beta[at];
+    __syncthreads();
+    if (d < depth) {
+        shared.q[d] = a.q[at * depth + d];
+        shared.key[d] = a.k[at * depth + d];
+        shared.root_key[d] = sqrtf(beta) * a.k[at * depth + d];
+    }
+    __syncthreads();
+    for (int32_t i = threadIdx.x; i < depth * depth; i += ANY_THREADS)
+        hk[i] = fmaf(shared.root_key[i / depth], shared.root_key[i % depth], decayed(hk[i], gamma_m1, anew));
+    __syncthreads();
+    const kern_solve_report report = any_solve(shared, hk, depth, solver, factor);
+    __syncthreads();
+    for (int32_t j = threadIdx.x; j < width; j += ANY_THREADS) {
+        const float value = beta * a.v[at * width + j];
+        float o = 0;
+        for (int32_t i = 0; i < depth; i++) {
+            float &h = hv[(int64_t)i * width + j];
+            h = fmaf(shared.key[i], value, decayed(h, gamma_m1, anew));
+            o = fmaf(shared.x[i], h, o);
+        }
+        a.o[at * width + j] = o;
+    }
+    if (a.x && d < depth)
+        a.x[at * depth + d] = shared.x[d];
+    if (a.report && threadIdx.x == 0)
+        a.report[at] = report;
+}
+
+static __global__ void __launch_bounds__(ANY_THREADS)
+    any_kernel(const cuda_table *table, const mesa a, float *workspace) {
+    __shared__ any_shared shared;
+    const any_workspace own = any_workspace_of(a, workspace);
+    for (int64_t item = blockIdx.x; item < (int64_t)table->n_rows * a.heads; item += gridDim.x) {
+        const kern_row row = table->row[item / a.heads];
+        const int32_t head = (int32_t)(item % a.heads);
+        head_state state = state_of(table, a, row.slot, head);
+        __syncthreads();
+        if (!state.hk) {
+            state = {own.hk, own.hv};
+            for (int64_t i = threadIdx.x; i < (int64_t)a.depth * (a.depth + a.width); i += ANY_THREADS)
+                own.hk[i] = 0;
+        }
+        if (threadIdx.x < a.depth)
+            shared.lambda[threadIdx.x] = lambda_of(a, head, threadIdx.x);
+        for (int32_t t = row.token0; t < row.token0 + row.length; t++)
+            any_token(a, row.solver, (int64_t)t * a.heads + head, begins_anew(table, row, t), state.hk, state.hv,
+                      own.factor, shared);
+    }
+}
+
+// ---------------------------------------------------------------------------------------------------------- launching
+
+static bool has_tile(const kern_cuda *cuda, const kern_mesa *mesa) {
+    const int32_t width = mesa->key_width;
+    const size_t bytes = width == 64 ? sizeof(tile_shared<64>) : sizeof(tile_shared<128>);
+    return width == mesa->value_width && (width == 64 || width == 128) && bytes <= cuda->shared_limit;
+}
+static int any_blocks(const kern_cuda *cuda) {
+    return ANY_BLOCKS_A_PROCESSOR * cuda->processors;
+}
+
+kern_status cuda_mesa_prepare(const kern_cuda *cuda, const void *args, size_t *workspace_bytes) {
+    const kern_mesa_args *a = (const kern_mesa_args *)args;
+    const kern_mesa *m = &a->mesa;
+    if (m->heads < 1 || m->key_width < 1 || m->value_width < 1 || !(m->lambda_bound >= 0))
+        return KERN_INVALID;
+    if (m->key_width > KEY_MAX || m->value_width > VALUE_MAX)
+        return KERN_UNSUPPORTED;
+    if (!a->q.ref || !a->k.ref || !a->v.ref || !a->g.ref || !a->beta.ref || !a->lambda_params.ref || !a->o.ref)
+        return KERN_INVALID;
+    if (a->snapshots.ref)
+        return KERN_UNSUPPORTED; // there is no backward pass to read them
+    if (!has_tile(cuda, m))
+        *workspace_bytes =
+            sizeof(float) * (size_t)any_workspace_floats(m->key_width, m->value_width) * (size_t)any_blocks(cuda);
+    return KERN_OK;
+}
+
+template <int D> static kern_status launch_tiles(const cuda_step *step, const mesa &a) {
+    if (!cuda_is_wide(a.slots.p))
+        return KERN_INVALID;
+    const kern_status status = cuda_allow_shared(tile_kernel<D>, sizeof(tile_shared<D>));
+    if (status)
+        return status;
+    tile_kernel<D>
+        <<<step->rows * a.heads, mesa_tile<D>::THREADS, sizeof(tile_shared<D>), step->stream>>>(step->table, a);
+    return cuda_launched();
+}
+
+static mesa mesa_of(const kern_mesa_args *from) {
+    mesa a = {};
+    a.q = from->q.f;
+    a.k = from->k.f;
+    a.v = from->v.f;
+    a.g = from->g.f;
+    a.beta = from->beta.f;
+    a.lambda_params = from->lambda_params.f;
+    a.slots = from->state;
+    a.o = from->o.f;
+    a.x = from->x.f;
+    a.report = (kern_solve_report *)from->report.p;
+    a.heads = from->mesa.heads;
+    a.depth = from->mesa.key_width;
+    a.width = from->mesa.value_width;
+    a.lambda_bound = from->mesa.lambda_bound;
+    return a;
+}
+
+kern_status cuda_mesa_run(const cuda_step *step, const void *args) {
+    const mesa a = mesa_of((const kern_mesa_args *)args);
+    if (has_tile(step->cuda, &((const kern_mesa_args *)args)->mesa))
+        return a.depth == 64 ? launch_tiles<64>(step, a) : launch_tiles<128>(step, a);
+    const int64_t items = (int64_t)step->rows * a.heads;
+    const int most = any_blocks(step->cuda), blocks = items < most ? (int)items : most;
+    any_kernel<<<blocks, ANY_THREADS, 0, step->stream>>>(step->table, a, (float *)step->cuda->workspace);
+    return cuda_launched();
+}

@@ -1,0 +1,370 @@
+// SPDX-License-Identifier: Apache-2.0
+// The solver of a Mesa layer on a block of threads: (H + Lambda) x = q for one token, the rules of models.md 2.6b.
+//
+// H (D, D) lies in registers, 8 x 8 a thread: lane = row group x one of D / 8 column groups, group c holding columns
+// 4 c .. and D / 2 + 4 c .., so that a piece of a row moves as two 16-byte accesses. Vectors are replicated: every lane
+// holds the eight values of its columns, every warp holds all of them. A product is 64 multiply-adds, a butterfly over
+// the column groups that leaves a finished row to each lane (or pair of lanes), and one exchange through shared memory,
+// two places by turns, with the only barrier of a step. Dot products need no barrier, and as all warps add the same
+// numbers in the same order they agree on every decision without a vote.
+//
+// Modes tolerance and steps: conjugate gradients with one reduction a step (Chronopoulos and Gear 1989), A p carried
+// along instead of formed. Mode fixed follows the public code's order. Exact solves: Cholesky in float32 in shared
+// memory, refined twice with residuals in double (Wilkinson 1963), which costs half the memory of a factor in double.
+#ifndef KERNELS_CUDA_MESA_SOLVE_CUH
+#define KERNELS_CUDA_MESA_SOLVE_CUH
+
+#include "kernels/cuda/elements.cuh"
+
+template <int D> struct mesa_tile {
+    static constexpr int COLUMN_GROUPS = D / 8, HALF = D / 2;
+    static constexpr int THREADS = COLUMN_GROUPS * COLUMN_GROUPS;
+    static_assert(COLUMN_GROUPS == 8 || COLUMN_GROUPS == 16, "a row is shared by 8 or 16 lanes of a warp");
+    float h[8][8];
+
+    static __device__ __forceinline__ int32_t group(void) { // of columns
+        return threadIdx.x % COLUMN_GROUPS;
+    }
+    static __device__ __forceinline__ int32_t row0(void) { // first of the thread's eight rows
+        return threadIdx.x / COLUMN_GROUPS * 8;
+    }
+    static __device__ __forceinline__ int32_t column(int j) {
+        return j < 4 ? 4 * group() + j : HALF + 4 * group() + j - 4;
+    }
+};
+
+// What a block keeps in shared memory for one token's solve.
+template <int D> struct alignas(16) mesa_shared {
+    float exchange[2][D];
+    float q[D], lambda[D], diagonal[D], x[D];
+    float factor[D * (D + 1) / 2]; // exact: L, packed by rows
+    double solution[D];
+    float rest[D];
+};
+
+// ----------------------------------------------------------------------------------------------------------- vectors
+
+template <int D>
+static __device__ __forceinline__ void mesa_take(const mesa_tile<D> &tile, const float *from, float (&to)[8]) {
+    const float4 low = *(const float4 *)(from + 4 * tile.group());
+    const float4 high = *(const float4 *)(from + tile.HALF + 4 * tile.group());
+    to[0] = low.x, to[1] = low.y, to[2] = low.z, to[3] = low.w;
+    to[4] = high.x, to[5] = high.y, to[6] = high.z, to[7] = high.w;
+}
+template <int D>
+static __device__ __forceinline__ void mesa_give(const mesa_tile<D> &tile, float *to, const float (&from)[8]) {
+    *(float4 *)(to + 4 * tile.group()) = make_float4(from[0], from[1], from[2], from[3]);
+    *(float4 *)(to + tile.HALF + 4 * tile.group()) = make_float4(from[4], from[5], from[6], from[7]);
+}
+
+template <int D> static __device__ __forceinline__ float mesa_dot(const float (&a)[8], const float (&b)[8]) {
+    float sum = 0;
+#pragma unroll
+    for (int j = 0; j < 8; j++)
+        sum = fmaf(a[j], b[j], sum);
+#pragma unroll
+    for (int distance = mesa_tile<D>::COLUMN_GROUPS / 2; distance > 0; distance /= 2)
+        sum += __shfl_xor_sync(~0u, sum, distance);
+    return sum;
+}
+
+// Calls use(i, j, row) for the elements of the diagonal of H that are this thread's.
+template <int D, typename Use> static __device__ __forceinline__ void mesa_diagonal(const mesa_tile<D> &tile, Use use) {
+#pragma unroll
+    for (int i = 0; i < 8; i++)
+#pragma unroll
+        for (int j = i % 4; j < 8; j += 4)
+            if (tile.column(j) == tile.row0() + i)
+                use(i, j, tile.row0() + i);
+}
+
+// ---------------------------------------------------------------------------------------------------------- products
+
+template <int D>
+static __device__ __forceinline__ void mesa_partial_rows(const mesa_tile<D> &tile, const float (&p)[8],
+                                                         float (&row)[8]) {
+#pragma unroll
+    for (int i = 0; i < 8; i++) {
+        row[i] = tile.h[i][0] * p[0];
+#pragma unroll
+        for (int j = 1; j < 8; j++)
+            row[i] = fmaf(tile.h[i][j], p[j], row[i]);
+    }
+}
+
+// y, the product, from its partial rows. Every exchange halves the rows that a lane still sums. step: consecutive
+// products of a solve take turns with the shared memory.
+template <int D>
+static __device__ __forceinline__ void mesa_finish_product(const mesa_tile<D> &tile, mesa_shared<D> &shared,
+                                                           int32_t step, float (&row)[8], float (&y)[8]) {
+    constexpr int GROUPS = mesa_tile<D>::COLUMN_GROUPS;
+#pragma unroll
+    for (int rows = 4; rows > 0; rows /= 2) {
+        const int distance = GROUPS / 8 * rows;
+        const bool upper = tile.group() & distance;
+#pragma unroll
+        for (int i = 0; i < rows; i++) {
+            const float kept = upper ? row[i + rows] : row[i], given = upper ? row[i] : row[i + rows];
+            row[i] = kept + __shfl_xor_sync(~0u, given, distance);
+        }
+    }
+    if (GROUPS == 16)
+        row[0] += __shfl_xor_sync(~0u, row[0], 1);
+    float *exchange = shared.exchange[step & 1];
+    if (GROUPS == 8 || (tile.group() & 1) == 0)
+        exchange[threadIdx.x / (GROUPS / 8)] = row[0]; // the row that this lane has finished
+    __syncthreads();
+    mesa_take(tile, exchange, y);
+}
+
+template <int D>
+static __device__ __forceinline__ void mesa_product(const mesa_tile<D> &tile, mesa_shared<D> &shared, int32_t step,
+                                                    const float (&p)[8], float (&y)[8]) {
+    float row[8];
+    mesa_partial_rows(tile, p, row);
+    mesa_finish_product(tile, shared, step, row, y);
+}
+
+// ------------------------------------------------------------------------------------------------ conjugate gradients
+
+static __device__ __forceinline__ float mesa_threshold(const kern_solver &solver, float rhs, float first) {
+    if (solver.mode == KERN_SOLVE_STEPS)
+        return 1e-14f * rhs;
+    return fmaxf(solver.tolerance * solver.tolerance * first, 1e-12f * rhs);
+}
+
+static __device__ __forceinline__ kern_solve_report mesa_report_of(int32_t steps, int32_t flags, float residual,
+                                                                   float rhs) {
+    kern_solve_report report;
+    report.steps = (uint16_t)steps;
+    report.flags = (uint16_t)flags;
+    report.residual = rhs == 0 ? 0.0f : sqrtf(residual / rhs);
+    return report;
+}
+
+// Modes tolerance and steps. The test for the end stands behind the multiply-adds of the next product, which hide the
+// latency of its sum.
+template <int D>
+static __device__ __forceinline__ kern_solve_report mesa_solve_gradients(const mesa_tile<D> &tile,
+                                                                         mesa_shared<D> &shared,
+                                                                         const kern_solver &solver, float (&x)[8]) {
+    float r[8], p[8], s[8], y[8], row[8];
+    mesa_take(tile, shared.q, r);
+    mesa_take(tile, shared.diagonal, x);
+    mesa_take(tile, shared.lambda, y);
+    const float rhs = mesa_dot<D>(r, r);
+#pragma unroll
+    for (int j = 0; j < 8; j++) {
+        x[j] = rhs == 0 ? 0 : __fdividef(r[j], x[j] + y[j]);
+        p[j] = s[j] = 0;
+    }
+    if (rhs == 0)
+        return mesa_report_of(0, 0, 0, rhs);
+    mesa_product(tile, shared, -1, x, y);
+#pragma unroll
+    for (int j = 0; j < 8; j++)
+        r[j] -= y[j];
+    float stop = 0, before = 1, length = 1, residual;
+    int32_t steps = 0, flags = 0;
+    for (;; steps++) {
+        residual = mesa_dot<D>(r, r);
+        mesa_partial_rows(tile, r, row);
+        if (steps == 0)
+            stop = mesa_threshold(solver, rhs, residual);
+        if (residual <= stop)
+            break;
+        if (steps >= solver.max_steps) {
+            flags = solver.mode == KERN_SOLVE_TOLERANCE ? KERN_REPORT_UNCONVERGED : 0;
+            break;
+        }
+        const float keep = steps == 0 ? 0 : __fdividef(residual, before), less = __fdividef(keep * residual, length);
+        mesa_finish_product(tile, shared, steps, row, y);
+        const float curvature = mesa_dot<D>(r, y) - less;
+        length = __fdividef(residual, curvature);
+        if (!(curvature > 0) || !isfinite(curvature) || !isfinite(length)) {
+            flags = KERN_REPORT_BREAKDOWN;
+            break;
+        }
+#pragma unroll
+        for (int j = 0; j < 8; j++) {
+            p[j] = fmaf(keep, p[j], r[j]);
+            s[j] = fmaf(keep, s[j], y[j]);
+            x[j] = fmaf(length, p[j], x[j]);
+            r[j] = fmaf(-length, s[j], r[j]);
+        }
+        before = residual;
+    }
+    return mesa_report_of(steps, flags, residual, rhs);
+}
+
+// Mode fixed: zero start, 1e-5 in both divisions, nothing but a number that is not finite ends it early.
+template <int D>
+static __device__ __forceinline__ kern_solve_report mesa_solve_fixed(const mesa_tile<D> &tile, mesa_shared<D> &shared,
+                                                                     int32_t max_steps, float (&x)[8]) {
+    constexpr float EPSILON = 1e-5f;
+    float r[8], p[8], y[8];
+    mesa_take(tile, shared.q, r);
+#pragma unroll
+    for (int j = 0; j < 8; j++) {
+        x[j] = 0;
+        p[j] = r[j];
+    }
+    const float rhs = mesa_dot<D>(r, r);
+    float residual = rhs;
+    int32_t steps = 0;
+    for (; steps < max_steps && rhs != 0; steps++) {
+        mesa_product(tile, shared, steps, p, y);
+        const float curvature = mesa_dot<D>(p, y), length = residual / (curvature + EPSILON);
+        if (!isfinite(curvature) || !isfinite(length))
+            return mesa_report_of(steps, KERN_REPORT_BREAKDOWN, residual, rhs);
+#pragma unroll
+        for (int j = 0; j < 8; j++) {
+            x[j] = fmaf(length, p[j], x[j]);
+            r[j] = fmaf(-length, y[j], r[j]);
+        }
+        const float next = mesa_dot<D>(r, r), keep = next / (residual + EPSILON);
+#pragma unroll
+        for (int j = 0; j < 8; j++)
+            p[j] = fmaf(keep, p[j], r[j]);
+        residual = next;
+    }
+    return mesa_report_of(steps, 0, residual, rhs);
+}
+
+// ---------------------------------------------------------------------------------------------------------- Cholesky
+
+// Place of (row, column <= row) of a lower triangle packed by rows.
+static __host__ __device__ __forceinline__ int32_t mesa_packed(int32_t row, int32_t column) {
+    return row * (row + 1) / 2 + column;
+}
+
+template <typename T> static __device__ __forceinline__ T mesa_warp_sum(T x) {
+#pragma unroll
+    for (int distance = 16; distance > 0; distance /= 2)
+        x += __shfl_xor_sync(~0u, x, distance);
+    return x;
+}
+
+// A = L L^T in place by the whole block, the packed lower triangle; column: n numbers in shared memory. False: not
+// positive definite. Begins and ends with a barrier.
+template <typename T> static __device__ bool mesa_factorise(T *l, int32_t n, T *column) {
+    const int32_t warp = threadIdx.x / 32, lane = threadIdx.x % 32, warps = blockDim.x / 32;
+    for (int32_t k = 0; k < n; k++) {
+        __syncthreads();
+        const T pivot = l[mesa_packed(k, k)];
+        if (!(pivot > 0))
+            return false;
+        const T inverse = 1 / sqrt(pivot);
+        for (int32_t i = k + 1 + threadIdx.x; i < n; i += blockDim.x)
+            column[i] = l[mesa_packed(i, k)] *= inverse;
+        __syncthreads();
+        if (threadIdx.x == 0)
+            l[mesa_packed(k, k)] = pivot * inverse;
+        for (int32_t i = k + 1 + warp; i < n; i += warps)
+            for (int32_t j = k + 1 + lane; j <= i; j += 32)
+                l[mesa_packed(i, j)] -= column[i] * column[j];
+    }
+    __syncthreads();
+    return true;
+}
+
+// y becomes (L L^T)^-1 y; one warp.
+template <typename T> static __device__ void mesa_substitute(const T *l, int32_t n, T *y) {
+    const int32_t lane = threadIdx.x % 32;
+    for (int32_t i = 0; i < n; i++) {
+        T sum = 0;
+        for (int32_t j = lane; j < i; j += 32)
+            sum += l[mesa_packed(i, j)] * y[j];
+        sum = mesa_warp_sum(sum);
+        if (lane == 0)
+            y[i] = (y[i] - sum) / l[mesa_packed(i, i)];
+        __syncwarp();
+    }
+    for (int32_t i = n - 1; i >= 0; i--) {
+        T sum = 0;
+        for (int32_t j = i + 1 + lane; j < n; j += 32)
+            sum += l[mesa_packed(j, i)] * y[j];
+        sum = mesa_warp_sum(sum);
+        if (lane == 0)
+            y[i] = (y[i] - sum) / l[mesa_packed(i, i)];
+        __syncwarp();
+    }
+}
+
+// rest = q - (H + Lambda) solution, in double.
+template <int D>
+static __device__ __forceinline__ void mesa_residual(const mesa_tile<D> &tile, mesa_shared<D> &shared) {
+#pragma unroll
+    for (int i = 0; i < 8; i++) {
+        double sum = 0;
+#pragma unroll
+        for (int j = 0; j < 8; j++)
+            sum += (double)tile.h[i][j] * shared.solution[tile.column(j)];
+#pragma unroll
+        for (int distance = tile.COLUMN_GROUPS / 2; distance > 0; distance /= 2)
+            sum += __shfl_xor_sync(~0u, sum, distance);
+        const int32_t row = tile.row0() + i;
+        if (tile.group() == 0)
+            shared.rest[row] = (float)((double)shared.q[row] - sum - (double)shared.lambda[row] * shared.solution[row]);
+    }
+}
+
+// Not positive definite: x is NaN and the report says so. shared.diagonal is overwritten.
+template <int D>
+static __device__ __forceinline__ kern_solve_report mesa_solve_exact(const mesa_tile<D> &tile, mesa_shared<D> &shared,
+                                                                     float (&x)[8]) {
+    constexpr int REFINEMENTS = 2;
+#pragma unroll
+    for (int i = 0; i < 8; i++)
+#pragma unroll
+        for (int j = 0; j < 8; j++) {
+            const int32_t row = tile.row0() + i, column = tile.column(j);
+            if (column <= row)
+                shared.factor[mesa_packed(row, column)] = tile.h[i][j] + (row == column ? shared.lambda[row] : 0);
+        }
+    for (int32_t i = threadIdx.x; i < D; i += blockDim.x) {
+        shared.rest[i] = shared.q[i];
+        shared.solution[i] = 0;
+    }
+    const bool definite = mesa_factorise(shared.factor, D, shared.diagonal);
+    for (int pass = 0; pass <= REFINEMENTS && definite; pass++) {
+        if (threadIdx.x < 32) {
+            mesa_substitute(shared.factor, D, shared.rest);
+            for (int32_t i = threadIdx.x; i < D; i += 32) {
+                const double better = shared.solution[i] + (double)shared.rest[i];
+                shared.solution[i] = pass == REFINEMENTS ? (double)(float)better : better;
+            }
+        }
+        __syncthreads();
+        mesa_residual(tile, shared);
+        __syncthreads();
+    }
+    float q[8], rest[8];
+    mesa_take(tile, shared.q, q);
+    mesa_take(tile, shared.rest, rest);
+#pragma unroll
+    for (int j = 0; j < 8; j++)
+        x[j] = definite ? (float)shared.solution[tile.column(j)] : NAN;
+    kern_solve_report report =
+        mesa_report_of(0, definite ? 0 : KERN_REPORT_BREAKDOWN, mesa_dot<D>(rest, rest), mesa_dot<D>(q, q));
+    if (!definite)
+        report.residual = NAN;
+    return report;
+}
+
+// x for the q, lambda and diagonal of H in shared memory. Every thread of the block has the report. While gradients
+// run, the tile's diagonal is that of H + Lambda.
+template <int D>
+static __device__ __forceinline__ kern_solve_report mesa_solve(mesa_tile<D> &tile, mesa_shared<D> &shared,
+                                                               const kern_solver &solver, float (&x)[8]) {
+    if (solver.mode == KERN_SOLVE_EXACT)
+        return mesa_solve_exact(tile, shared, x);
+    mesa_diagonal(tile, [&](int i, int j, int32_t row) { tile.h[i][j] += shared.lambda[row]; });
+    const kern_solve_report report = solver.mode == KERN_SOLVE_FIXED
+                                         ? mesa_solve_fixed(tile, shared, solver.max_steps, x)
+                                         : mesa_solve_gradients(tile, shared, solver, x);
+    mesa_diagonal(tile, [&](int i, int j, int32_t row) { tile.h[i][j] = shared.diagonal[row]; });
+    return report;
+}
+
+#endif
