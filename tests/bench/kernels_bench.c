@@ -1,0 +1,467 @@
+// SPDX-License-Identifier: Apache-2.0
+// Measures the recurrence family and the Mesa layer for generated tokens on a device, one Markdown table.
+//
+// A launch updates the states of `batch` rows. States lie in a pool larger than any cache, and each launch takes the
+// next part of it, so what is measured is memory's speed. A round measures a copy of as many bytes (64 MiB at least)
+// and then the launches; figures are medians over the rounds, the share is that of each round's own copy. Batch 1 is
+// measured as a plan of many launches as well, which a CUDA device replays as a graph.
+//
+// The states' spectrum reaches evenly from 0 to 20 and nothing decays, so conjugate gradients have work to do in every
+// step they are allowed. `steps` is what the solves report.
+#include <errno.h>
+#include <getopt.h>
+#include <math.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <time.h>
+
+#include "kernels/kernels.h"
+
+enum { HEADS = 6, WIDTH_MAX = 128, BATCH_MAX = 1024, PLANNED = 64, ROUNDS_MAX = 99 };
+static const int32_t batches[] = {1, 8, 64, 256, 512, BATCH_MAX};
+enum { BATCHES = sizeof batches / sizeof batches[0] };
+
+typedef struct options {
+    const char *device, *what;
+    int rounds;
+} options;
+
+typedef struct bench {
+    kern_device *device;
+    kern_stream *stream;
+    kern_rows *rows;
+    char *pool, *operands;
+    size_t pool_bytes;
+    double least_seconds; // of one measurement
+    int rounds;
+} bench;
+
+// Operands of all cases, in one allocation.
+typedef struct layout {
+    size_t q, k, v, g, beta, params, o, report, bytes;
+} layout;
+
+// One line of the table.
+typedef struct subject {
+    kern_op op;
+    const char *name;
+    int32_t width; // D = V
+    kern_solver solver;
+    int32_t batch;
+    bool planned;
+} subject;
+
+static void check(kern_status status, const char *what) {
+    if (status == KERN_OK)
+        return;
+    fprintf(stderr, "bench_kernels: %s: %s\n", what, kern_status_text(status));
+    exit(1);
+}
+
+static void *allocate(size_t bytes) {
+    void *memory = calloc(1, bytes);
+    if (!memory) {
+        fprintf(stderr, "bench_kernels: out of memory\n");
+        exit(1);
+    }
+    return memory;
+}
+
+static double now(void) {
+    struct timespec t;
+    clock_gettime(CLOCK_MONOTONIC, &t);
+    return (double)t.tv_sec + 1e-9 * (double)t.tv_nsec;
+}
+
+static int compare(const void *a, const void *b) {
+    const double x = *(const double *)a, y = *(const double *)b;
+    return (x > y) - (x < y);
+}
+static double median(double *x, int count) {
+    qsort(x, (size_t)count, sizeof *x, compare);
+    return count % 2 ? x[count / 2] : 0.5 * (x[count / 2 - 1] + x[count / 2]);
+}
+
+// ---------------------------------------------------------------------------------------------------------- operands
+
+static size_t take(size_t *used, size_t bytes) {
+    const size_t at = *used;
+    *used += (bytes + 63) & ~(size_t)63;
+    return at;
+}
+
+static layout lay_out(void) {
+    const size_t vectors = sizeof(float) * BATCH_MAX * HEADS * WIDTH_MAX, scalars = sizeof(float) * BATCH_MAX * HEADS;
+    layout l = {0};
+    l.q = take(&l.bytes, vectors);
+    l.k = take(&l.bytes, vectors);
+    l.v = take(&l.bytes, vectors);
+    l.g = take(&l.bytes, scalars);
+    l.beta = take(&l.bytes, scalars);
+    l.params = take(&l.bytes, sizeof(float) * HEADS * WIDTH_MAX);
+    l.o = take(&l.bytes, vectors);
+    l.report = take(&l.bytes, sizeof(kern_solve_report) * BATCH_MAX * HEADS);
+    return l;
+}
+
+static float uniform(uint64_t *seed) { // [-1, 1)
+    *seed = *seed * 6364136223846793005u + 1442695040888963407u;
+    return (float)((double)(*seed >> 11) * 0x1p-52 - 1);
+}
+
+static void unit_vectors(float *x, int count, int width, uint64_t *seed) {
+    for (int i = 0; i < count; i++, x += width) {
+        float square = 0;
+        for (int j = 0; j < width; j++) {
+            x[j] = uniform(seed);
+            square += x[j] * x[j];
+        }
+        for (int j = 0; j < width; j++)
+            x[j] /= sqrtf(square);
+    }
+}
+
+static void send_operands(const bench *b, const layout *l, int32_t width) {
+    uint64_t seed = 1;
+    char *host = allocate(l->bytes);
+    unit_vectors((float *)(host + l->q), BATCH_MAX * HEADS, width, &seed);
+    unit_vectors((float *)(host + l->k), BATCH_MAX * HEADS, width, &seed);
+    unit_vectors((float *)(host + l->v), BATCH_MAX * HEADS, width, &seed);
+    for (int i = 0; i < BATCH_MAX * HEADS; i++)
+        ((float *)(host + l->beta))[i] = 0.01f;
+    check(kern_upload(b->stream, b->operands, host, l->bytes), "operands");
+    check(kern_synchronize(b->stream), "operands");
+    free(host);
+}
+
+// h = R diag R for the reflection R = 1 - 2 u u^T: symmetric, not diagonal, its spectrum known.
+static void reflected_spectrum(float *h, int width, uint64_t *seed) {
+    float u[WIDTH_MAX], d[WIDTH_MAX], energy = 0;
+    unit_vectors(u, 1, width, seed);
+    for (int i = 0; i < width; i++) {
+        d[i] = 20 * (float)i / (float)(width - 1);
+        energy += d[i] * u[i] * u[i];
+    }
+    for (int i = 0; i < width; i++)
+        for (int j = 0; j < width; j++)
+            h[i * width + j] = (i == j ? d[i] : 0) - 2 * u[i] * u[j] * (d[i] + d[j]) + 4 * energy * u[i] * u[j];
+}
+
+static size_t slot_bytes(const subject *s) {
+    return (s->op == KERN_OP_MESA ? 2 : 1) * sizeof(float) * HEADS * (size_t)s->width * (size_t)s->width;
+}
+
+// The first slot from the host, the others as copies of what is there.
+static void fill_pool(const bench *b, const subject *s) {
+    const size_t slot = slot_bytes(s), square = (size_t)s->width * (size_t)s->width;
+    uint64_t seed = 7;
+    float *host = allocate(slot);
+    for (size_t i = 0; i < slot / sizeof(float); i++)
+        host[i] = 0.1f * uniform(&seed);
+    for (int h = 0; h < HEADS && s->op == KERN_OP_MESA; h++)
+        reflected_spectrum(host + (size_t)h * square, s->width, &seed);
+    check(kern_upload(b->stream, b->pool, host, slot), "states");
+    check(kern_synchronize(b->stream), "states");
+    free(host);
+    for (size_t done = slot; done < b->pool_bytes; done *= 2) {
+        const size_t left = b->pool_bytes - done;
+        check(kern_copy(b->stream, b->pool + done, b->pool, left < done ? left : done), "states");
+    }
+    check(kern_synchronize(b->stream), "states");
+}
+
+static void fill_rows(const bench *b, const subject *s) {
+    kern_rows *rows = b->rows;
+    rows->n_rows = rows->n_tokens = rows->n_generated = s->batch;
+    rows->slot_stride = slot_bytes(s);
+    for (int32_t r = 0; r < s->batch; r++) {
+        rows->row[r] = (kern_row){.kind = KERN_ROW_GENERATED,
+                                  .slot = r,
+                                  .token0 = r,
+                                  .length = 1,
+                                  .position = 1,
+                                  .page0 = -1,
+                                  .solver = s->solver};
+        rows->target[r] = -1;
+    }
+    check(kern_rows_prepare(b->stream, rows), "rows");
+}
+
+// ---------------------------------------------------------------------------------------------------------- launches
+
+typedef union arguments {
+    kern_recurrence_args recurrence;
+    kern_mesa_args mesa;
+} arguments;
+
+// An operand in device memory, or as a reference for a plan.
+static kern_ptr operand(const bench *b, const subject *s, size_t offset) {
+    return s->planned ? kern_ref(KERN_CLASS_SAVED, offset) : (kern_ptr){.p = b->operands + offset};
+}
+
+static arguments arguments_of(const bench *b, const subject *s, const layout *l, size_t state) {
+    arguments a = {0};
+    const kern_ptr q = operand(b, s, l->q), k = operand(b, s, l->k), v = operand(b, s, l->v), g = operand(b, s, l->g);
+    const kern_ptr beta = operand(b, s, l->beta), o = operand(b, s, l->o);
+    const kern_ptr slots = s->planned ? kern_ref(KERN_CLASS_STATE, state) : (kern_ptr){.p = b->pool + state};
+    if (s->op == KERN_OP_MESA)
+        a.mesa = (kern_mesa_args){.q = q,
+                                  .k = k,
+                                  .v = v,
+                                  .g = g,
+                                  .beta = beta,
+                                  .lambda_params = operand(b, s, l->params),
+                                  .state = slots,
+                                  .o = o,
+                                  .report = operand(b, s, l->report),
+                                  .mesa = {HEADS, s->width, s->width, 0.25f}};
+    else
+        a.recurrence = (kern_recurrence_args){.q = q,
+                                              .k = k,
+                                              .v = v,
+                                              .g = g,
+                                              .beta = beta,
+                                              .state = slots,
+                                              .o = o,
+                                              .family = {.decay = KERN_DECAY_SCALAR,
+                                                         .update = KERN_UPDATE_DELTA,
+                                                         .weighted = 1,
+                                                         .heads = HEADS,
+                                                         .key_width = s->width,
+                                                         .value_width = s->width,
+                                                         .scale = 1}};
+    return a;
+}
+
+// What is repeated: single launches over the parts of the pool, or a plan of PLANNED of them.
+typedef struct work {
+    const bench *b;
+    const subject *s;
+    layout l;
+    size_t part, parts, next;
+    kern_plan *plan;
+    size_t half, copy_bytes; // copies go from the first half of the pool to the second; whole slots
+} work;
+
+static size_t next_part(work *w) {
+    return w->next++ % w->parts * w->part;
+}
+
+static void run_launch(work *w) {
+    const arguments a = arguments_of(w->b, w->s, &w->l, next_part(w));
+    check(kern_launch(w->b->stream, w->s->op, w->b->rows, &a), w->s->name);
+}
+
+static void run_plan(work *w) {
+    const kern_memory memory = {.state = w->b->pool, .saved = w->b->operands};
+    check(kern_plan_run(w->plan, w->b->stream, w->b->rows, &memory), w->s->name);
+}
+
+static void run_copy(work *w) {
+    const size_t at = w->next++ % (w->half / w->copy_bytes) * w->copy_bytes;
+    check(kern_copy(w->b->stream, w->b->pool + w->half + at, w->b->pool + at, w->copy_bytes), "copy");
+}
+
+static void build(work *w) {
+    const arguments a = arguments_of(w->b, w->s, &w->l, 0);
+    if (!w->s->planned) {
+        check(kern_reserve(w->b->device, w->s->op, &a), w->s->name);
+        return;
+    }
+    check(kern_plan_create(w->b->device, &w->plan), "plan");
+    for (int i = 0; i < PLANNED; i++) {
+        const arguments next = arguments_of(w->b, w->s, &w->l, next_part(w));
+        check(kern_plan_add(w->plan, w->s->op, &next), w->s->name);
+    }
+    check(kern_plan_seal(w->plan), "plan");
+}
+
+// ----------------------------------------------------------------------------------------------------------- measuring
+
+// Seconds of one call, from as many as fill the least time; `count` is kept from round to round.
+static double measure(work *w, void (*run)(work *w), int *count) {
+    for (;; *count *= 2) {
+        check(kern_synchronize(w->b->stream), w->s->name);
+        const double start = now();
+        for (int i = 0; i < *count; i++)
+            run(w);
+        check(kern_synchronize(w->b->stream), w->s->name);
+        const double seconds = now() - start;
+        if (seconds >= w->b->least_seconds || *count > 1 << 24)
+            return seconds / *count;
+    }
+}
+
+static double mean_steps(const work *w) {
+    const size_t solves = (size_t)w->s->batch * HEADS;
+    kern_solve_report *report = allocate(solves * sizeof *report);
+    double steps = 0;
+    check(kern_download(w->b->stream, report, w->b->operands + w->l.report, solves * sizeof *report), "reports");
+    check(kern_synchronize(w->b->stream), "reports");
+    for (size_t i = 0; i < solves; i++)
+        steps += report[i].steps;
+    free(report);
+    return steps / (double)solves;
+}
+
+static double bytes_moved(const subject *s) {
+    const double operands = sizeof(float) * HEADS * (4.0 * s->width + 2.0);
+    return s->batch * (2.0 * (double)slot_bytes(s) + operands);
+}
+
+static void print_line(const work *w, double *seconds, double *copy, double *share) {
+    const subject *s = w->s;
+    const double time = median(seconds, w->b->rounds), bytes = bytes_moved(s);
+    printf("| %s | %d | %d | %s | %.2f | %.2f | %.3f | %.3f | %.2f |", s->name, (int)s->width, (int)s->batch,
+           s->planned ? "plan" : "launch", 1e6 * time, 1e-6 * bytes, 1e-12 * bytes / time,
+           1e-12 * median(copy, w->b->rounds), median(share, w->b->rounds));
+    if (s->op == KERN_OP_MESA)
+        printf(" %.1f |\n", mean_steps(w));
+    else
+        printf(" - |\n");
+    fflush(stdout);
+}
+
+static void measure_subject(const bench *b, const layout *l, const subject *s) {
+    enum { LEAST_COPY = 64 << 20 };
+    work w = {.b = b, .s = s, .l = *l, .part = (size_t)s->batch * slot_bytes(s)};
+    double seconds[ROUNDS_MAX], copy[ROUNDS_MAX], share[ROUNDS_MAX];
+    if (w.part > b->pool_bytes) {
+        fprintf(stderr, "bench_kernels: %s, batch %d: left out, this device's pool is too small\n", s->name,
+                (int)s->batch);
+        return;
+    }
+    const size_t slot = slot_bytes(s), slots = b->pool_bytes / slot, least = (LEAST_COPY + slot - 1) / slot * slot;
+    w.parts = b->pool_bytes / w.part;
+    w.half = slots / 2 * slot;
+    w.copy_bytes = w.part > least ? w.part : least;
+    w.copy_bytes = w.copy_bytes > w.half ? w.half : w.copy_bytes;
+    fill_rows(b, s);
+    build(&w);
+    int launches = 1, copies = 1;
+    void (*run)(work *) = s->planned ? run_plan : run_launch;
+    run(&w); // once untimed: modules are loaded, graphs made
+    for (int round = 0; round < b->rounds; round++) {
+        copy[round] = 2.0 * (double)w.copy_bytes / measure(&w, run_copy, &copies);
+        seconds[round] = measure(&w, run, &launches) / (s->planned ? PLANNED : 1);
+        share[round] = bytes_moved(s) / seconds[round] / copy[round];
+    }
+    print_line(&w, seconds, copy, share);
+    kern_plan_free(w.plan);
+}
+
+// A subject at every batch size; batch 1 also as a plan.
+static void measure_batches(const bench *b, const layout *l, subject s) {
+    for (int i = 0; i < BATCHES; i++) {
+        s.batch = batches[i];
+        for (int planned = 0; planned < (s.batch == 1 ? 2 : 1); planned++) {
+            s.planned = planned;
+            fill_pool(b, &s);
+            measure_subject(b, l, &s);
+        }
+    }
+}
+
+static void measure_recurrence(const bench *b, const layout *l) {
+    static const int32_t widths[] = {64, 128};
+    for (int i = 0; i < 2; i++) {
+        send_operands(b, l, widths[i]);
+        measure_batches(b, l,
+                        (subject){.op = KERN_OP_RECURRENCE, .name = "recurrence, gated delta", .width = widths[i]});
+    }
+}
+
+static void measure_mesa(const bench *b, const layout *l) {
+    static const int32_t steps[] = {0, 1, 4, 8, 10, 16, 24, 30};
+    subject s = {.op = KERN_OP_MESA, .width = 128};
+    send_operands(b, l, s.width);
+    for (size_t i = 0; i < sizeof steps / sizeof steps[0]; i++) {
+        char name[32];
+        snprintf(name, sizeof name, "mesa, %d steps", (int)steps[i]);
+        s.name = name;
+        s.solver = (kern_solver){KERN_SOLVE_STEPS, steps[i], 0};
+        measure_batches(b, l, s);
+    }
+    s.name = "mesa, tolerance 1e-2";
+    s.solver = (kern_solver){KERN_SOLVE_TOLERANCE, 30, 1e-2f};
+    measure_batches(b, l, s);
+}
+
+// ------------------------------------------------------------------------------------------------------------- program
+
+static void usage(FILE *to) {
+    fprintf(to, "usage: bench_kernels [--device NAME] [--rounds N] [--what recurrence|mesa|all]\n"
+                "Defaults: cpu, 7 rounds, all. Prints a Markdown table.\n");
+}
+
+static options read_options(int argc, char **argv) {
+    static const struct option known[] = {{"device", required_argument, NULL, 'd'},
+                                          {"rounds", required_argument, NULL, 'r'},
+                                          {"what", required_argument, NULL, 'w'},
+                                          {"help", no_argument, NULL, 'h'},
+                                          {0}};
+    options o = {.device = "cpu", .what = "all", .rounds = 7};
+    bool valid = true;
+    for (int option; (option = getopt_long(argc, argv, "", known, NULL)) != -1;) {
+        char *end = NULL;
+        if (option == 'h') {
+            usage(stdout);
+            exit(0);
+        } else if (option == 'd') {
+            o.device = optarg;
+        } else if (option == 'w') {
+            o.what = optarg;
+        } else if (option == 'r') {
+            o.rounds = (int)strtol(optarg, &end, 10);
+            valid = valid && *optarg && !*end && o.rounds >= 1 && o.rounds <= ROUNDS_MAX;
+        } else {
+            valid = false;
+        }
+    }
+    valid = valid && optind == argc &&
+            (strcmp(o.what, "all") == 0 || strcmp(o.what, "recurrence") == 0 || strcmp(o.what, "mesa") == 0);
+    if (!valid) {
+        usage(stderr);
+        exit(2);
+    }
+    return o;
+}
+
+static bench open_bench(const options *o, const layout *l) {
+    bench b = {.rounds = o->rounds};
+    char reason[256] = "";
+    const kern_status status = kern_device_open(o->device, &b.device, reason, sizeof reason);
+    if (status != KERN_OK) {
+        fprintf(stderr, "bench_kernels: %s: %s\n", kern_status_text(status), reason);
+        exit(1);
+    }
+    const bool cpu = strncmp(kern_device_describe(b.device)->name, "cpu", 3) == 0;
+    b.pool_bytes = (size_t)(cpu ? 256 : 2048) << 20;
+    b.least_seconds = cpu ? 0.005 : 0.02;
+    check(kern_stream_open(b.device, &b.stream), "stream");
+    check(kern_rows_create(b.device, BATCH_MAX, BATCH_MAX, 0, 0, 0, 0, &b.rows), "rows");
+    check(kern_alloc(b.device, b.pool_bytes, (void **)&b.pool), "states");
+    check(kern_alloc(b.device, l->bytes, (void **)&b.operands), "operands");
+    return b;
+}
+
+int main(int argc, char **argv) {
+    const options o = read_options(argc, argv);
+    const layout l = lay_out();
+    bench b = open_bench(&o, &l);
+    printf("%s; %d heads, float32 states, medians of %d rounds\n\n", kern_device_describe(b.device)->description,
+           (int)HEADS, b.rounds);
+    printf("| operation | D = V | batch | form | us | MB | TB/s | copy TB/s | share of copy | steps |\n");
+    printf("|---|---:|---:|---|---:|---:|---:|---:|---:|---:|\n");
+    if (strcmp(o.what, "mesa") != 0)
+        measure_recurrence(&b, &l);
+    if (strcmp(o.what, "recurrence") != 0)
+        measure_mesa(&b, &l);
+    kern_free(b.device, b.operands);
+    kern_free(b.device, b.pool);
+    kern_rows_free(b.rows);
+    kern_stream_close(b.stream);
+    kern_device_close(b.device);
+    return 0;
+}
