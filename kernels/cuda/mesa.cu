@@ -22,6 +22,7 @@ struct mesa {
     kern_ptr slots;
     float *o, *x;
     kern_solve_report *report;
+    kern_solve_sum *sum;
     int32_t heads, depth, width; // H, D, V
     float lambda_bound;
 };
@@ -41,6 +42,20 @@ static __device__ __forceinline__ head_state state_of(const cuda_table *table, c
 
 static __device__ __forceinline__ float lambda_of(const mesa &a, int32_t head, int32_t d) {
     return cuda_softplus(a.lambda_params[(int64_t)head * a.depth + d]) + a.lambda_bound;
+}
+
+// One thread of a solve's block. Heads and layers add to a token's sum, integers, so their order is free.
+static __device__ __forceinline__ void tell(const mesa &a, int64_t at, const kern_solve_report &report) {
+    if (a.report)
+        a.report[at] = report;
+    if (!a.sum)
+        return;
+    kern_solve_sum *sum = &a.sum[at / a.heads];
+    atomicAdd(&sum->solves, 1u);
+    atomicAdd(&sum->steps, (uint32_t)report.steps);
+    atomicMax(&sum->steps_max, (uint32_t)report.steps);
+    if (report.flags)
+        atomicAdd(&sum->unconverged, 1u);
 }
 
 // Whether a document that is not the row's first begins at token t.
@@ -160,8 +175,8 @@ static __device__ __forceinline__ void write_results(const mesa &a, int32_t t, c
                                                      const kern_solve_report &report) {
     const int32_t d = threadIdx.x;
     const int64_t at = (int64_t)t * a.heads + shared.head;
-    if (d == 0 && a.report)
-        a.report[at] = report;
+    if (d == 0)
+        tell(a, at, report);
     if (d >= D)
         return;
     float o = shared.part[0][d];
@@ -377,8 +392,8 @@ static __device__ void any_token(const mesa &a, const kern_solver &solver, int64
     }
     if (a.x && d < depth)
         a.x[at * depth + d] = shared.x[d];
-    if (a.report && threadIdx.x == 0)
-        a.report[at] = report;
+    if (threadIdx.x == 0)
+        tell(a, at, report);
 }
 
 static __global__ void __launch_bounds__(ANY_THREADS)
@@ -454,6 +469,7 @@ static mesa mesa_of(const kern_mesa_args *from) {
     a.o = from->o.f;
     a.x = from->x.f;
     a.report = (kern_solve_report *)from->report.p;
+    a.sum = (kern_solve_sum *)from->sum.p;
     a.heads = from->mesa.heads;
     a.depth = from->mesa.key_width;
     a.width = from->mesa.value_width;
