@@ -58,21 +58,28 @@ static void judge(check *c, const char *what, double error, double tolerance) {
     c->outside += !inside;
 }
 
-static eng_status read_expected(check *c, const char *name, int64_t count, float **out, eng_error *error) {
-    const eng_st_entry *entry = eng_st_find(c->expected, name);
-    if (!entry || entry->count != count)
+static eng_status read_values(check *c, const char *name, const eng_st_entry *entry, int64_t first, int64_t count,
+                              float **out, eng_error *error) {
+    if (!entry || first + count > entry->count)
         return eng_fail(error, ENG_FORMAT, "%s: tensor %s: %s", eng_st_path(c->expected), name,
                         entry ? "wrong shape" : "missing");
     float *values = malloc(sizeof *values * (size_t)count);
     if (!values)
         return eng_fail(error, ENG_NO_MEMORY, "out of memory for %s", name);
-    eng_status status = eng_st_read_f32(c->expected, entry, 0, count, values, error);
+    eng_status status = eng_st_read_f32(c->expected, entry, first, count, values, error);
     if (status != ENG_OK) {
         free(values);
         return status;
     }
     *out = values;
     return ENG_OK;
+}
+
+static eng_status read_expected(check *c, const char *name, int64_t count, float **out, eng_error *error) {
+    const eng_st_entry *entry = eng_st_find(c->expected, name);
+    if (entry && entry->count != count)
+        return eng_fail(error, ENG_FORMAT, "%s: tensor %s: wrong shape", eng_st_path(c->expected), name);
+    return read_values(c, name, entry, 0, count, out, error);
 }
 
 static eng_status compare_logits(check *c, const char *name, const char *loss_key, kern_solver solver, double tolerance,
@@ -104,12 +111,33 @@ static eng_status compare_logits(check *c, const char *name, const char *loss_ke
     return status;
 }
 
+static const eng_st_entry *find_gradient(const check *c, const char *prefix, const char *tensor) {
+    char name[ENG_NAME_SIZE + 16];
+    snprintf(name, sizeof name, "%s%s", prefix, tensor);
+    return tensor[0] ? eng_st_find(c->expected, name) : NULL;
+}
+
+// Gradients are called like the tensors in the file of weights: by a tensor's name, by its other one, or as rows of a
+// larger tensor.
+static eng_status read_gradient(check *c, const eng_tensor *tensor, const char *prefix, float **out, eng_error *error) {
+    int64_t columns = tensor->count / tensor->shape[0];
+    const eng_st_entry *entry = find_gradient(c, prefix, tensor->whole);
+    if (entry && entry->count == tensor->whole_rows * columns)
+        return read_values(c, tensor->whole, entry, tensor->whole_row * columns, tensor->count, out, error);
+    entry = find_gradient(c, prefix, tensor->name);
+    if (!entry)
+        entry = find_gradient(c, prefix, tensor->alias);
+    if (entry && entry->count != tensor->count)
+        return eng_fail(error, ENG_FORMAT, "%s: gradient of %s: wrong shape", eng_st_path(c->expected), tensor->name);
+    return read_values(c, tensor->name, entry, 0, tensor->count, out, error);
+}
+
 static eng_status compare_gradient(check *c, int32_t index, const char *prefix, eng_error *error) {
     const eng_tensor *tensor = &c->probe.model->tensor[index];
     char name[ENG_NAME_SIZE + 16];
     float *expected = NULL;
     snprintf(name, sizeof name, "%s%s", prefix, tensor->name);
-    eng_status status = read_expected(c, name, tensor->count, &expected, error);
+    eng_status status = read_gradient(c, tensor, prefix, &expected, error);
     if (status != ENG_OK)
         return status;
     double square = 0;

@@ -69,6 +69,7 @@ class Case:
         self.P = {n: tensors.widen(w) for n, w in self.weights.items()}
         self.ids = ids_of(options, config['vocab_size'], seed)
         self.split = options.get('split', len(self.ids) - 9)
+        self.prompt = self.ids[:self.split]
         layers = [n for n, _ in reference.named_layers(config)] if config.get('layer_types') else [config['model_type']]
         self.mesa = 'mesa_net' in layers
         self.write()
@@ -77,33 +78,44 @@ class Case:
         return self.ref.forward(self.P, self.config, self.ids, exact)
 
     def loss(self):
-        return self.ref.ref.loss(self.forward(True), self.ids)
+        """Of the prompt alone, as the gradients of the golden folders."""
+        return self.ref.ref.loss(self.ref.forward(self.P, self.config, self.prompt, True), self.prompt)
 
     def write(self):
         os.makedirs(self.folder, exist_ok=True)
-        kept = self.weights
-        if 'only' in self.options:
-            kept = {n: w for n, w in kept.items() if 'feature_map' not in n or self.options['only'] in n}
-        if 'spelling' in self.options:
-            kept = tensors.respelled(kept, self.options['spelling'])
-        widened = tuple(self.options.get('float32', ()))
-        kept = {n: tensors.widen(w).astype('<f4') if n.endswith(widened) and widened else w for n, w in kept.items()}
-        for ours, theirs in self.options.get('names', ()):
-            kept = {n.replace(ours, theirs): w for n, w in kept.items()}
+        kept = self.spelled(self.weights)
         with open(os.path.join(self.folder, 'config.json'), 'w') as f:
             json.dump(self.options.get('file', self.config), f)
         tensors.write(os.path.join(self.folder, 'model.safetensors'), kept)
         self.logits, self.exact = self.forward(False), self.forward(True) if self.mesa else None
-        expected = {'logits': self.logits.astype('<f4')}
-        prompt = self.ids[:self.split]
-        told = dict(name=self.name, prompt_tokens=prompt, decode_tokens=self.ids[self.split:], notes='',
-                    loss_mean_ce_over_prompt=self.ref.ref.loss(self.logits, prompt))
+        self.expected = expected = {'logits': self.logits.astype('<f4')}
+        told = dict(name=self.name + ('_long' if self.options.get('long') else ''), prompt_tokens=self.prompt,
+                    decode_tokens=self.ids[self.split:], notes='',
+                    loss_mean_ce_over_prompt=self.ref.ref.loss(self.logits, self.prompt))
         if self.mesa:
             expected['logits_exact_solve'] = self.exact.astype('<f4')
-            told['loss_exact_solve'] = self.ref.ref.loss(self.exact, prompt)
+            told['loss_exact_solve'] = self.ref.ref.loss(self.exact, self.prompt)
         tensors.write(os.path.join(self.folder, 'expected.safetensors'), expected)
         with open(os.path.join(self.folder, 'expected.json'), 'w') as f:
             json.dump(told, f)
+
+    def spelled(self, values):
+        """The values under the names that the case's file has, and as rows of larger tensors."""
+        if 'only' in self.options:
+            values = {n.replace('feature_map_q', self.options['only']): v for n, v in values.items()
+                      if 'feature_map_k' not in n}
+        if 'spelling' in self.options:
+            values = tensors.respelled(values, self.options['spelling'])
+        for ours, theirs in self.options.get('names', ()):
+            values = {n.replace(ours, theirs): v for n, v in values.items()}
+        return values
+
+    def add_gradients(self, gradients):
+        """The folder becomes one as the golden ones: gradients by the names of model.safetensors."""
+        kind = 'grad_exact.' if self.mesa else 'grad.'
+        values = self.spelled({n: g.astype('<f4') for n, g in gradients.items()})
+        self.expected.update({kind + n: g for n, g in values.items()})
+        tensors.write(os.path.join(self.folder, 'expected.safetensors'), self.expected)
 
     def slope(self, name, direction, step):
         """d loss / d step along direction, of a tied feature map under both of its names."""
@@ -148,20 +160,31 @@ def compare_logits(case, trainer, judge, mode, expected):
 
 def compare_gradients(case, trainer, judge):
     out = os.path.join(case.folder, 'out.safetensors')
-    code, error = run(trainer, 'logits', case.folder, '--tokens', ','.join(map(str, case.ids)), '--out', out, '--grads',
-                      '--device', case.device, '--cg-mode', 'exact')
+    code, error = run(trainer, 'logits', case.folder, '--tokens', ','.join(map(str, case.prompt)), '--out', out,
+                      '--grads', '--device', case.device, '--cg-mode', 'exact')
     if code != 0:
         raise Failed(error.strip())
     G = case.ref.ref.read_safetensors(out)
     judge('loss', 'loss', abs(float(G['loss'][0]) - case.loss()), LOSS)
     rng = np.random.default_rng(5)
     named = [n for n in case.P if not (case.config.get('tie_feature_map_qk') and 'feature_map_k' in n)]
+    gradients = {}
     for name in named:
         own = 'grad.' + name.replace(*case.options.get('gradient', ('', '')))
         if own in G:
+            gradients[name] = G[own]
             compare_gradient(case, judge, name, G[own], rng)
         else:
             judge.faults.append(f'no gradient of {name}')
+    case.add_gradients(gradients)
+
+
+def compare_by_check(case, trainer):
+    """The folder in the trainer's own command, whose gradients were confirmed before."""
+    done = subprocess.run([trainer, 'check', case.folder], capture_output=True, text=True)
+    if done.returncode != 0:
+        outside = [line for line in done.stdout.splitlines() if 'OUTSIDE' in line]
+        raise Failed(f'mesa-trainer check: {done.stderr.strip()} {outside[:3]}')
 
 
 def compare_gradient(case, judge, name, g, rng):
@@ -194,6 +217,7 @@ def check_case(ref, trainer, folder, name, config, options):
         if case.mesa:
             compare_logits(case, trainer, judge, 'exact', case.exact)
         compare_gradients(case, trainer, judge)
+        compare_by_check(case, trainer)
     except Failed as failed:
         judge.faults.append(str(failed))
     shares = ' '.join(f'{k} {v:.2f}' for k, v in judge.worst.items())

@@ -3,8 +3,8 @@
 
 The program ref_models.py lies beside the golden models and is imported, never copied. It wants every key of a config
 present, so the defaults of the public configuration classes stand here; a config that leaves keys out therefore tests
-ours. Beyond it: hybrids by layer_types, the plain recurrence, embedding scale and soft cap of the logits, the norms of
-Mamba-2's other dialect, scaled rotary frequencies.
+ours. Beyond it: hybrids by layer_types, the plain recurrence, xLSTM's biases, embedding scale and soft cap of the
+logits, the norms of Mamba-2's other dialect, scaled rotary frequencies.
 """
 import math
 import os
@@ -37,7 +37,7 @@ DEFAULTS = {
                   attention_bias=False, mlp_bias=False, head_dim=None),
     'xlstm': dict(vocab_size=50304, num_heads=8, norm_eps=1e-6, eps=1e-6, qk_dim_factor=0.5, v_dim_factor=1.0,
                   ffn_proj_factor=2.667, ffn_round_up_to_multiple_of=64, gate_soft_cap=15.0,
-                  output_logit_soft_cap=30.0, tie_word_embeddings=False),
+                  output_logit_soft_cap=30.0, tie_word_embeddings=False, use_bias=False),
     'recurrent_gemma': dict(vocab_size=256000, hidden_size=2560, num_hidden_layers=26, intermediate_size=7680,
                             num_attention_heads=10, num_key_value_heads=None, attention_window_size=2048,
                             conv1d_width=4, logits_soft_cap=30.0, rms_norm_eps=1e-6, lru_width=None,
@@ -104,6 +104,8 @@ class Reference:
             name = 'model.embed_tokens.weight'
             both = {**P, name: np.concatenate([P['lm_head.weight'], P[name]])}
             return self.ref.forward(both, c, np.asarray(tokens) + c['vocab_size'])[:, :c['vocab_size']]
+        if c['model_type'] == 'xlstm' and c['use_bias']:
+            return self.biased_xlstm(P, c, np.asarray(tokens))
         if c['model_type'] in self.ref.HF:
             return self.ref.forward(P, c, tokens, exact)
         return self.fla(P, c, np.asarray(tokens), exact)
@@ -187,6 +189,23 @@ class Reference:
             return y * gate
         norm = lambda t: self.ref.rms(t.reshape(len(t), parts, -1), None, eps).reshape(len(t), -1) * weight
         return norm(y) * gate if norm_first else norm(y * gate)
+
+    def biased_xlstm(self, P, c, tokens):
+        """use_bias: every linear map, the norms of the blocks and that of the heads, but not the last norm."""
+        r, eps = self.ref, c['norm_eps']
+        norm = lambda name, x: r.rms(x, P[name + '.weight'], eps) + P[name + '.bias']
+        x = P['backbone.embeddings.weight'][tokens]
+        for i in range(c['num_hidden_layers']):
+            L = f'backbone.blocks.{i}.'
+            m = L + 'mlstm_layer.'
+            u = norm(L + 'norm_mlstm', x)
+            shift = r.sigmoid(r.linear(P, m + 'ogate_preact', u)) * P[m + 'multihead_norm.bias']
+            x = x + r.mlstm(P, c, m, u) + shift @ P[m + 'out_proj.weight'].T
+            u = norm(L + 'norm_ffn', x)
+            x = x + r.linear(P, L + 'ffn.proj_down',
+                             r.silu(r.linear(P, L + 'ffn.proj_up_gate', u)) * r.linear(P, L + 'ffn.proj_up', u))
+        head = P['backbone.embeddings.weight'] if c['tie_word_embeddings'] else P['lm_head.weight']
+        return r.cap(r.rms(x, P['backbone.out_norm.weight'], eps) @ head.T, c['output_logit_soft_cap'])
 
     def scaled_rope(self, c):
         """RoPE with the frequencies of rope_scaling or rope_parameters (models.md 9.2)."""

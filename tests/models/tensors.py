@@ -226,6 +226,12 @@ def xlstm(c):
     for i in range(c['num_hidden_layers']):
         L = f'backbone.blocks.{i}.'
         m = L + 'mlstm_layer.'
+        if c['use_bias']:
+            for n, rows in (('mlstm_layer.q', qk), ('mlstm_layer.k', qk), ('mlstm_layer.v', v), ('norm_mlstm', d),
+                            ('mlstm_layer.ogate_preact', v), ('mlstm_layer.multihead_norm', v), ('norm_ffn', d),
+                            ('mlstm_layer.out_proj', d), ('ffn.proj_up_gate', F), ('ffn.proj_up', F),
+                            ('ffn.proj_down', d)):
+                yield L + n + '.bias', (rows,)
         yield L + 'norm_mlstm.weight', (d,)
         for n, rows in (('q', qk), ('k', qk), ('v', v), ('ogate_preact', v)):
             yield m + n + '.weight', (rows, d)
@@ -328,7 +334,7 @@ def value(name, shape, rng, long_memory):
         return np.log(np.expm1(-np.log(rng.uniform(0.81, 0.998, shape)) / 16))
     if leaf == 'D':
         return 1 + 0.3 * r
-    if 'norm' in name and len(shape) == 1:
+    if 'norm' in name and leaf == 'weight':
         return 0.2 * r + (0 if 'pre_norm' in name or 'final_norm' in name else 1)
     if 'embed' in name:
         return 0.5 * r
