@@ -291,22 +291,32 @@ static eng_status check_options(const bench_options *o, const char *dir, eng_err
     return ENG_OK;
 }
 
+// A table of many models takes a minute or two with less of each.
+static void set_defaults(bench_options *o) {
+    if (o->prompt == -1)
+        o->prompt = o->mixers ? 512 : 1024;
+    if (o->generated == -1)
+        o->generated = o->mixers ? 16 : 64;
+    if (o->rounds == -1)
+        o->rounds = o->mixers ? 5 : 7;
+}
+
 int trn_command_bench(int argc, char **argv) {
     bench_options o = {.device = "cpu",
                        .context = 1024,
                        .rows = 4,
-                       .prompt = 1024,
-                       .generated = 64,
-                       .rounds = 7,
+                       .prompt = -1,
+                       .generated = -1,
+                       .rounds = -1,
                        .cg_steps = -1,
                        .cg_tolerance = -1};
     const trn_option options[] = {
         {"random", "SIZE", TRN_STRING, &o.random, "a random model instead of a folder: 30m, mesa-a, gdn-a, tiny"},
         {"context", "N", TRN_INTEGER, &o.context, "tokens a training row (default 1024)"},
         {"rows", "N", TRN_INTEGER, &o.rows, "rows of a training step (default 4)"},
-        {"prompt", "N", TRN_INTEGER, &o.prompt, "tokens of the prompt (default 1024)"},
-        {"tokens", "N", TRN_INTEGER, &o.generated, "tokens generated a round (default 64)"},
-        {"rounds", "N", TRN_INTEGER, &o.rounds, "rounds of all measurements (default 7)"},
+        {"prompt", "N", TRN_INTEGER, &o.prompt, "tokens of the prompt (default 1024; --mixers: 512)"},
+        {"tokens", "N", TRN_INTEGER, &o.generated, "tokens generated a round (default 64; --mixers: 16)"},
+        {"rounds", "N", TRN_INTEGER, &o.rounds, "rounds of all measurements (default 7; --mixers: 5)"},
         {"device", "NAME", TRN_STRING, &o.device, "cpu, cpu:16, cuda:0 (default cpu)"},
         {"sessions", "N,N..", TRN_STRING, &o.sessions, "only generating, by that many sessions at once"},
         {"mixers", NULL, TRN_FLAG, &o.mixers, "a table of random models of every mixer, instead of one model"},
@@ -330,6 +340,7 @@ int trn_command_bench(int argc, char **argv) {
     bench *b = calloc(1, sizeof *b);
     if (!b)
         return TRN_EXIT_FAILED;
+    set_defaults(&o);
     if (status == ENG_OK)
         status = check_options(&o, dir, &error);
     if (status == ENG_OK)
