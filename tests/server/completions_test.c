@@ -309,6 +309,38 @@ START_TEST(streams_add_up) {
 }
 END_TEST
 
+// Cut in the middle of a character, and with text held back that may still become a stop string: neither is lost, and
+// both ways tell the same.
+START_TEST(cut_texts) {
+    static const struct {
+        int max_tokens;
+        const char *text;
+    } cases[] = {{1, "x"},
+                 {2, "x\xef\xbf\xbd"},
+                 {3, "x\xef\xbf\xbd"},
+                 {4, "x\xef\xbf\xbd"},
+                 {5, "x\xf0\x9f\x98\x80"},
+                 {6, "x\xf0\x9f\x98\x80y"},
+                 {7, "x\xf0\x9f\x98\x80yz"}};
+
+    atomic_store(&fake_engine()->script, "x\xf0\x9f\x98\x80yz!");
+    for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
+        char body[160];
+        snprintf(body, sizeof body, "{\"prompt\":\"hi\",\"max_tokens\":%d,\"stop\":[\"yzQ\",\"\\ud83d\\ude00yzz\"]}",
+                 cases[i].max_tokens);
+        json_t *json = complete(body), *plain = json_object_get(json, "choices");
+        ck_assert_str_eq(text_of(json, 0), cases[i].text);
+        ck_assert_str_eq(json_string_value(json_object_get(choice_of(json, 0), "finish_reason")), "length");
+        snprintf(body + strlen(body) - 1, 20, ",\"stream\":true}");
+        json_t *streamed = gather(body);
+        ck_assert_msg(json_equal(plain, streamed), "%d tokens", cases[i].max_tokens);
+        json_decref(streamed);
+        json_decref(json);
+    }
+    atomic_store(&fake_engine()->script, NULL);
+}
+END_TEST
+
 START_TEST(token_ids_and_figures) {
     json_t *json = complete("{\"prompt\":\"hi\",\"max_tokens\":3,\"seed\":1,\"return_token_ids\":true,"
                             "\"compute_details\":true}");
@@ -549,6 +581,7 @@ static Suite *completions_suite(void) {
     tcase_add_test(tests, echo_gives_the_prompt_back);
     tcase_add_test(tests, text_offsets);
     tcase_add_test(tests, streams_add_up);
+    tcase_add_test(tests, cut_texts);
     tcase_add_test(tests, token_ids_and_figures);
     tcase_add_test(tests, best_of_returns_the_best);
     tcase_add_test(tests, choices_share_their_prompt);

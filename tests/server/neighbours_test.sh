@@ -82,4 +82,27 @@ cmp -s <(head -n 5 "$folder/sixteen") "$folder/five" || fail "the first 5 of 16 
 # The first reads 1,000 ids, the others what is left after its last whole chunk.
 [ "$read_once" -ge 1000 ] && [ "$read_once" -lt 2500 ] || fail "16 choices read $read_once ids of a prompt of 1000"
 
+# ---- what sampling must not change -----------------------------------------------------------------------------------
+
+same() { # WHAT BODY BODY: the texts and their logprobs
+    local first second
+    first=$(ask "$2" | texts)
+    second=$(ask "$3" | texts)
+    [ -n "$first" ] && [ "$first" = "$second" ] || fail "$1: $first against $second"
+}
+base='"prompt":"The king","max_tokens":9,"logprobs":2'
+same 'top_p 0 is greedy' "{$base,\"temperature\":0}" "{$base,\"top_p\":0,\"temperature\":1.5,\"seed\":4}"
+same 'a tiny top_p is greedy' "{$base,\"temperature\":0}" "{$base,\"top_p\":1e-9,\"seed\":4}"
+same 'greedy choices are alike' "{$base,\"temperature\":0,\"top_p\":0.5,\"n\":2}" \
+    "{$base,\"temperature\":0,\"top_k\":5,\"seed\":8,\"n\":2}"
+same 'a seed with choices gives them again' "{$base,\"n\":3,\"seed\":7}" "{$base,\"n\":3,\"seed\":7}"
+flat=$(seq 0 4095 | awk '{ printf "%s\"%d\":-100", (NR > 1 ? "," : ""), $1 }')
+[ ${#flat} -gt 30000 ] || fail "no bias of all ids"
+same 'a bias that all ids have is none' "{$base,\"temperature\":0}" "{$base,\"temperature\":0,\"logit_bias\":{$flat}}"
+score='"prompt":[100,200,300,400,500],"max_tokens":0,"echo":true,"logprobs":3'
+for knobs in '"temperature":0.1' '"temperature":2,"top_k":1' '"logit_bias":{"200":50,"300":-100}' \
+    '"repetition_penalty":3,"presence_penalty":2'; do
+    same "logprobs are the model's own ($knobs)" "{$score}" "{$score,$knobs}"
+done
+
 [ $failures -eq 0 ]

@@ -188,18 +188,26 @@ static int read_answer(client *client) {
 }
 
 static const char *pick_body(client *client, char *out, size_t size) {
-    static const char *const prompts[] = {"\"hello\"", "[72,105]", "[\"a\",\"b\"]", "[[1,2,3],[4]]", "\"\""};
+    static const char *const prompts[] = {
+        "\"hello\"",
+        "[72,105]",
+        "[\"a\",\"b\"]",
+        "[[1,2,3],[4]]",
+        "\"\"",
+        "\"a prompt of more than one chunk, whose choices begin where its last one does: "
+        "the quick brown fox jumps over the lazy dog\""};
     static const char *const extras[] = {"",
                                          ",\"logprobs\":0",
                                          ",\"logprobs\":5",
                                          ",\"logprobs\":5,\"echo\":true",
                                          ",\"n\":3,\"temperature\":0.5",
+                                         ",\"n\":3,\"logprobs\":2,\"echo\":true",
                                          ",\"best_of\":3",
                                          ",\"stop\":[\"ab\",\"q\"]",
                                          ",\"return_token_ids\":true,\"compute_details\":true",
                                          ",\"session\":null,\"user\":\"me\",\"unknown\":[1,{\"a\":2}]"};
-    snprintf(out, size, "{\"prompt\":%s,\"max_tokens\":%d%s%s}", prompts[draw(client, 5)], (int)draw(client, 30),
-             extras[draw(client, 9)], draw(client, 2) ? ",\"stream\":false" : "");
+    snprintf(out, size, "{\"prompt\":%s,\"max_tokens\":%d%s%s}", prompts[draw(client, 6)], (int)draw(client, 30),
+             extras[draw(client, 10)], draw(client, 2) ? ",\"stream\":false" : "");
     return out;
 }
 
@@ -466,11 +474,63 @@ START_TEST(others_are_served) {
 }
 END_TEST
 
+// Megabytes with all their logprobs: whole for who reads them, and nobody's fault for who leaves in the middle.
+START_TEST(large_answers_are_whole) {
+    enum { CHOICES = 16, TOKENS = 800, TIMES = 24 };
+    char body[128], *got = malloc(1 << 16);
+
+    fixture_start(&server, NULL);
+    for (int i = 0; i < TIMES; i++) {
+        const bool stream = i % 2, leave_early = i % 4 > 1;
+        snprintf(body, sizeof body, "{\"prompt\":\"hi\",\"n\":%d,\"max_tokens\":%d,\"seed\":%d,\"logprobs\":20%s}",
+                 CHOICES, TOKENS, i, stream ? ",\"stream\":true" : "");
+        answer answer;
+        if (leave_early) {
+            const int client = client_connect(&server);
+            client_post(client, "/v1/completions", body);
+            for (int left = i * 100000; left > 0;) {
+                const ssize_t length = recv(client, got, 1 << 16, 0);
+                ck_assert_int_gt(length, 0);
+                left -= (int)length;
+            }
+            close(client);
+            continue;
+        }
+        fixture_post(&server, "/v1/completions", body, &answer);
+        ck_assert_int_eq(answer.status, 200);
+        ck_assert_uint_gt(answer.length, 1 << 21);
+        sse sse = {0};
+        json_t *json = NULL;
+        if (stream)
+            sse_parse(&answer, &sse);
+        else
+            json = answer_json(&answer);
+        for (unsigned k = 0; k < CHOICES; k++) {
+            char wanted[TOKENS + 1];
+            char *text = stream ? sse_text(&sse, (int)k)
+                                : strdup(json_string_value(
+                                      json_object_get(json_array_get(json_object_get(json, "choices"), k), "text")));
+            fake_engine_text((unsigned)i, k, 3, TOKENS, wanted);
+            ck_assert_str_eq(text, wanted);
+            free(text);
+        }
+        if (stream)
+            sse_free(&sse);
+        json_decref(json);
+        answer_free(&answer);
+    }
+    free(got);
+    wait_engine_empty();
+    ck_assert_int_eq(fixture_stop(&server), 0);
+}
+END_TEST
+
 static Suite *soak_suite(void) {
     Suite *suite = suite_create("soak");
     TCase *tests = tcase_create("soak");
     tcase_add_test(tests, nothing_is_left_behind);
     tcase_add_test(tests, others_are_served);
+    tcase_add_test(tests, large_answers_are_whole);
     tcase_set_timeout(tests, 280);
     suite_add_tcase(suite, tests);
     return suite;
