@@ -1,5 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
-// Sessions as bytes; see state.h. Everything that a file's word could make large is checked against the pool first.
+// Sessions as bytes; see state.h.
+//
+// An import believes nothing: sizes are compared with the pool's before anything is taken from it, then the digest. A
+// refusal leaves the pool as it was.
 #include "engine/state.h"
 
 #include <inttypes.h>
