@@ -762,17 +762,17 @@ static Suite *mesa_suite(void) {
     Suite *suite = suite_create("mesa");
     TCase *tcase = tcase_create("every instruction set");
     tcase_set_timeout(tcase, 120);
-    tcase_add_loop_test(tcase, forward_matches_reference, 0, KERNEL_TEST_ISAS);
-    tcase_add_loop_test(tcase, chunk_equals_step, 0, KERNEL_TEST_ISAS);
-    tcase_add_loop_test(tcase, keys_state_stays_symmetric, 0, KERNEL_TEST_ISAS);
-    tcase_add_loop_test(tcase, row_alone_equals_row_among_others, 0, KERNEL_TEST_ISAS);
-    tcase_add_loop_test(tcase, cut_prefill_equals_prefill_at_once, 0, KERNEL_TEST_ISAS);
+    tcase_add_loop_test(tcase, forward_matches_reference, 0, KERNEL_TEST_DEVICES);
+    tcase_add_loop_test(tcase, chunk_equals_step, 0, KERNEL_TEST_DEVICES);
+    tcase_add_loop_test(tcase, keys_state_stays_symmetric, 0, KERNEL_TEST_DEVICES);
+    tcase_add_loop_test(tcase, row_alone_equals_row_among_others, 0, KERNEL_TEST_DEVICES);
+    tcase_add_loop_test(tcase, cut_prefill_equals_prefill_at_once, 0, KERNEL_TEST_DEVICES);
     tcase_add_loop_test(tcase, backward_matches_reference, 0, KERNEL_TEST_ISAS);
     tcase_add_loop_test(tcase, packed_documents_equal_documents_alone, 0, KERNEL_TEST_ISAS);
     tcase_add_loop_test(tcase, scaled_loss_scales_gradients, 0, KERNEL_TEST_ISAS);
     tcase_add_loop_test(tcase, decay_gradient_of_a_long_row, 0, KERNEL_TEST_ISAS);
     tcase_add_loop_test(tcase, repeated_token_stays_finite, 0, KERNEL_TEST_ISAS);
-    tcase_add_loop_test(tcase, reports_tell_steps_and_residuals, 0, KERNEL_TEST_ISAS);
+    tcase_add_loop_test(tcase, reports_tell_steps_and_residuals, 0, KERNEL_TEST_DEVICES);
 #ifdef _OPENMP
     tcase_add_loop_test(tcase, threads_change_no_bit, 0, KERNEL_TEST_ISAS);
 #endif
