@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // Every mixer in serving: a timeline's logits do not depend, not in a bit, on who runs beside it, on where its prompt
-// was cut, or on its state having been bytes in between.
+// was cut, on its state having been bytes in between, or on forks.
 //
 // Chunks are short (cpu:16), so that few tokens cross several of them.
 #include <stdlib.h>
@@ -156,12 +156,33 @@ START_TEST(a_state_survives_being_bytes) {
 }
 END_TEST
 
+// Both go on beside each other in the same steps.
+START_TEST(a_fork_goes_on_as_the_first) {
+    static timeline straight, both[2];
+    bench at;
+    open_bench(_i, &at);
+    open_timeline(&at, &straight, ROWS - 1);
+    run(&at, &straight, 1);
+    open_timeline(&at, &both[0], ROWS - 1);
+    for (int i = 0; i < 2; i++)
+        ck_assert(step(&at, both, 1));
+    both[1] = both[0];
+    ck_assert_int_eq(eng_session_fork(&both[0].session, at.world.stream, LONGEST + GENERATED, &both[1].session, NULL),
+                     ENG_OK);
+    run(&at, both, 2);
+    same_logits(&both[0], &straight, _i, "beside its fork");
+    same_logits(&both[1], &straight, _i, "forked");
+    close_bench(&at);
+}
+END_TEST
+
 static Suite *mixer_suite(void) {
     Suite *suite = suite_create("mixer");
     TCase *cases = tcase_create("variants");
     tcase_set_timeout(cases, 60);
     tcase_add_loop_test(cases, neighbours_and_cuts_change_no_bit, 0, MIXER_VARIANTS);
     tcase_add_loop_test(cases, a_state_survives_being_bytes, 0, MIXER_VARIANTS);
+    tcase_add_loop_test(cases, a_fork_goes_on_as_the_first, 0, MIXER_VARIANTS);
     suite_add_tcase(suite, cases);
     return suite;
 }
