@@ -70,11 +70,18 @@ static __device__ __forceinline__ float decayed(float h, float gamma_m1, bool an
 
 // --------------------------------------------------------------------------------------------------- keys in registers
 
+// A token as it lies in global memory.
+template <int D> struct raw_token {
+    float q[D], k[D], v[D], g, beta;
+    int32_t start; // of its document
+};
+
 template <int D> struct alignas(16) tile_shared {
     static constexpr int LANES = D / 4, PARTS = mesa_tile<D>::THREADS / LANES, ROWS = D / PARTS; // of the read-out
     float hv[D * D];
     float key[D], root_key[D], value[D]; // k, sqrt(beta) k, beta v
     float part[PARTS][D];                // of the output
+    raw_token<D> next;                   // on its way while this one is solved
     mesa_shared<D> solve;
     // What holds for the row and the token: kept here, as the solver leaves no register free.
     kern_row row;
@@ -83,6 +90,8 @@ template <int D> struct alignas(16) tile_shared {
     float gamma_m1;
     bool anew;
 };
+
+static_assert(2 * (sizeof(tile_shared<128>) + 1024) <= 228 * 1024, "two blocks a processor");
 
 template <int D> static __device__ __forceinline__ void stage_values(tile_shared<D> &shared, const float *hv) {
     constexpr int STRIDE = 4 * mesa_tile<D>::THREADS;
@@ -106,21 +115,37 @@ template <int D> static __device__ __forceinline__ void load_keys(mesa_tile<D> &
 }
 
 template <int D>
-static __device__ __forceinline__ void load_token(const cuda_table *table, const mesa &a, const kern_row &row,
-                                                  int32_t head, int32_t t, tile_shared<D> &shared) {
+static __device__ __forceinline__ void stage_token(const cuda_table *table, const mesa &a, int32_t head, int32_t t,
+                                                   raw_token<D> &token) {
     const int32_t d = threadIdx.x;
     const int64_t at = (int64_t)t * a.heads + head;
-    const float beta = a.beta[at];
     if (d < D) {
-        const float k = a.k[at * D + d];
-        shared.solve.q[d] = a.q[at * D + d];
-        shared.key[d] = k;
-        shared.root_key[d] = sqrtf(beta) * k;
-        shared.value[d] = beta * a.v[at * D + d];
+        __pipeline_memcpy_async(token.q + d, a.q + at * D + d, sizeof(float));
+        __pipeline_memcpy_async(token.k + d, a.k + at * D + d, sizeof(float));
+        __pipeline_memcpy_async(token.v + d, a.v + at * D + d, sizeof(float));
     }
     if (d == 0) {
-        shared.gamma_m1 = expm1f(a.g[at]);
-        shared.anew = begins_anew(table, row, t);
+        __pipeline_memcpy_async(&token.g, a.g + at, sizeof(float));
+        __pipeline_memcpy_async(&token.beta, a.beta + at, sizeof(float));
+        __pipeline_memcpy_async(&token.start, table->token_start + t, sizeof(int32_t));
+    }
+    __pipeline_commit();
+}
+
+// The staged token becomes the one that is worked on.
+template <int D>
+static __device__ __forceinline__ void take_token(const kern_row &row, int32_t t, tile_shared<D> &shared) {
+    const int32_t d = threadIdx.x;
+    const raw_token<D> &token = shared.next;
+    if (d < D) {
+        shared.solve.q[d] = token.q[d];
+        shared.key[d] = token.k[d];
+        shared.root_key[d] = sqrtf(token.beta) * token.k[d];
+        shared.value[d] = token.beta * token.v[d];
+    }
+    if (d == 0) {
+        shared.gamma_m1 = expm1f(token.g);
+        shared.anew = t > row.token0 && token.start == t;
     }
 }
 
@@ -188,13 +213,14 @@ static __device__ __forceinline__ void write_results(const mesa &a, int32_t t, c
         a.x[at * D + d] = shared.solve.x[d];
 }
 
-// The row's facts, its first token, its states on their way.
+// The row's facts, its first token, its states on their way. The token is waited for, the values are not.
 template <int D>
 static __device__ __forceinline__ void begin_row(const cuda_table *table, const mesa &a, mesa_tile<D> &tile,
                                                  tile_shared<D> &shared) {
     const kern_row row = table->row[blockIdx.x / a.heads];
     const int32_t head = blockIdx.x % a.heads;
     const head_state home = state_of(table, a, row.slot, head);
+    stage_token(table, a, head, row.token0, shared.next);
     stage_values(shared, home.hv);
     load_keys(tile, home.hk);
     for (int32_t d = threadIdx.x; d < D; d += tile.THREADS)
@@ -204,7 +230,9 @@ static __device__ __forceinline__ void begin_row(const cuda_table *table, const 
         shared.home = home;
         shared.head = head;
     }
-    load_token(table, a, row, head, row.token0, shared);
+    __pipeline_wait_prior(1);
+    __syncthreads();
+    take_token(row, row.token0, shared);
 }
 
 // A barrier stands between every write to shared memory and the reads of other threads. The next token's operands may
@@ -226,6 +254,8 @@ static __global__ void __launch_bounds__(mesa_tile<D>::THREADS, D == 128 ? 2 : 6
 #pragma unroll
             for (int i = 0; i < 8; i++)
                 mesa_give(tile, shared.home.hk + (tile.row0() + i) * D, tile.h[i]);
+        if (!last)
+            stage_token(table, a, shared.head, shared.row.token0 + n, shared.next);
         __syncthreads();
         float x[8];
         const kern_solve_report report = mesa_solve(tile, shared.solve, shared.row.solver, x);
@@ -238,7 +268,7 @@ static __global__ void __launch_bounds__(mesa_tile<D>::THREADS, D == 128 ? 2 : 6
         write_results(a, shared.row.token0 + n - 1, shared, report);
         if (n == shared.row.length)
             return;
-        load_token(table, a, shared.row, shared.head, shared.row.token0 + n, shared);
+        take_token(shared.row, shared.row.token0 + n, shared);
     }
 }
 

@@ -55,11 +55,11 @@ static __device__ __forceinline__ float *output_of(const recurrence &a, int64_t 
 static __device__ __forceinline__ const float *channel_decay_of(const recurrence &a, int64_t t, int32_t state) {
     return a.g + (t * a.states + state) * a.depth;
 }
-// The decay of a head, minus 1; every kind but CHANNEL.
-static __device__ __forceinline__ float head_decay_m1(const recurrence &a, int64_t t, int32_t state) {
+// The log decay of a head; every kind but CHANNEL.
+static __device__ __forceinline__ float head_decay_of(const recurrence &a, int64_t t, int32_t state) {
     if (a.decay == KERN_DECAY_NONE)
         return 0;
-    return expm1f(a.g[a.decay == KERN_DECAY_HEAD ? state : t * a.states + state]);
+    return a.g[a.decay == KERN_DECAY_HEAD ? state : t * a.states + state];
 }
 static __device__ __forceinline__ float weight_of(const recurrence &a, int64_t t, int32_t state) {
     return a.beta ? a.beta[t * a.states + state] : 1.0f;
@@ -68,10 +68,6 @@ static __device__ __forceinline__ float skip_of(const recurrence &a, int32_t sta
     if (a.skip_width == 0 || column >= a.width)
         return 0;
     return a.skip[(int64_t)(state * a.readers + reader) * a.skip_width + (a.skip_width > 1 ? column : 0)];
-}
-// Whether a document that is not the row's first begins at token t.
-static __device__ __forceinline__ bool begins_anew(const cuda_table *table, const kern_row &row, int32_t t) {
-    return t > row.token0 && table->token_start[t] == t;
 }
 static __device__ __forceinline__ float *state_of(const cuda_table *table, const recurrence &a, int32_t slot,
                                                   int32_t state) {
@@ -130,16 +126,19 @@ struct block_sums {
 };
 template <int R> struct block_token { float q[R * GROUPS], k[R * GROUPS], decay_m1[R * GROUPS]; };
 
-// A token on its way from global memory: the channels that this thread puts into shared memory, and its own columns.
+// A token on its way from global memory, as it lies there: the channels that this thread puts into shared memory, its
+// own columns, scalars. Nothing looks at a number before the token that is worked on has been summed.
 template <int R> struct fetched {
     static constexpr int CHANNELS = (R * GROUPS + THREADS - 1) / THREADS;
     float q[CHANNELS], k[CHANNELS], g[CHANNELS];
     cuda_quad v;
-    float weight, decay_m1;
+    float weight, head_g;
+    int32_t start; // of the token's document
 };
 
 template <int R, bool VECTOR, bool CHANNEL>
-static __device__ __forceinline__ fetched<R> fetch(const recurrence &a, int64_t t, int32_t state, int32_t column) {
+static __device__ __forceinline__ fetched<R> fetch(const cuda_table *table, const recurrence &a, int32_t t,
+                                                   int32_t state, int32_t column) {
     fetched<R> token;
     const float *q = query_of(a, t, state, 0), *k = key_of(a, t, state);
 #pragma unroll
@@ -152,7 +151,8 @@ static __device__ __forceinline__ fetched<R> fetch(const recurrence &a, int64_t 
     }
     token.v = load_values<VECTOR>(a, t, state, column);
     token.weight = weight_of(a, t, state);
-    token.decay_m1 = CHANNEL ? 0 : head_decay_m1(a, t, state);
+    token.head_g = CHANNEL ? 0 : head_decay_of(a, t, state);
+    token.start = table->token_start[t];
     return token;
 }
 
@@ -266,28 +266,31 @@ static __global__ void __launch_bounds__(THREADS, R <= 8 ? 4 : 2)
     float *home = state_of(table, a, row.slot, p.state);
     cuda_quad s[R];
     load_state<R, VECTOR>(a, home, column, s);
-    fetched<R> next = fetch<R, VECTOR, CHANNEL>(a, row.token0, p.state, column);
+    const int32_t last = row.token0 + row.length - 1;
+    fetched<R> next = fetch<R, VECTOR, CHANNEL>(table, a, row.token0, p.state, column);
     put<R, CHANNEL>(next, shared[0]);
+    float next_m1 = expm1f(next.head_g);
     __syncthreads();
     uint32_t turn = 0;
-    for (int32_t n = 0; n < row.length; n++) {
-        const int32_t t = row.token0 + n;
+    for (int32_t t = row.token0; t <= last; t++) {
         const fetched<R> token = next;
-        const block_token<R> &now = shared[n & 1];
-        if (n + 1 < row.length)
-            next = fetch<R, VECTOR, CHANNEL>(a, t + 1, p.state, column);
-        const bool anew = begins_anew(table, row, t);
+        const float head_m1 = next_m1;
+        const block_token<R> &now = shared[(t - row.token0) & 1];
+        if (t < last)
+            next = fetch<R, VECTOR, CHANNEL>(table, a, t + 1, p.state, column);
+        const bool anew = t > row.token0 && token.start == t; // a document that is not the row's first
 #pragma unroll
         for (int i = 0; i < R; i++)
 #pragma unroll
             for (int j = 0; j < 4; j++)
-                s[i].v[j] =
-                    anew ? 0 : fmaf(CHANNEL ? now.decay_m1[i * GROUPS + group] : token.decay_m1, s[i].v[j], s[i].v[j]);
+                s[i].v[j] = anew ? 0 : fmaf(CHANNEL ? now.decay_m1[i * GROUPS + group] : head_m1, s[i].v[j], s[i].v[j]);
         float k[R];
         block_sums &turn_sums = sums[turn++ & 1];
         sum_columns(s, now, a.delta, k, turn_sums);
-        if (n + 1 < row.length)
-            put<R, CHANNEL>(next, shared[(n + 1) & 1]);
+        if (t < last) {
+            put<R, CHANNEL>(next, shared[(t - row.token0 + 1) & 1]);
+            next_m1 = expm1f(next.head_g);
+        }
         __syncthreads();
         const float dot = ((turn_sums.dot[0] + turn_sums.dot[1]) + turn_sums.dot[2]) + turn_sums.dot[3];
         cuda_quad v = token.v, w = over_warps(turn_sums.w);
@@ -340,9 +343,9 @@ static __global__ void __launch_bounds__(WIDE_THREADS) wide_kernel(const cuda_ta
         s[d * WIDE_SLICE + lane] = home && exists ? home[(int64_t)d * a.columns + column] : 0;
     uint32_t turn = 0;
     for (int32_t t = row.token0; t < row.token0 + row.length; t++) {
-        const bool anew = begins_anew(table, row, t), channel = a.decay == KERN_DECAY_CHANNEL;
+        const bool anew = t > row.token0 && table->token_start[t] == t, channel = a.decay == KERN_DECAY_CHANNEL;
         const float *k = key_of(a, t, p.state), *v = value_of(a, t, p.state);
-        const float head_m1 = channel ? 0 : head_decay_m1(a, t, p.state);
+        const float head_m1 = channel ? 0 : expm1f(head_decay_of(a, t, p.state));
         const float value = column < a.width ? v[column] : exists ? 1.0f : 0.0f;
         float written = 0;
         for (int32_t reader = 0; reader < a.readers; reader++, turn++) {
