@@ -9,7 +9,8 @@
 //
 // A block owns some queries of one kv head: consecutive (token, head of the group) pairs, which mostly share keys, so
 // that all but the first find them in the first-level cache. In a tile a lane owns channels lane, lane + 32 ..: loads
-// are coalesced at any width and distance, and a transposing sum leaves the scores of eight keys in eight lanes.
+// are coalesced at any width and distance, and a transposing sum leaves the scores of some keys in as many lanes. The
+// tile after this one is on its way to the second-level cache.
 //
 // Keys of this launch are read from k and v, earlier ones from the row's pages or from the ring in its slot; a second
 // launch then keeps the new ones there, since a ring's new entries overwrite old ones that the first still reads.
@@ -20,7 +21,6 @@
 enum {
     WARPS = 8,
     KEYS = 32,         // of a tile
-    BATCH = 8,         // keys whose loads are in flight at once
     MAX_WIDTH = 256,   // of a head
     MAX_QUERIES = 4,   // of a block
     KEEP_THREADS = 128 // a token's keys and values
@@ -124,6 +124,13 @@ static __device__ tile_keys locate(const cuda_table *table, const attention_call
     return keys;
 }
 
+static __device__ __forceinline__ void prefetch(const tile_keys &keys, int32_t width) {
+    for (int32_t channel = 0; channel < width; channel += 32) {
+        asm volatile("prefetch.global.L2 [%0];" ::"l"(keys.k + channel));
+        asm volatile("prefetch.global.L2 [%0];" ::"l"(keys.v + channel));
+    }
+}
+
 template <bool TOGETHER, bool VALUES>
 static __device__ __forceinline__ const float *key_at(const tile_keys &keys, int32_t j) {
     if (TOGETHER)
@@ -152,19 +159,26 @@ static __device__ __forceinline__ float warp_sum(float x) {
     return x;
 }
 
-// The sum over lanes of part[j], in the lanes l with l % BATCH = j.
-static __device__ __forceinline__ float transposing_sum(float (&part)[BATCH]) {
-    const int lane = threadIdx.x % 32;
+// Keys whose loads are in flight at once, as many as registers allow.
+template <int C> constexpr int BATCH_OF = C <= 2 ? 16 : 8;
+
+// Halves how many sums a lane has: for half = 8, 4, 2, 1 of those left, the lanes whose bit `half` is set keep the
+// upper ones.
+template <int HALF, int BATCH> static __device__ __forceinline__ void halve_sums(float (&part)[BATCH]) {
+    const bool upper = threadIdx.x & HALF;
 #pragma unroll
-    for (int distance = BATCH / 2; distance > 0; distance /= 2) {
-        const bool upper = lane & distance;
-#pragma unroll
-        for (int j = 0; j < distance; j++) {
-            const float give = upper ? part[j] : part[j + distance];
-            const float keep = upper ? part[j + distance] : part[j];
-            part[j] = keep + __shfl_xor_sync(ALL, give, distance);
-        }
+    for (int j = 0; j < HALF; j++) {
+        const float give = upper ? part[j] : part[j + HALF];
+        const float keep = upper ? part[j + HALF] : part[j];
+        part[j] = keep + __shfl_xor_sync(ALL, give, HALF);
     }
+    if constexpr (HALF > 1)
+        halve_sums<HALF / 2>(part);
+}
+
+// The sum over lanes of part[j], in the lanes l with l % BATCH = j.
+template <int BATCH> static __device__ __forceinline__ float transposing_sum(float (&part)[BATCH]) {
+    halve_sums<BATCH / 2>(part);
     float sum = part[0];
 #pragma unroll
     for (int distance = BATCH; distance < 32; distance *= 2)
@@ -173,7 +187,7 @@ static __device__ __forceinline__ float transposing_sum(float (&part)[BATCH]) {
 }
 
 // Channels of the keys or values [j0, j0 + BATCH), zeros where they are not in [low, high].
-template <int C, bool TOGETHER, bool VALUES>
+template <int C, int BATCH, bool TOGETHER, bool VALUES>
 static __device__ __forceinline__ void load_batch(float (&x)[BATCH][C], const tile_keys &keys, int32_t width, int j0,
                                                   int32_t low, int32_t high) {
     const int lane = threadIdx.x % 32;
@@ -192,12 +206,13 @@ static __device__ __forceinline__ void load_batch(float (&x)[BATCH][C], const ti
 template <int C, bool TOGETHER>
 static __device__ __forceinline__ float score_of(const tile_keys &keys, const float *q, int32_t width, int32_t low,
                                                  int32_t high) {
+    constexpr int BATCH = BATCH_OF<C>;
     const int lane = threadIdx.x % 32;
     float score = 0.0f;
 #pragma unroll 1
     for (int j0 = 0; j0 < KEYS; j0 += BATCH) {
         float x[BATCH][C], part[BATCH] = {};
-        load_batch<C, TOGETHER, false>(x, keys, width, j0, low, high);
+        load_batch<C, BATCH, TOGETHER, false>(x, keys, width, j0, low, high);
 #pragma unroll
         for (int c = 0; c < C; c++) {
             const float q_c = q[lane + 32 * c];
@@ -215,6 +230,7 @@ static __device__ __forceinline__ float score_of(const tile_keys &keys, const fl
 template <int C, bool TOGETHER>
 static __device__ __forceinline__ void visit_tile(const tile_keys &keys, const float *q, const running &state,
                                                   int32_t width, int32_t low, int32_t high) {
+    constexpr int BATCH = BATCH_OF<C>;
     const int lane = threadIdx.x % 32;
     const float dot = score_of<C, TOGETHER>(keys, q, width, low, high);
     const float score = lane >= low && lane <= high ? dot : -INFINITY;
@@ -229,7 +245,7 @@ static __device__ __forceinline__ void visit_tile(const tile_keys &keys, const f
 #pragma unroll 1
     for (int j0 = 0; j0 < KEYS; j0 += BATCH) {
         float x[BATCH][C];
-        load_batch<C, TOGETHER, true>(x, keys, width, j0, low, high);
+        load_batch<C, BATCH, TOGETHER, true>(x, keys, width, j0, low, high);
 #pragma unroll
         for (int j = 0; j < BATCH; j++) {
             const float p_j = __shfl_sync(ALL, p, j0 + j);
@@ -291,36 +307,61 @@ static __device__ void begin_queries(const attention_call &c, const block_memory
     }
 }
 
+// What some queries, tokens of one document, see of it: positions [oldest, newest].
+struct view {
+    document d;
+    int64_t oldest, newest;
+};
+
+static __device__ tile_keys keys_of_tile(const cuda_table *table, const attention_call &c, const view &seen,
+                                         int32_t kv_head, int64_t tile) {
+    const int64_t at = tile * KEYS;
+    return locate(table, c, seen.d, kv_head, at, (int32_t)max(seen.oldest - at, (int64_t)0),
+                  (int32_t)min(seen.newest - at, (int64_t)KEYS - 1));
+}
+
+// The block's queries [begin, end) against a tile of this warp's.
+template <int C>
+static __device__ void visit_queries(const cuda_table *table, const attention_call &c, const block_memory &m,
+                                     const tile_keys &keys, int64_t first_key, int64_t at, int32_t query0,
+                                     int32_t begin, int32_t end) {
+    const int32_t group = c.shape.heads / c.shape.kv_heads, window = c.shape.window;
+    for (int32_t query = begin; query < end; query++) {
+        const int64_t own = table->token_position[(query0 + query) / group];
+        const int64_t first = window > 0 ? max(own - window + 1, first_key) : first_key;
+        const int32_t low = (int32_t)min(max(first - at, (int64_t)0), (int64_t)KEYS);
+        const int32_t high = (int32_t)max(min(own - at, (int64_t)KEYS - 1), (int64_t)-1);
+        if (low > high)
+            continue;
+        const int32_t place = (int32_t)threadIdx.x / 32 * c.queries + query;
+        const running state = {m.max + place, m.sum + place, m.o + place * m.padded};
+        if (keys.together)
+            visit_tile<C, true>(keys, m.q + query * m.padded, state, c.shape.head_width, low, high);
+        else
+            visit_tile<C, false>(keys, m.q + query * m.padded, state, c.shape.head_width, low, high);
+    }
+}
+
 // The block's queries [begin, end), which are tokens of one document, against this warp's tiles.
 template <int C>
 static __device__ void visit_document(const cuda_table *table, const attention_call &c, const block_memory &m,
                                       int32_t kv_head, int32_t query0, int32_t begin, int32_t end) {
     const int warp = threadIdx.x / 32;
     const int32_t group = c.shape.heads / c.shape.kv_heads, window = c.shape.window;
-    const document d = document_of(table, c, (query0 + begin) / group);
     const int64_t position0 = table->token_position[(query0 + begin) / group];
-    const int64_t newest = table->token_position[(query0 + end - 1) / group];
-    const int64_t oldest = window > 0 ? max(position0 - window + 1, d.first) : d.first;
-    int64_t tile = oldest / KEYS;
+    view seen;
+    seen.d = document_of(table, c, (query0 + begin) / group);
+    seen.newest = table->token_position[(query0 + end - 1) / group];
+    seen.oldest = window > 0 ? max(position0 - window + 1, seen.d.first) : seen.d.first;
+    int64_t tile = seen.oldest / KEYS;
     tile += (warp - tile % WARPS + WARPS) % WARPS;
-    for (; tile * KEYS <= newest; tile += WARPS) {
-        const int64_t at = tile * KEYS;
-        const tile_keys keys = locate(table, c, d, kv_head, at, (int32_t)max(oldest - at, (int64_t)0),
-                                      (int32_t)min(newest - at, (int64_t)KEYS - 1));
-        for (int32_t query = begin; query < end; query++) {
-            const int64_t own = table->token_position[(query0 + query) / group];
-            const int64_t first = window > 0 ? max(own - window + 1, d.first) : d.first;
-            const int32_t low = (int32_t)min(max(first - at, (int64_t)0), (int64_t)KEYS);
-            const int32_t high = (int32_t)max(min(own - at, (int64_t)KEYS - 1), (int64_t)-1);
-            if (low > high)
-                continue;
-            const int32_t place = warp * c.queries + query;
-            const running state = {m.max + place, m.sum + place, m.o + place * m.padded};
-            if (keys.together)
-                visit_tile<C, true>(keys, m.q + query * m.padded, state, c.shape.head_width, low, high);
-            else
-                visit_tile<C, false>(keys, m.q + query * m.padded, state, c.shape.head_width, low, high);
-        }
+    if (tile * KEYS <= seen.newest)
+        prefetch(keys_of_tile(table, c, seen, kv_head, tile), c.shape.head_width);
+    for (; tile * KEYS <= seen.newest; tile += WARPS) {
+        if ((tile + WARPS) * KEYS <= seen.newest)
+            prefetch(keys_of_tile(table, c, seen, kv_head, tile + WARPS), c.shape.head_width);
+        const tile_keys keys = keys_of_tile(table, c, seen, kv_head, tile);
+        visit_queries<C>(table, c, m, keys, seen.d.first, tile * KEYS, query0, begin, end);
     }
 }
 
