@@ -23,8 +23,7 @@ void eng_config_xlstm_backbone(eng_keys *keys, eng_config *config) {
     config->intermediate_size = (int32_t)feed_forward_width(keys, config->hidden_size);
     config->logits_soft_cap = (float)eng_keys_number(keys, "output_logit_soft_cap", 30, 0, 1e6);
     config->fused_weights = eng_config_choice(keys, "weight_mode", modes, sizeof modes / sizeof *modes);
-    if (eng_keys_flag(keys, "use_bias", false))
-        eng_keys_fail(keys, ENG_UNSUPPORTED, "use_bias", "biases of linears and norms are not supported");
+    config->mlp_bias = config->norm_bias = eng_keys_flag(keys, "use_bias", false);
     if (!eng_keys_flag(keys, "add_out_norm", true))
         eng_keys_fail(keys, ENG_UNSUPPORTED, "add_out_norm", "models without output norm are not supported");
 }

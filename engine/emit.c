@@ -110,6 +110,32 @@ void eng_emit_norm_backward(eng_emit *emit, kern_ptr x, int32_t weight, kern_ptr
                                               .activation = KERN_SILU});
 }
 
+// A convolution of one tap.
+void eng_emit_affine(eng_emit *emit, kern_ptr x, int32_t weight, int32_t bias, kern_ptr y) {
+    eng_emit_op(emit, KERN_OP_SHORT_CONV,
+                &(kern_short_conv_args){.x = x,
+                                        .weight = eng_param(weight),
+                                        .bias = eng_param(bias),
+                                        .y = y,
+                                        .channels = (int32_t)emit->model->tensor[weight].count,
+                                        .taps = 1,
+                                        .activation = KERN_IDENTITY});
+}
+
+void eng_emit_affine_backward(eng_emit *emit, kern_ptr x, int32_t weight, int32_t bias, kern_ptr dy, kern_ptr dx) {
+    eng_emit_op(emit, KERN_OP_SHORT_CONV_BACKWARD,
+                &(kern_short_conv_backward_args){.x = x,
+                                                 .weight = eng_param(weight),
+                                                 .bias = eng_param(bias),
+                                                 .dy = dy,
+                                                 .dx = dx,
+                                                 .grad_weight = eng_grad(weight),
+                                                 .grad_bias = eng_grad(bias),
+                                                 .channels = (int32_t)emit->model->tensor[weight].count,
+                                                 .taps = 1,
+                                                 .activation = KERN_IDENTITY});
+}
+
 eng_status eng_memory_create(kern_device *device, const eng_weights *weights, size_t saved_bytes, size_t scratch_bytes,
                              void *state, void *pages, kern_memory *out, eng_error *error) {
     kern_memory memory = {.param = weights->param, .grad = weights->grad, .state = state, .pages = pages};

@@ -31,6 +31,7 @@ static const field model_fields[] = {
     MODEL(scale_embeddings, "scale_embeddings"),
     MODEL(round_scale, "scale_embeddings"),
     MODEL(mlp_bias, "mlp_bias"),
+    MODEL(norm_bias, "use_bias"),
     MODEL(logits_soft_cap, "logits_soft_cap"),
 };
 

@@ -12,18 +12,53 @@
 enum { HEAD_TILE_TOKENS = 128 }; // 16 MiB of logits at a vocabulary of 32,000
 
 typedef struct block_kept {
-    kern_ptr input, mixer_normed, middle, mlp_normed, gate, up, activated;
+    kern_ptr input, mixer_unit, mixer_normed, middle, mlp_unit, mlp_normed, gate, up, activated;
 } block_kept;
+
+// One of a block's norms; with a bias the unit vector is kept between.
+static kern_ptr emit_block_norm(eng_emit *emit, kern_ptr x, int32_t weight, int32_t bias, kern_ptr *unit) {
+    const eng_config *config = &emit->model->config;
+    kern_ptr y = eng_emit_activation(emit, config->hidden_size);
+    *unit = bias >= 0 ? eng_emit_activation(emit, config->hidden_size) : eng_null();
+    if (bias < 0) {
+        eng_emit_norm(emit, x, weight, eng_null(), y, 1, config->norm_eps);
+        return y;
+    }
+    eng_emit_op(
+        emit, KERN_OP_RMSNORM,
+        &(kern_rmsnorm_args){.x = x, .y = *unit, .groups = 1, .width = config->hidden_size, .eps = config->norm_eps});
+    eng_emit_affine(emit, *unit, weight, bias, y);
+    return y;
+}
+
+// Adds to d_residual.
+static void emit_block_norm_backward(eng_emit *emit, kern_ptr x, int32_t weight, int32_t bias, kern_ptr unit,
+                                     kern_ptr dy, kern_ptr d_residual) {
+    const eng_config *config = &emit->model->config;
+    if (bias < 0) {
+        eng_emit_norm_backward(emit, x, weight, eng_null(), dy, d_residual, eng_null(), 1, config->norm_eps, true);
+        return;
+    }
+    kern_ptr d_unit = eng_emit_scratch(emit, config->hidden_size);
+    eng_emit_affine_backward(emit, unit, weight, bias, dy, d_unit);
+    eng_emit_op(emit, KERN_OP_RMSNORM_BACKWARD,
+                &(kern_rmsnorm_backward_args){.x = x,
+                                              .dy = d_unit,
+                                              .dx = d_residual,
+                                              .groups = 1,
+                                              .width = config->hidden_size,
+                                              .eps = config->norm_eps,
+                                              .accumulate = true});
+}
 
 // The MLP's half of a block: output = middle + down(silu(gate) * up).
 static void emit_mlp(eng_emit *emit, int32_t layer, block_kept *block, kern_ptr output) {
     const eng_config *config = &emit->model->config;
     const eng_layer *tensor = &emit->model->layer[layer];
-    block->mlp_normed = eng_emit_activation(emit, config->hidden_size);
+    block->mlp_normed = emit_block_norm(emit, block->middle, tensor->mlp_norm, tensor->mlp_norm_bias, &block->mlp_unit);
     block->gate = eng_emit_activation(emit, config->intermediate_size);
     block->up = eng_emit_activation(emit, config->intermediate_size);
     block->activated = eng_emit_activation(emit, config->intermediate_size);
-    eng_emit_norm(emit, block->middle, tensor->mlp_norm, eng_null(), block->mlp_normed, 1, config->norm_eps);
     eng_emit_linear(emit, block->mlp_normed, tensor->gate_proj, tensor->gate_bias, eng_null(), block->gate);
     eng_emit_linear(emit, block->mlp_normed, tensor->up_proj, tensor->up_bias, eng_null(), block->up);
     eng_emit_op(emit, KERN_OP_GLU,
@@ -39,9 +74,9 @@ static void emit_mlp(eng_emit *emit, int32_t layer, block_kept *block, kern_ptr 
 // The mixer's half: middle = input + mixer(norm(input)). A null `middle` leaves the last product out (recomputation).
 static void emit_mixer(eng_emit *emit, int32_t layer, block_kept *block, kern_ptr middle) {
     const eng_config *config = &emit->model->config;
-    block->mixer_normed = eng_emit_activation(emit, config->hidden_size);
-    eng_emit_norm(emit, block->input, emit->model->layer[layer].mixer_norm, eng_null(), block->mixer_normed, 1,
-                  config->norm_eps);
+    const eng_layer *tensor = &emit->model->layer[layer];
+    block->mixer_normed =
+        emit_block_norm(emit, block->input, tensor->mixer_norm, tensor->mixer_norm_bias, &block->mixer_unit);
     config->layer[layer].mixer->forward(emit, layer, block->mixer_normed, block->input, middle);
 }
 
@@ -84,8 +119,8 @@ static void emit_mlp_backward(eng_emit *emit, int32_t layer, const block_kept *b
                                           .activation = config->mlp_activation});
     eng_emit_linear_backward(emit, block->mlp_normed, tensor->gate_proj, tensor->gate_bias, d_gate, d_normed, false);
     eng_emit_linear_backward(emit, block->mlp_normed, tensor->up_proj, tensor->up_bias, d_activated, d_normed, true);
-    eng_emit_norm_backward(emit, block->middle, tensor->mlp_norm, eng_null(), d_normed, d_residual, eng_null(), 1,
-                           config->norm_eps, true);
+    emit_block_norm_backward(emit, block->middle, tensor->mlp_norm, tensor->mlp_norm_bias, block->mlp_unit, d_normed,
+                             d_residual);
 }
 
 // d_residual: in, the gradient of the block's output; out, of its input.
@@ -108,8 +143,9 @@ static void emit_block_backward(eng_emit *emit, int32_t layer, block_kept *block
         emit_mixer(emit, layer, block, eng_null());
     kern_ptr d_normed = eng_emit_scratch(emit, config->hidden_size);
     config->layer[layer].mixer->backward(emit, layer, block->mixer_normed, d_residual, d_normed);
-    eng_emit_norm_backward(emit, block->input, emit->model->layer[layer].mixer_norm, eng_null(), d_normed, d_residual,
-                           eng_null(), 1, config->norm_eps, true);
+    const eng_layer *tensor = &emit->model->layer[layer];
+    emit_block_norm_backward(emit, block->input, tensor->mixer_norm, tensor->mixer_norm_bias, block->mixer_unit,
+                             d_normed, d_residual);
     emit->scratch = mark;
 }
 

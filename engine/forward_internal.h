@@ -10,7 +10,7 @@
 #include "engine/forward.h"
 #include "engine/mixer.h"
 
-enum { ENG_MAX_KEPT = 32 };
+enum { ENG_MAX_KEPT = 40 };
 
 struct eng_emit {
     const eng_model *model;
@@ -63,5 +63,8 @@ void eng_emit_linear_backward(eng_emit *emit, kern_ptr x, int32_t weight, int32_
 void eng_emit_norm(eng_emit *emit, kern_ptr x, int32_t weight, kern_ptr gate, kern_ptr y, int32_t groups, float eps);
 void eng_emit_norm_backward(eng_emit *emit, kern_ptr x, int32_t weight, kern_ptr gate, kern_ptr dy, kern_ptr dx,
                             kern_ptr dgate, int32_t groups, float eps, bool accumulate);
+// y = weight x + bias, channel by channel: what a norm with a bias does to a unit vector. dx may not be dy.
+void eng_emit_affine(eng_emit *emit, kern_ptr x, int32_t weight, int32_t bias, kern_ptr y);
+void eng_emit_affine_backward(eng_emit *emit, kern_ptr x, int32_t weight, int32_t bias, kern_ptr dy, kern_ptr dx);
 
 #endif

@@ -34,7 +34,8 @@ static eng_projection projection(const eng_model *model, int32_t layer, int weig
 static eng_branch branch(const eng_model *model, int32_t layer, int weight, int conv, int part) {
     const eng_recurrent_config *own = &model->config.layer[layer].recurrent;
     bool value = weight == ENG_V_PROJ;
-    return (eng_branch){.projection = projection(model, layer, weight, -1, -1),
+    int bias = value ? ENG_V_BIAS : weight == ENG_Q_PROJ ? ENG_Q_BIAS : ENG_K_BIAS;
+    return (eng_branch){.projection = projection(model, layer, weight, bias, -1),
                         .heads = value                  ? own->value_heads
                                  : weight == ENG_Q_PROJ ? own->query_heads
                                                         : own->key_heads,
@@ -90,6 +91,7 @@ void eng_recurrent_begin(const eng_model *model, int32_t layer, eng_recurrent *o
                    .scale = 1.0F / sqrtf((float)own->key_width)},
         .norm = true,
         .norm_weight = tensor[ENG_O_NORM],
+        .norm_bias = tensor[ENG_O_NORM_BIAS],
         .norm_groups = heads,
         .norm_eps = model->config.norm_eps,
         .gate = projection(model, layer, ENG_G_PROJ, ENG_G_BIAS, ENG_G_DOWN),

@@ -17,6 +17,7 @@ static void read(eng_keys *keys, const eng_config *config, eng_layer_config *lay
     own->decay = KERN_DECAY_SCALAR;
     own->weighted = true;
     own->write_factor = 1;
+    own->linear_bias = eng_keys_flag(keys, "use_bias", false);
     own->gate_soft_cap = (float)eng_keys_number(keys, "gate_soft_cap", 15, 0, 1e6);
     own->cell_eps = (float)eng_keys_number(keys, "eps", 1e-6, 0, 1);
 }
@@ -32,11 +33,15 @@ static void add_fused(eng_model *model, int32_t layer, const char *prefix, int64
         {ENG_Q_PROJ, "qkv_opreact.weight", 0, all},         {ENG_K_PROJ, "qkv_opreact.weight", k, all},
         {ENG_V_PROJ, "qkv_opreact.weight", 2 * k, all},     {ENG_G_PROJ, "qkv_opreact.weight", 2 * k + v, all},
         {ENG_B_PROJ, "ifgate_preact.weight", 0, 2 * heads}, {ENG_A_PROJ, "ifgate_preact.weight", heads, 2 * heads},
+        {ENG_Q_BIAS, "qkv_opreact.bias", 0, all},           {ENG_K_BIAS, "qkv_opreact.bias", k, all},
+        {ENG_V_BIAS, "qkv_opreact.bias", 2 * k, all},       {ENG_G_BIAS, "qkv_opreact.bias", 2 * k + v, all},
         {ENG_B_BIAS, "ifgate_preact.bias", 0, 2 * heads},   {ENG_A_BIAS, "ifgate_preact.bias", heads, 2 * heads},
     };
-    for (size_t i = 0; i < sizeof parts / sizeof *parts; i++)
-        eng_model_add_whole(model, model->layer[layer].mixer[parts[i].which], prefix, parts[i].leaf, parts[i].row,
-                            parts[i].rows);
+    for (size_t i = 0; i < sizeof parts / sizeof *parts; i++) {
+        int32_t tensor = model->layer[layer].mixer[parts[i].which];
+        if (tensor >= 0)
+            eng_model_add_whole(model, tensor, prefix, parts[i].leaf, parts[i].row, parts[i].rows);
+    }
 }
 
 static eng_status declare(eng_model *model, int32_t layer, const char *prefix, eng_error *error) {
@@ -44,18 +49,25 @@ static eng_status declare(eng_model *model, int32_t layer, const char *prefix, e
     const eng_recurrent_config *own = &config->layer[layer].recurrent;
     int64_t d = config->hidden_size, heads = own->heads;
     int64_t k = heads * own->key_width, v = heads * own->value_width;
+    bool bias = own->linear_bias;
     eng_init normal = eng_init_normal(config), zero = eng_init_constant(0), residual = eng_init_residual(config);
     eng_init forget = {.kind = ENG_INIT_LINEAR, .low = 3, .value = 6}, input = eng_init_constant(-10);
     const eng_tensor_row rows[] = {
         {ENG_Q_PROJ, true, "q.weight", "query.weight", ENG_ROLE_MATRIX, normal, 2, {k, d}},
         {ENG_K_PROJ, true, "k.weight", "key.weight", ENG_ROLE_MATRIX, normal, 2, {k, d}},
         {ENG_V_PROJ, true, "v.weight", "value.weight", ENG_ROLE_MATRIX, normal, 2, {v, d}},
+        {ENG_Q_BIAS, bias, "q.bias", "query.bias", ENG_ROLE_VECTOR, zero, 1, {k}},
+        {ENG_K_BIAS, bias, "k.bias", "key.bias", ENG_ROLE_VECTOR, zero, 1, {k}},
+        {ENG_V_BIAS, bias, "v.bias", "value.bias", ENG_ROLE_VECTOR, zero, 1, {v}},
+        {ENG_G_BIAS, bias, "ogate_preact.bias", NULL, ENG_ROLE_VECTOR, zero, 1, {v}},
         {ENG_G_PROJ, true, "ogate_preact.weight", NULL, ENG_ROLE_MATRIX, normal, 2, {v, d}},
         {ENG_B_PROJ, true, "igate_preact.weight", NULL, ENG_ROLE_MATRIX, zero, 2, {heads, d}},
         {ENG_B_BIAS, true, "igate_preact.bias", NULL, ENG_ROLE_VECTOR, input, 1, {heads}},
         {ENG_A_PROJ, true, "fgate_preact.weight", NULL, ENG_ROLE_MATRIX, zero, 2, {heads, d}},
         {ENG_A_BIAS, true, "fgate_preact.bias", NULL, ENG_ROLE_VECTOR, forget, 1, {heads}},
         {ENG_O_NORM, true, "multihead_norm.weight", NULL, ENG_ROLE_VECTOR, eng_init_constant(1), 1, {v}},
+        {ENG_O_NORM_BIAS, bias, "multihead_norm.bias", NULL, ENG_ROLE_VECTOR, zero, 1, {v}},
+        {ENG_O_BIAS, bias, "out_proj.bias", NULL, ENG_ROLE_VECTOR, zero, 1, {d}},
         {ENG_O_PROJ, true, "out_proj.weight", NULL, ENG_ROLE_MATRIX, residual, 2, {d, v}},
     };
     eng_declare_recurrent_state(model, layer, own->key_width, own->value_width + 1);

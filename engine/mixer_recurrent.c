@@ -100,36 +100,6 @@ static void emit_core(eng_emit *emit, int32_t layer, const eng_recurrent *d) {
                                        .eps = d->normaliser_eps});
 }
 
-static void emit_output(eng_emit *emit, int32_t layer, const eng_recurrent *d, kern_ptr x) {
-    eng_recurrent_kept *kept = kept_of(emit, layer);
-    int32_t width = eng_readers(&d->family) * d->family.value_width;
-    kept->gate = emit_gate_input(emit, &d->gate, x, &kept->gate_low);
-    kept->normed = kept->out;
-    if (!d->norm && d->gate.rows == 0)
-        return;
-    kept->normed = eng_emit_activation(emit, width);
-    if (d->norm)
-        eng_emit_op(emit, KERN_OP_RMSNORM,
-                    &(kern_rmsnorm_args){.x = kept->out,
-                                         .weight = eng_param(d->norm_weight),
-                                         .gate = kept->gate,
-                                         .y = kept->normed,
-                                         .groups = d->norm_groups,
-                                         .width = width / d->norm_groups,
-                                         .eps = d->norm_eps,
-                                         .activation = d->gate_activation,
-                                         .gate_first = d->gate_first,
-                                         .center = d->center,
-                                         .group_weights = d->group_weights});
-    else
-        eng_emit_op(emit, KERN_OP_GLU,
-                    &(kern_glu_args){.gate = kept->gate,
-                                     .up = kept->out,
-                                     .y = kept->normed,
-                                     .width = width,
-                                     .activation = d->gate_activation});
-}
-
 void eng_recurrent_forward(eng_emit *emit, int32_t layer, kern_ptr x, kern_ptr residual, kern_ptr y) {
     eng_recurrent d = eng_recurrent_describe(emit->model, layer);
     eng_recurrent_kept *kept = kept_of(emit, layer);
@@ -138,7 +108,8 @@ void eng_recurrent_forward(eng_emit *emit, int32_t layer, kern_ptr x, kern_ptr r
     eng_emit_branch(emit, layer, &d.v, x, &kept->v);
     emit_gates(emit, layer, &d, x);
     emit_core(emit, layer, &d);
-    emit_output(emit, layer, &d, x);
+    kept->gate = emit_gate_input(emit, &d.gate, x, &kept->gate_low);
+    eng_emit_output(emit, &d, kept);
     if (y.ref != 0)
         eng_emit_projection(emit, &d.out, kept->normed, eng_null(), residual, y);
 }
@@ -149,32 +120,7 @@ void eng_recurrent_forward(eng_emit *emit, int32_t layer, kern_ptr x, kern_ptr r
 static kern_ptr emit_output_backward(eng_emit *emit, int32_t layer, const eng_recurrent *d, kern_ptr d_normed,
                                      kern_ptr d_gate) {
     const eng_recurrent_kept *kept = kept_of(emit, layer);
-    int32_t width = eng_readers(&d->family) * d->family.value_width;
-    if (d->norm)
-        eng_emit_op(emit, KERN_OP_RMSNORM_BACKWARD,
-                    &(kern_rmsnorm_backward_args){.x = kept->out,
-                                                  .weight = eng_param(d->norm_weight),
-                                                  .gate = kept->gate,
-                                                  .dy = d_normed,
-                                                  .dx = d_normed,
-                                                  .dgate = d_gate,
-                                                  .grad_weight = eng_grad(d->norm_weight),
-                                                  .groups = d->norm_groups,
-                                                  .width = width / d->norm_groups,
-                                                  .eps = d->norm_eps,
-                                                  .activation = d->gate_activation,
-                                                  .gate_first = d->gate_first,
-                                                  .center = d->center,
-                                                  .group_weights = d->group_weights});
-    else if (d->gate.rows > 0)
-        eng_emit_op(emit, KERN_OP_GLU_BACKWARD,
-                    &(kern_glu_backward_args){.gate = kept->gate,
-                                              .up = kept->out,
-                                              .dy = d_normed,
-                                              .dgate = d_gate,
-                                              .dup = d_normed,
-                                              .width = width,
-                                              .activation = d->gate_activation});
+    eng_emit_output_backward(emit, d, kept, d_normed, d_gate);
     if (!d->normalise)
         return d_normed;
     kern_ptr d_read = eng_emit_scratch(emit, (int64_t)eng_readers(&d->family) * eng_columns(&d->family));

@@ -41,6 +41,7 @@ enum {
     ENG_G_PROJ,
     ENG_G_BIAS,
     ENG_O_NORM,
+    ENG_O_NORM_BIAS,
     ENG_Q_MAP, // learned feature maps: weight, bias, second weight, second bias
     ENG_K_MAP = ENG_Q_MAP + 4,
     ENG_RECURRENT_TENSORS = ENG_K_MAP + 4
@@ -91,7 +92,7 @@ typedef struct eng_recurrent eng_recurrent;
 // What forward keeps of a layer.
 typedef struct eng_recurrent_kept {
     eng_branch_kept q, k, v;
-    kern_ptr a_low, a, b, g, beta, stabiliser, read, out, snapshots, solution, gate_low, gate, normed;
+    kern_ptr a_low, a, b, g, beta, stabiliser, read, out, snapshots, solution, gate_low, gate, unit, shifted, normed;
 } eng_recurrent_kept;
 
 typedef struct eng_recurrent_gradients {
@@ -120,6 +121,7 @@ struct eng_recurrent {
     float normaliser_eps;
     bool norm; // of the output, over norm_groups groups
     int32_t norm_weight, norm_groups;
+    int32_t norm_bias; // -1: none; else the gate follows it
     float norm_eps;
     bool center, group_weights;
     eng_projection gate; // rows 0: none
@@ -128,6 +130,10 @@ struct eng_recurrent {
     eng_projection out;
 };
 
+// From kept->out and kept->gate to kept->normed, and in place from d_normed to the gradient of kept->out.
+void eng_emit_output(eng_emit *emit, const eng_recurrent *d, eng_recurrent_kept *kept);
+void eng_emit_output_backward(eng_emit *emit, const eng_recurrent *d, const eng_recurrent_kept *kept, kern_ptr d_normed,
+                              kern_ptr d_gate);
 // What the config and the tensors' roles say by themselves: branches, core, gate, norm over the heads, state parts in
 // the order S, q, k, v windows. Gate laws are the mixer's.
 void eng_recurrent_begin(const eng_model *model, int32_t layer, eng_recurrent *out);

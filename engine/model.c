@@ -16,16 +16,16 @@ enum { SLOT_ALIGNMENT = 64, FIRST_CAPACITY = 64 };
 
 typedef struct names {
     const char *embed, *embed_alias, *block, *mixer_norm, *mixer, *mlp_norm, *gate, *up, *down, *final_norm;
-    const char *gate_and_up; // one tensor in some files; NULL: never
+    const char *gate_and_up, *gate_and_up_bias; // one tensor in some files; NULL: never
 } names;
 
 static const names dialect_names[] = {
     [ENG_DIALECT_FLA] = {"model.embeddings.weight", NULL, "model.layers.%d.", "attn_norm.weight", "attn.",
                          "mlp_norm.weight", "mlp.gate_proj.", "mlp.up_proj.", "mlp.down_proj.", "model.norm.weight",
-                         "mlp.gate_proj.weight"}, // before February 2025
+                         "mlp.gate_proj.weight", NULL}, // before February 2025
     [ENG_DIALECT_LLAMA] = {"model.embed_tokens.weight", NULL, "model.layers.%d.", "input_layernorm.weight",
                            "self_attn.", "post_attention_layernorm.weight", "mlp.gate_proj.", "mlp.up_proj.",
-                           "mlp.down_proj.", "model.norm.weight", NULL},
+                           "mlp.down_proj.", "model.norm.weight", NULL, NULL},
     [ENG_DIALECT_MAMBA2] = {.embed = "backbone.embeddings.weight",
                             .embed_alias = "backbone.embedding.weight",
                             .block = "backbone.layers.%d.",
@@ -39,10 +39,10 @@ static const names dialect_names[] = {
                                   .final_norm = "backbone.norm_f.weight"},
     [ENG_DIALECT_XLSTM] = {"backbone.embeddings.weight", "embedding.weight", "backbone.blocks.%d.", "norm_mlstm.weight",
                            "mlstm_layer.", "norm_ffn.weight", "ffn.proj_up_gate.", "ffn.proj_up.", "ffn.proj_down.",
-                           "backbone.out_norm.weight", "ffn.proj_up_gate_z.weight"},
+                           "backbone.out_norm.weight", "ffn.proj_up_gate_z.weight", "ffn.proj_up_gate_z.bias"},
     [ENG_DIALECT_GEMMA] = {"model.embed_tokens.weight", NULL, "model.layers.%d.", "temporal_pre_norm.weight",
                            "temporal_block.", "channel_pre_norm.weight", "mlp_block.gate_proj.", "mlp_block.up_proj.",
-                           "mlp_block.down_proj.", "model.final_norm.weight", NULL},
+                           "mlp_block.down_proj.", "model.final_norm.weight", NULL, NULL},
 };
 
 static const eng_init zeros = {.kind = ENG_INIT_CONSTANT, .value = 0};
@@ -137,6 +137,17 @@ static int32_t add_norm(eng_model *model, int32_t layer, const char *prefix, con
     return add_vector(model, layer, prefix, leaf, one, model->config.hidden_size);
 }
 
+// The bias beside the norm called leaf, "norm_ffn.weight" and the like; -1 where there is none.
+static bool add_norm_bias(eng_model *model, int32_t layer, const char *prefix, const char *leaf, int32_t *bias) {
+    char name[48];
+    *bias = -1;
+    if (!model->config.norm_bias)
+        return true;
+    snprintf(name, sizeof name, "%.*s.bias", (int)(strrchr(leaf, '.') - leaf), leaf);
+    *bias = add_vector(model, layer, prefix, name, zeros, model->config.hidden_size);
+    return *bias >= 0;
+}
+
 // One of the MLP's linear maps, stem "mlp.up_proj." and the like, with its bias.
 static bool add_linear(eng_model *model, int32_t layer, const char *prefix, const char *stem, eng_init init,
                        int64_t rows, int64_t columns, int32_t *weight, int32_t *bias) {
@@ -161,10 +172,14 @@ static bool declare_mlp(eng_model *model, int32_t layer, const char *prefix) {
     eng_layer *owner = &model->layer[layer];
     owner->mlp_norm = add_norm(model, layer, prefix, names->mlp_norm);
     bool done =
-        owner->mlp_norm >= 0 &&
+        owner->mlp_norm >= 0 && add_norm_bias(model, layer, prefix, names->mlp_norm, &owner->mlp_norm_bias) &&
         add_linear(model, layer, prefix, names->gate, linear, inner, hidden, &owner->gate_proj, &owner->gate_bias) &&
         add_linear(model, layer, prefix, names->up, linear, inner, hidden, &owner->up_proj, &owner->up_bias) &&
         add_linear(model, layer, prefix, names->down, residual, hidden, inner, &owner->down_proj, &owner->down_bias);
+    if (done && config->fused_weights && config->mlp_bias) {
+        eng_model_add_whole(model, owner->gate_bias, prefix, names->gate_and_up_bias, 0, 2 * inner);
+        eng_model_add_whole(model, owner->up_bias, prefix, names->gate_and_up_bias, inner, 2 * inner);
+    }
     if (done && names->gate_and_up && (config->dialect != ENG_DIALECT_XLSTM || config->fused_weights)) {
         eng_model_add_whole(model, owner->gate_proj, prefix, names->gate_and_up, 0, 2 * inner);
         eng_model_add_whole(model, owner->up_proj, prefix, names->gate_and_up, inner, 2 * inner);
@@ -182,6 +197,9 @@ static eng_status declare_layer(eng_model *model, int32_t layer, eng_error *erro
     snprintf(block, sizeof block, names->block, layer);
     snprintf(mixer_prefix, sizeof mixer_prefix, "%s%s", block, names->mixer);
     owner->mixer_norm = add_norm(model, layer, block, names->mixer_norm);
+    owner->mlp_norm_bias = -1;
+    if (!add_norm_bias(model, layer, block, names->mixer_norm, &owner->mixer_norm_bias))
+        return eng_fail(error, ENG_NO_MEMORY, "no memory for the tensor table");
     eng_status status = model->config.layer[layer].mixer->declare(model, layer, mixer_prefix, error);
     if (status != ENG_OK)
         return status;

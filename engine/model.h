@@ -117,6 +117,7 @@ typedef struct eng_config {
     bool scale_embeddings; // x = sqrt(hidden_size) embed
     bool round_scale;      // that factor is rounded to bf16
     bool mlp_bias;
+    bool norm_bias;        // xlstm: norms of the blocks
     bool fused_weights;    // xlstm: files hold linear maps as rows of larger ones
     float logits_soft_cap; // 0: none
     float initializer_range;
@@ -185,6 +186,7 @@ typedef struct eng_constant {
 } eng_constant;
 
 typedef struct eng_layer {
+    int32_t mixer_norm_bias, mlp_norm_bias;                      // -1: none
     int32_t mixer_norm, mlp_norm, gate_proj, up_proj, down_proj; // indices into the tensor table
     int32_t gate_bias, up_bias, down_bias;                       // -1: none
     int32_t mixer[ENG_MAX_MIXER_TENSORS];                        // its own, in its enum's order; -1: absent

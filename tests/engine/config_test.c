@@ -340,7 +340,7 @@ static const struct refusal {
     {STATE_SPACES "\"ssm_cfg\": {\"layer\": \"Mamba2\"}, \"attn_layer_idx\": [1]}", ENG_UNSUPPORTED, "attn_layer_idx"},
     {STATE_SPACES "\"ssm_cfg\": {\"layer\": \"Mamba2\"}, \"d_intermediate\": 64}", ENG_UNSUPPORTED, "d_intermediate"},
     {STATE_SPACES "\"ssm_cfg\": {\"layer\": \"Mamba2\"}, \"rms_norm\": false}", ENG_UNSUPPORTED, "rms_norm"},
-    {"{\"model_type\": \"xlstm\", \"use_bias\": true}", ENG_UNSUPPORTED, "use_bias"},
+    {"{\"model_type\": \"xlstm\", \"use_bias\": 1}", ENG_FORMAT, "use_bias: is 1"},
     {"{\"model_type\": \"xlstm\", \"add_out_norm\": false}", ENG_UNSUPPORTED, "add_out_norm"},
     {"{\"model_type\": \"recurrent_gemma\", \"block_types\": [\"mlp\"]}", ENG_UNSUPPORTED, "block_types: 'mlp'"},
     {"{\"model_type\": \"recurrent_gemma\", \"intermediate_size\": 7}", ENG_FORMAT, "intermediate_size"},

@@ -211,6 +211,15 @@ static void fuse_xlstm(tensor_bag *bag) {
         FUSE(bag, blocks[i], "ffn.proj_up_gate_z.weight", "ffn.proj_up_gate.weight", "ffn.proj_up.weight");
     }
 }
+static void fuse_biases(tensor_bag *bag) {
+    static const char *const blocks[] = {"backbone.blocks.0.", "backbone.blocks.1."};
+    fuse_xlstm(bag);
+    for (int i = 0; i < 2; i++) {
+        FUSE(bag, blocks[i], "mlstm_layer.qkv_opreact.bias", "mlstm_layer.q.bias", "mlstm_layer.k.bias",
+             "mlstm_layer.v.bias", "mlstm_layer.ogate_preact.bias");
+        FUSE(bag, blocks[i], "ffn.proj_up_gate_z.bias", "ffn.proj_up_gate.bias", "ffn.proj_up.bias");
+    }
+}
 static void rename_xlstm(tensor_bag *bag) {
     bag_rename(bag, "backbone.embeddings.weight", "embedding.weight");
     bag_rename(bag, LAYER0 "q.weight", LAYER0 "query.weight");
@@ -236,6 +245,7 @@ static void copy_map(tensor_bag *bag) {
 }
 
 #define TIED_MAP "{\"model_type\": \"linear_attn\", " BLOCKS "\"feature_map\": \"t2r\", \"tie_feature_map_qk\": true}"
+#define BIASED XLSTM "\"weight_mode\": \"fused\", \"use_bias\": true}"
 #define FUSED XLSTM "\"weight_mode\": \"fused\"}"
 #define SINGLE XLSTM "\"weight_mode\": \"single\"}"
 
@@ -245,6 +255,7 @@ START_TEST(tensors_spelled_otherwise) {
         void (*change)(tensor_bag *bag);
     } cases[] = {
         {FUSED, fuse_xlstm},
+        {BIASED, fuse_biases},
         {SINGLE, rename_xlstm},
         {"{\"model_type\": \"gla\", " BLOCKS "\"fuse_norm\": true}", rename_norm},
         {MAMBA2 "\"norm_eps\": 1e-5}", rename_embedding},

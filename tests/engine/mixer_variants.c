@@ -132,6 +132,9 @@ const small_model mixer_variants[] = {
      "\"num_attention_heads\": 4, \"num_key_value_heads\": 1, \"head_dim\": 10, \"attention_bias\": true,"
      "\"mlp_bias\": true, \"rope_scaling\": {\"rope_type\": \"linear\", \"factor\": 4}}",
      true, false},
+    {"xlstm: biases",
+     "{\"model_type\": \"xlstm\", " SMALL "\"num_hidden_layers\": 2, \"num_heads\": 2, \"use_bias\": true}", false,
+     false},
 };
 
 void mixer_prompt(uint64_t seed, int32_t *ids, int32_t count) {
