@@ -172,8 +172,24 @@ START_TEST(the_commands_run) {
     ck_assert_int_eq(trn_command_bench(1, (char **)bench), TRN_EXIT_USAGE); // neither a folder nor a random model
     const char *bad[] = {"export", model, "--out", half, "--dtype", "f16", NULL};
     ck_assert_int_eq(trn_command_export(6, (char **)bad), TRN_EXIT_USAGE);
+    const char *form[] = {"export", model, "--out", half, "--as", "gguf", NULL};
+    ck_assert_int_eq(trn_command_export(6, (char **)form), TRN_EXIT_USAGE);
+    ck_assert_int_eq(trn_command_import(6, (char **)form), TRN_EXIT_USAGE); // has one form alone
+    ck_assert_int_eq(trn_command_import(2, (char **)form), TRN_EXIT_USAGE); // where to
 }
 END_TEST
+
+// Without an option an element type stays what it is.
+static void expect_type(const char *dir, eng_dtype wanted) {
+    eng_checkpoint *checkpoint = NULL;
+    const char *out = temp_path("again");
+    const char *import[] = {"import", dir, "--out", out, NULL};
+    ck_assert_int_eq(trn_command_import(4, (char **)import), TRN_EXIT_OK);
+    ck_assert_int_eq(eng_checkpoint_open(out, &checkpoint, NULL), ENG_OK);
+    for (int32_t i = 0; i < eng_checkpoint_model(checkpoint)->tensors; i++)
+        ck_assert_int_eq(eng_checkpoint_dtype(checkpoint, i), wanted);
+    eng_checkpoint_close(checkpoint);
+}
 
 START_TEST(converting_rounds_to_bf16) {
     trn_run run;
@@ -199,6 +215,8 @@ START_TEST(converting_rounds_to_bf16) {
     eng_weights_free(weights);
     eng_checkpoint_close(checkpoint);
     trn_run_close(&run);
+    expect_type(model, ENG_F32);
+    expect_type(half, ENG_BF16);
 }
 END_TEST
 
