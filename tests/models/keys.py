@@ -102,8 +102,8 @@ TABLES = {
         COUNTS: {'tie_word_embeddings': [True], 'hidden_size': [96], 'num_hidden_layers': [2], 'vocab_size': [62],
                  'num_heads': [1], 'norm_eps': [0.1], 'eps': [0.5], 'qk_dim_factor': [1.0], 'v_dim_factor': [0.5],
                  'ffn_proj_factor': [4.0], 'ffn_round_up_to_multiple_of': [100], 'gate_soft_cap': [0.5],
-                 'output_logit_soft_cap': [0.5]},
-        REFUSED: {'use_bias': [True], 'add_out_norm': [False], 'weight_mode': ['other']}},
+                 'output_logit_soft_cap': [0.5], 'use_bias': [True]},
+        REFUSED: {'add_out_norm': [False], 'weight_mode': ['other']}},
     'recurrent_gemma': {
         SAME: {**HOUSEKEEPING, 'w_init_variance_scale': [1.0], 'final_w_init_variance_scale': [1.0],
                'lru_width': [48, None], 'rope_theta': [5.0], 'num_key_value_heads': [1],

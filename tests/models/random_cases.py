@@ -157,8 +157,8 @@ def mamba2(draw, kind):
 
 
 def xlstm(draw, kind):
-    return cases.xlstm(draw(24, 36, 48), draw(1, 2), num_heads=draw(1, 2, 3), qk_dim_factor=draw(0.5, 1.0),
-                       v_dim_factor=draw(0.5, 1.0), gate_soft_cap=draw(2.0, 15.0),
+    return cases.xlstm(draw(24, 36, 48), draw(1, 2), use_bias=draw.maybe(), num_heads=draw(1, 2, 3),
+                       qk_dim_factor=draw(0.5, 1.0), v_dim_factor=draw(0.5, 1.0), gate_soft_cap=draw(2.0, 15.0),
                        output_logit_soft_cap=draw(3.0, 30.0), ffn_proj_factor=draw(1.0, 2.667),
                        ffn_round_up_to_multiple_of=draw(8, 64),
                        norm_eps=draw(1e-6, 1e-3), eps=draw(1e-6, 1e-4), tie_word_embeddings=draw.maybe())
@@ -185,6 +185,8 @@ def draw_cases(count, seed):
         config = KINDS[kind](draw, kind)
         options = dict(tokens=draw(17, 66, 75, 129, 140), long=draw.maybe(0.3))
         options['split'] = draw(2, options['tokens'] // 2, options['tokens'] - 3)
+        if kind == 'xlstm' and draw.maybe(0.3):
+            config['weight_mode'], options['spelling'] = 'fused', 'fused xlstm'
         options['float32'] = draw((), cases.FLOAT32, ('.weight', '.bias'))
         options['equal'] = draw(0, 0, options['tokens'] // 3)
         yield f'random {seed}/{i}: {kind}', config, options
