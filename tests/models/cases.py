@@ -2,7 +2,8 @@
 """The variations: one line a config of each public class that differs from the golden models, and where it may hurt.
 
 A case is (name, config, options). Options: tokens, split (ids read as prompt), equal (that many equal ids in the
-middle), long (gates that forget little); of the files only: only (the name under which a tied map's tensors lie), names
+middle), long (gates that forget little), scale (pairs of a part of names and a factor, which make epsilons count); of
+the files only: only (the name under which a tied map's tensors lie), names
 (pairs of spellings), float32 (ends of names that are F32 among BF16, as public files have them), spelling (matrices
 that are rows of one), file (another spelling of the config), gradient (how a name differs in the gradients). The first
 case of a model type is the one that the audit of keys starts from.
@@ -37,6 +38,7 @@ def gemma(d=48, layers=1, **keys):
                 intermediate_size=64, **keys)
 
 
+SMALL_QK = dict(scale=[('q_conv1d', 0.01), ('k_conv1d', 0.005)])
 FLOAT32 = ('A_log', 'dt_bias', 'lambda_params', '.D', 'norm.weight')
 LLAMA3 = dict(rope_type='llama3', factor=8.0, low_freq_factor=1.0, high_freq_factor=4.0,
               original_max_position_embeddings=32)
@@ -61,6 +63,7 @@ CASES = [
                                         scale_embeddings=True, logits_soft_cap=30.0, gamma_cap_b=0.9975), {}),
     ('mesa: cap on gamma, equal ids', fla('mesa_net', num_heads=2, head_dim=24, gamma_cap_b=0.9),
      dict(tokens=140, equal=60)),
+    ('mesa: short queries and keys', fla('mesa_net', num_heads=2, head_dim=16), SMALL_QK),
     ('mesa: long memory', fla('mesa_net', num_heads=2, head_dim=24),
      dict(tokens=330, split=300, long=True, equal=80)),
     ('mesa: hybrid with a window', fla('mesa_net', layers=3, num_heads=2, head_dim=24, attn=SWA), {}),
@@ -76,6 +79,7 @@ CASES = [
     ('gdn: a head of 96, taps 5', fla('gated_deltanet', num_heads=1, head_dim=96, expand_v=0.5, conv_size=5,
                                       tie_word_embeddings=True), {}),
     ('gdn: a head of 256 by 512', fla('gated_deltanet', d=64, num_heads=1, head_dim=256), {}),
+    ('gdn: short queries and keys', fla('gated_deltanet', num_heads=2, head_dim=16), SMALL_QK),
     ('gdn: long memory', fla('gated_deltanet', num_heads=2, num_v_heads=4, head_dim=16),
      dict(tokens=330, split=290, long=True, equal=70)),
     ('gdn: hybrid', fla('gated_deltanet', layers=2, num_heads=2, head_dim=24, attn=dict(layers=[0], num_heads=3)), {}),
@@ -95,6 +99,7 @@ CASES = [
     ('delta: no beta, negative eigenvalues', fla('delta_net', num_heads=2, use_beta=False, allow_neg_eigval=True), {}),
     ('delta: heads of 80', fla('delta_net', d=80, num_heads=1, use_output_norm=False, head_dim=13), {}),
     ('delta: a head of 128', fla('delta_net', d=128, num_heads=1), {}),
+    ('delta: short queries and keys', fla('delta_net', num_heads=2), SMALL_QK),
     ('delta: long', fla('delta_net', num_heads=2), dict(tokens=330, split=260, equal=70)),
 
     ('gla: 3 heads', fla('gla', num_heads=3, expand_k=1), {}),
@@ -120,6 +125,7 @@ CASES = [
     ('kda: no convolution', fla('kda', num_heads=2, head_dim=16, use_short_conv=False), {}),
     ('kda: a head of 96', fla('kda', num_heads=1, head_dim=96, expand_v=0.25, conv_size=2), {}),
     ('kda: a head of 128', fla('kda', d=64, num_heads=1), {}),
+    ('kda: short queries and keys', fla('kda', num_heads=2, head_dim=16), SMALL_QK),
     ('kda: long memory', fla('kda', num_heads=2, head_dim=16), dict(tokens=330, split=300, long=True, equal=80)),
 
     ('retnet: 3 heads of 16', fla('retnet', num_heads=3), {}),
@@ -153,6 +159,8 @@ CASES = [
     ('linear: dpfp of a head of 80', fla('linear_attn', d=80, num_heads=1, feature_map='dpfp'), {}),
     ('linear: hedgehog of a head of 128',
      fla('linear_attn', d=128, num_heads=1, feature_map='hedgehog', norm_feature_map=True), {}),
+    ('linear: small sums', fla('linear_attn', num_heads=2, feature_map='elementwise_product', norm_q=True),
+     dict(scale=[('layer1', 0.05), ('layer1.bias', 0), ('q_proj', 0.1)])),
     ('linear: long, normaliser', fla('linear_attn', num_heads=2, feature_map='elu', norm_feature_map=True),
      dict(tokens=330, split=300, equal=80)),
 
@@ -163,6 +171,8 @@ CASES = [
     ('transformer: a head of 80, tied', fla('transformer', d=80, num_heads=1, tie_word_embeddings=True), {}),
     ('transformer: a window of 1', fla('transformer', num_heads=2, num_kv_heads=1, window_size=1), {}),
     ('transformer: a head of 256', fla('transformer', d=256, num_heads=1), {}),
+    ('transformer: short queries and keys', fla('transformer', num_heads=2, qk_norm=True),
+     dict(scale=[('q_proj', 0.01), ('k_proj', 0.003)])),
     ('transformer: heads of 6, long', fla('transformer', num_heads=8, num_kv_heads=2, qk_norm=True),
      dict(tokens=200, split=150)),
 

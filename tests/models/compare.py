@@ -30,7 +30,7 @@ NOISE = 1e-3
 RANDOM_MARGIN = 8
 # The quick selection: the golden models have the usual forms already.
 QUICK = ['mesa: 3 heads of 24', 'mesa: 1 head of 40, gate, bound 0.1', 'mesa: hybrid, list of softmax layers',
-         'gdn: value groups', 'gdn: no gate', 'delta: elu, sums', 'delta: gate, expanded',
+         'gdn: value groups', 'gdn: no gate', 'gdn: short queries and keys', 'delta: elu, sums', 'delta: gate, expanded',
          'delta: no beta, negative eigenvalues', 'gla: convolution, shared keys', 'gla: norm without weight',
          'kda: value groups, negative eigenvalues', 'kda: bounded', 'retnet: shared keys, map',
          'linear: hedgehog, tied, shared keys', 'linear: elu, one key head, normaliser', 'linear: dpfp',
@@ -66,6 +66,9 @@ class Case:
         self.config, seed = config, sum(name.encode())
         self.device = ('cpu', 'cpu:16', 'cpu:32')[seed % 3]     # chunks of 64, 16 and 32
         self.weights = tensors.random_weights(config, seed, options.get('long', False))
+        for part, factor in options.get('scale', ()):
+            for name in [n for n in self.weights if part in n]:
+                self.weights[name] = tensors.bf16(factor * tensors.widen(self.weights[name]))
         self.P = {n: tensors.widen(w) for n, w in self.weights.items()}
         self.ids = ids_of(options, config['vocab_size'], seed)
         self.split = options.get('split', len(self.ids) - 9)
