@@ -30,7 +30,8 @@ NOISE = 1e-3
 RANDOM_MARGIN = 8
 # The quick selection: the golden models have the usual forms already.
 QUICK = ['mesa: 3 heads of 24', 'mesa: 1 head of 40, gate, bound 0.1', 'mesa: hybrid, list of softmax layers',
-         'gdn: value groups', 'gdn: no gate', 'gdn: short queries and keys', 'delta: elu, sums', 'delta: gate, expanded',
+         'gdn: value groups', 'gdn: no gate', 'gdn: short queries and keys', 'delta: elu, sums',
+         'delta: gate, expanded',
          'delta: no beta, negative eigenvalues', 'gla: convolution, shared keys', 'gla: norm without weight',
          'kda: value groups, negative eigenvalues', 'kda: bounded', 'retnet: shared keys, map',
          'linear: hedgehog, tied, shared keys', 'linear: elu, one key head, normaliser', 'linear: dpfp',
