@@ -15,7 +15,7 @@
 # -rival lines have their law of decay in mesa_net's place: scalar decay and addition, without and with an input gate.
 #
 # Needs only mesa-trainer: MESA_BUILD (default build) is its folder. RATES (default "0.001 0.003"), RUN_SECONDS a run
-# (360), STEPS (4000), EXAMPLES (200000), SEED (1), PAIRS (4,8,16, ascending), HEAD_WIDTH (32). JOBS (1) runs stand
+# (360), STEPS (6000), EXAMPLES (200000), SEED (1), PAIRS (4,8,16, ascending), HEAD_WIDTH (32). JOBS (1) runs stand
 # beside each other, each of OMP_NUM_THREADS threads (default: the processors / JOBS). Everything goes to FOLDER, one
 # for each choice of these; runs that are finished there are not made again.
 set -euo pipefail
@@ -33,7 +33,7 @@ for mixer; do
     [[ " $every " == *" $mixer "* ]] || { echo "mqar.sh: no mixer $mixer (of $every)" >&2; exit 2; }
 done
 export FOLDER=$folder TRAINER=${MESA_BUILD:-build}/mesa-trainer
-export RUN_SECONDS=${RUN_SECONDS:-360} STEPS=${STEPS:-4000} SEED=${SEED:-1}
+export RUN_SECONDS=${RUN_SECONDS:-360} STEPS=${STEPS:-6000} SEED=${SEED:-1}
 export PAIRS=${PAIRS:-4,8,16} HEAD_WIDTH=${HEAD_WIDTH:-32}
 most=${PAIRS##*,}
 rates=${RATES:-0.001 0.003}
