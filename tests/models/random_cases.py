@@ -184,7 +184,7 @@ def draw_cases(count, seed):
         draw, kind = Draw((seed, i)), kinds[i % len(kinds)]
         config = KINDS[kind](draw, kind)
         options = dict(tokens=draw(17, 66, 75, 129, 140), long=draw.maybe(0.3))
-        options['split'] = draw(2, options['tokens'] // 2, options['tokens'] - 3)
+        options['split'] = draw(15, options['tokens'] // 2, options['tokens'] - 3)
         if kind == 'xlstm' and draw.maybe(0.3):
             config['weight_mode'], options['spelling'] = 'fused', 'fused xlstm'
         options['float32'] = draw((), cases.FLOAT32, ('.weight', '.bias'))
