@@ -100,6 +100,7 @@ struct srv_worker {
     srv_event *step_head, *step_tail; // events of the present step
     bool step_started;                // a choice's first event is among what happened in it
     uint64_t event_us;                // of its events; 0: not yet taken
+    uint64_t worked_until_us;         // the last step's end; 0: it had nothing to do
 };
 
 void srv_job_retain(srv_job *job); // worker_job.c
@@ -117,7 +118,7 @@ double srv_queue_load(const srv_worker *worker);
 
 // worker_stats.c: engine thread.
 void srv_worker_note_event(srv_worker *worker, const srv_job *job, srv_job_choice *choice, const eng_event *event);
-// Returns the seconds that the step took; 0: nothing was to be done.
+// Returns the seconds since the last step, or since this one began after idleness; 0: nothing was to be done.
 double srv_worker_note_step(srv_worker *worker, uint64_t began_us, bool worked);
 
 #endif

@@ -95,16 +95,18 @@ static uint64_t find_soonest(const srv_worker *worker) {
 
 double srv_worker_note_step(srv_worker *worker, uint64_t began_us, bool worked) {
     enum { SMOOTHING = 8 };
-    const uint64_t taken = srv_clock_us() - began_us, before = srv_counter_read(&worker->step_us);
+    const uint64_t now = srv_clock_us(), taken = now - began_us, before = srv_counter_read(&worker->step_us);
+    const uint64_t since = worker->worked_until_us ? worker->worked_until_us : began_us;
 
     read_gauges(worker);
     worker->event_us = 0;
     srv_counter_set(&worker->soonest_tokens, find_soonest(worker));
+    worker->worked_until_us = worked ? now : 0;
     if (!worked)
         return 0;
     srv_histogram_add(&worker->stats.step_seconds, &srv_time_bounds, (double)taken / 1e6, 1);
     srv_counter_set(&worker->step_us, before ? (before * (SMOOTHING - 1) + taken) / SMOOTHING : taken);
-    return (double)taken / 1e6;
+    return (double)(now - since) / 1e6;
 }
 
 // ---- any thread ----------------------------------------------------------------------------------------------------

@@ -35,7 +35,7 @@ column() { # NAME, of a CSV with a heading and one line
         "$folder/csv"
 }
 
-bench --concurrency "$rows" --requests $((rows * 8)) --warm-up "$rows"
+bench --concurrency "$rows" --requests $((rows * 32)) --warm-up "$rows"
 rate=$(awk -v n="$(column succeeded)" -v s="$(column seconds)" 'BEGIN { printf "%.3f", n / s }')
 alone="$(column first_p99_ms) $(column between_p99_ms) $(column whole_p99_ms)"
 read -r first between whole <<<"$alone"
@@ -43,8 +43,9 @@ echo "Closed loop, $rows at a time: $rate requests a second; p99 first token $fi
     "end to end $whole ms."
 echo
 echo "| offered | coming back | taken in | refused at last | first token p50, p99 ms | between p50, p99 ms |" \
-    "end to end p99, bound ms | until refused p50, p99, max ms | came back, of these taken in |"
-echo "|---|---|---|---|---|---|---|---|---|"
+    "end to end p50, p99, bound ms | of which sent late, p99 ms | until refused p50, p99, max ms |" \
+    "came back, of these taken in |"
+echo "|---|---|---|---|---|---|---|---|---|---|"
 for factor in "${times[@]}"; do
     for retries in 0 1 8; do
         offered=$(awk -v r="$rate" -v f="$factor" 'BEGIN { printf "%.3f", r * f }')
@@ -52,14 +53,15 @@ for factor in "${times[@]}"; do
         bench --rate "$offered" --requests "$requests" --retries "$retries"
         awk -v factor="$factor" -v retries="$retries" -v ok="$(column succeeded)" -v failed="$(column failed)" \
             -v f50="$(column first_p50_ms)" -v f99="$(column first_p99_ms)" -v b50="$(column between_p50_ms)" \
-            -v b99="$(column between_p99_ms)" -v w99="$(column whole_p99_ms)" -v r50="$(column refused_p50_ms)" \
+            -v b99="$(column between_p99_ms)" -v w50="$(column whole_p50_ms)" -v w99="$(column whole_p99_ms)" \
+            -v late="$(column late_p99_ms)" -v r50="$(column refused_p50_ms)" \
             -v r99="$(column refused_p99_ms)" -v rmax="$(column refused_max_ms)" -v again="$(column tried_again)" \
             -v taken="$(column accepted_again)" -v bound="$(awk -v n=$((queue + rows)) -v r="$rate" \
                 'BEGIN { print 1000 * n / r }')" '
             BEGIN {
-                printf "| %s times | %s | %d | %d | %.0f, %.0f | %.1f, %.1f | %.0f, %.0f |", factor,
+                printf "| %s times | %s | %d | %d | %.0f, %.0f | %.1f, %.1f | %.0f, %.0f, %.0f | %.0f |", factor,
                     retries ? (retries == 1 ? "once" : "up to " retries " times") : "no", ok, failed, f50, f99, b50,
-                    b99, w99, bound
+                    b99, w50, w99, bound, late
                 printf " %.1f, %.1f, %.1f | %s |\n", r50, r99, rmax,
                     again ? sprintf("%d, %.0f %%", again, 100 * taken / again) : "-"
             }'
