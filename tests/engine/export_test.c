@@ -276,6 +276,8 @@ START_TEST(tensors_spelled_otherwise) {
         load(temp_path("model"), &second);
         expect_same_weights(&first, &second, cases[i].json);
         export_to(temp_path("ours"), &second, ENG_FORM_MESA);
+        if (second.weights->model->config.fused_weights)
+            expect_text("ours/config.json", "\"weight_mode\": \"single\"", cases[i].json);
         unload(&second);
         load(temp_path("ours"), &second);
         expect_same_weights(&first, &second, "saved again");
