@@ -1,7 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Configs drawn at random from what the public classes accept, for compare.py --random COUNT [SEED].
 
-Sizes stay small; what a class refuses by itself (widths that do not divide, odd rotated heads) is not drawn.
+Sizes stay small; what a class refuses by itself (widths that do not divide, odd rotated heads) is not drawn, nor what
+float32 cannot tell: solves cut off halfway over gates that forget little, gradients through a window of one id.
 """
 import numpy as np
 
@@ -29,7 +30,7 @@ def hybrid(draw, layers, d):
         if draw.maybe():
             made['num_kv_heads'] = draw(*[k for k in range(1, heads + 1) if heads % k == 0])
         if draw.maybe():
-            made['window_size'] = draw(1, 7, 33, 64, 100)
+            made['window_size'] = draw(2, 7, 33, 64, 100)
         if draw.maybe():
             made['rope_theta'] = draw(100.0, 5000, 1e6)
         if draw.maybe():
@@ -67,7 +68,7 @@ MIXERS = {
     'mesa_net': lambda draw, d: dict(
         num_heads=draw(1, 2, 3, 5), head_dim=draw(5, 8, 12, 17, 24, 40, 48), conv_size=draw(1, 2, 3, 4, 6),
         use_output_gate=draw.maybe(), lambda_lower_bound=draw(0.0, 0.1, 0.25, 1.0),
-        max_cg_step_training=draw(1, 3, 10, 30), **(dict(gamma_cap_b=draw(0.5, 0.9, 0.9975)) if draw.maybe() else {})),
+        max_cg_step_training=draw(1, 3, 30), **(dict(gamma_cap_b=draw(0.5, 0.9, 0.9975)) if draw.maybe() else {})),
     'gated_deltanet': lambda draw, d: dict(use_gate=draw.maybe(), **value_groups(draw), **delta(draw)),
     'kda': lambda draw, d: dict(lower_bound=draw(None, -5, -0.5), **value_groups(draw), **delta(draw)),
     'delta_net': lambda draw, d: dict(
