@@ -194,8 +194,8 @@ static const char *pick_body(client *client, char *out, size_t size) {
         "[\"a\",\"b\"]",
         "[[1,2,3],[4]]",
         "\"\"",
-        "\"a prompt of more than one chunk, whose choices begin where its last one does: "
-        "the quick brown fox jumps over the lazy dog\""};
+        ("\"a prompt of more than one chunk, whose choices begin where its last one does: "
+         "the quick brown fox jumps over the lazy dog\"")};
     static const char *const extras[] = {"",
                                          ",\"logprobs\":0",
                                          ",\"logprobs\":5",
