@@ -4,7 +4,7 @@
 // The whole cell is gates, recurrence and normaliser with their backward: m cancels out of it, so its gradients are
 // compared with differences of the plain formula in double.
 #include "kernels/ref/activation.h"
-#include "kernels/ref/mlstm.h"
+#include "kernels/ref/maxplus_gates.h"
 #include "tests/kernels/sequence_test.h"
 
 enum { SLOTS = 4, STATE0 = 16 };

@@ -4,7 +4,7 @@
 //
 // Backward of the gates with m a constant: d lf = dg, di = dbeta beta. Of the division: do = dh / d,
 // dn = -(dh . h) / d times the derivative of d.
-#include "kernels/ref/mlstm.h"
+#include "kernels/ref/maxplus_gates.h"
 
 #include <math.h>
 

@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 // References of mLSTM's gates and of the division by a normaliser in double.
 //
-// The mathematics stand in mlstm.c. Used by tests only.
-#ifndef KERNELS_REF_MLSTM_H
-#define KERNELS_REF_MLSTM_H
+// The mathematics stand in maxplus_gates.c. Used by tests only.
+#ifndef KERNELS_REF_MAXPLUS_GATES_H
+#define KERNELS_REF_MAXPLUS_GATES_H
 
 #include <stddef.h>
 
