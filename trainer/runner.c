@@ -107,13 +107,16 @@ eng_status trn_runner_add_row(trn_runner *runner, kern_row_kind kind, int32_t sl
     return ENG_OK;
 }
 
-eng_status trn_runner_run(trn_runner *runner, eng_error *error) {
+eng_status trn_runner_start(trn_runner *runner, eng_error *error) {
     kern_status status = kern_rows_prepare(runner->stream, runner->rows);
     if (status == KERN_OK)
         status = kern_plan_run(runner->plan->plan, runner->stream, runner->rows, &runner->memory);
-    if (status == KERN_OK)
-        status = kern_synchronize(runner->stream);
     return eng_fail_kernel(error, status, "running the model");
+}
+
+eng_status trn_runner_run(trn_runner *runner, eng_error *error) {
+    eng_status status = trn_runner_start(runner, error);
+    return status == ENG_OK ? eng_fail_kernel(error, kern_synchronize(runner->stream), "running the model") : status;
 }
 
 eng_status trn_runner_read(trn_runner *runner, kern_ptr reference, void *host, size_t bytes, eng_error *error) {

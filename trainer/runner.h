@@ -30,7 +30,8 @@ typedef struct trn_runner_options {
 ENG_CHECKED eng_status trn_runner_create(const eng_weights *weights, const trn_runner_options *options, trn_runner *out,
                                          eng_error *error);
 void trn_runner_free(trn_runner *runner);
-// Prepares the rows, runs the plan and waits for it.
+// Prepares the rows and runs the plan; _run waits for it, after _start what is read waits.
+ENG_CHECKED eng_status trn_runner_start(trn_runner *runner, eng_error *error);
 ENG_CHECKED eng_status trn_runner_run(trn_runner *runner, eng_error *error);
 // Copies `bytes` of an output to the host.
 ENG_CHECKED eng_status trn_runner_read(trn_runner *runner, kern_ptr reference, void *host, size_t bytes,
