@@ -63,9 +63,10 @@ double trn_median(double *value, int count); // sorts them
 
 // Sessions that generate together, one token each a step; what they have read is what they generated before.
 typedef struct trn_decode_bench {
+    kern_device *device; // borrowed
     trn_runner runner;
     kern_solver solver;
-    int32_t *id; // (batch)
+    int32_t *id; // (batch), memory that transfers reach
     int32_t batch;
     int64_t position;
 } trn_decode_bench;

@@ -53,8 +53,9 @@ static eng_status copy_rate(const copy_probe *probe, double *rate, eng_error *er
 // --------------------------------------------------------------------------------------------------------- generating
 
 void trn_decode_bench_free(trn_decode_bench *d) {
+    if (d->device)
+        kern_free_host(d->device, d->id);
     trn_runner_free(&d->runner);
-    free(d->id);
     *d = (trn_decode_bench){0};
 }
 
@@ -71,7 +72,7 @@ static eng_status decode_step(trn_decode_bench *d, eng_error *error) {
     }
     runner->rows->n_logits = d->batch;
     d->position++;
-    eng_status status = trn_runner_run(runner, error);
+    eng_status status = trn_runner_start(runner, error);
     return status == ENG_OK
                ? trn_runner_read(runner, runner->plan->sampled, d->id, sizeof *d->id * (size_t)d->batch, error)
                : status;
@@ -90,9 +91,10 @@ eng_status trn_decode_bench_create(const eng_weights *weights, int32_t batch, in
         .plan = {.kind = ENG_PLAN_SERVE, .max_tokens = batch, .max_rows = batch, .max_logits = batch},
         .slots = batch,
         .slot_tokens = WARM_UP_STEPS + most_steps};
-    trn_decode_bench d = {.solver = solver, .batch = batch, .id = calloc((size_t)batch, sizeof *d.id)};
-    if (!d.id)
+    void *ids = NULL;
+    if (kern_alloc_host(weights->device, sizeof(int32_t) * (size_t)batch, &ids))
         return eng_fail(error, ENG_NO_MEMORY, "out of memory for %d ids", batch);
+    trn_decode_bench d = {.device = weights->device, .solver = solver, .batch = batch, .id = ids};
     for (int32_t i = 0; i < batch; i++)
         d.id[i] = i % weights->model->config.vocab_size;
     eng_status status = trn_runner_create(weights, &sizes, &d.runner, error);
