@@ -32,12 +32,29 @@ static bool allocate_host(eng_batch *batch) {
     return true;
 }
 
+// Logits of a step: a row each and one chunk more.
+static eng_plan_options plan_options(const kern_device *device, int32_t max_rows, int32_t max_tokens) {
+    int64_t logits = (int64_t)max_rows + kern_device_describe(device)->chunk;
+    return (eng_plan_options){.kind = ENG_PLAN_SERVE,
+                              .max_tokens = max_tokens,
+                              .max_rows = max_rows,
+                              .max_logits = logits < max_tokens ? (int32_t)logits : max_tokens};
+}
+
+eng_status eng_batch_measure(const eng_model *model, kern_device *device, int32_t max_rows, int32_t max_tokens,
+                             uint64_t *bytes, eng_error *error) {
+    eng_plan *plan = NULL;
+    eng_plan_options options = plan_options(device, max_rows, max_tokens);
+    eng_status status = eng_plan_create(model, device, &options, &plan, error);
+    if (status == ENG_OK)
+        *bytes = (uint64_t)plan->saved_bytes + plan->scratch_bytes;
+    eng_plan_free(plan);
+    return status;
+}
+
 static eng_status allocate_device(eng_batch *batch, eng_error *error) {
     const eng_weights *weights = batch->weights;
-    eng_plan_options options = {.kind = ENG_PLAN_SERVE,
-                                .max_tokens = batch->max_tokens,
-                                .max_rows = batch->max_rows,
-                                .max_logits = batch->max_logits};
+    eng_plan_options options = plan_options(weights->device, batch->max_rows, batch->max_tokens);
     eng_status status = eng_plan_create(weights->model, weights->device, &options, &batch->plan, error);
     if (status != ENG_OK)
         return status;
@@ -58,8 +75,7 @@ static eng_status allocate_device(eng_batch *batch, eng_error *error) {
 static void bound_step(eng_batch *batch) {
     int32_t vocab = batch->weights->model->config.vocab_size;
     int64_t edits = (int64_t)batch->max_rows * (vocab < ENG_ROW_EDITS ? vocab : ENG_ROW_EDITS);
-    int64_t logits = (int64_t)batch->max_rows + batch->chunk;
-    batch->max_logits = logits < batch->max_tokens ? (int32_t)logits : batch->max_tokens;
+    batch->max_logits = plan_options(batch->weights->device, batch->max_rows, batch->max_tokens).max_logits;
     batch->max_edits = edits < vocab ? vocab : edits < INT32_MAX ? (int32_t)edits : INT32_MAX;
 }
 
@@ -219,6 +235,93 @@ eng_status eng_batch_run(eng_batch *batch, eng_error *error) {
         batch->piece[i].piece.session->read += batch->piece[i].piece.count;
     return ENG_OK;
 }
+
+// ------------------------------------------------------------------------------------------------------------ warm up
+
+static const eng_sampling likeliest = {.top_p = 1};
+
+// The first `count` of the sessions read one id each.
+static eng_status run_generated(eng_batch *batch, eng_session *session, int32_t count, eng_error *error) {
+    static const int32_t id = 0;
+    eng_batch_clear(batch);
+    for (int32_t i = 0; i < count; i++) {
+        int32_t index;
+        eng_piece piece = {.session = &session[i],
+                           .kind = KERN_ROW_GENERATED,
+                           .ids = &id,
+                           .count = 1,
+                           .knobs = batch->weights->model->config.knobs,
+                           .logits = true,
+                           .sampling = &likeliest};
+        eng_status status = eng_batch_add(batch, &piece, &index, error);
+        if (status != ENG_OK)
+            return status;
+    }
+    return eng_batch_run(batch, error);
+}
+
+static eng_status run_prompt(eng_batch *batch, eng_error *error) {
+    int32_t index, count = batch->chunk < batch->max_tokens ? batch->chunk : batch->max_tokens;
+    eng_session session = {0};
+    int32_t *ids = calloc((size_t)count, sizeof *ids);
+    if (!ids)
+        return eng_fail(error, ENG_NO_MEMORY, "out of memory for the first steps");
+    eng_piece piece = {.session = &session,
+                       .kind = KERN_ROW_PROMPT,
+                       .ids = ids,
+                       .count = count,
+                       .knobs = batch->weights->model->config.knobs,
+                       .logits = true,
+                       .sampling = &likeliest};
+    eng_batch_clear(batch);
+    eng_status status = eng_session_open(batch->pool, batch->stream, count, &session, error);
+    if (status == ENG_OK)
+        status = eng_batch_add(batch, &piece, &index, error);
+    if (status == ENG_OK)
+        status = eng_batch_run(batch, error);
+    eng_session_close(&session);
+    free(ids);
+    return status;
+}
+
+// Sessions up to `wanted`; fewer when the pool holds no more at once, as then no step ever has more.
+static eng_status open_sessions(eng_batch *batch, eng_session *session, int32_t wanted, int32_t *opened,
+                                eng_error *error) {
+    while (*opened < wanted) {
+        eng_error full = {0};
+        eng_status status = eng_session_open(batch->pool, batch->stream, KERN_PAGE_TOKENS, &session[*opened], &full);
+        if (status == ENG_FULL)
+            return ENG_OK;
+        if (status != ENG_OK)
+            return eng_fail(error, status, "%s", full.text);
+        ++*opened;
+    }
+    return ENG_OK;
+}
+
+eng_status eng_batch_warm_up(eng_batch *batch, eng_error *error) {
+    if (!kern_plan_is_captured(batch->plan->plan))
+        return ENG_OK;
+    eng_session *session = calloc((size_t)batch->max_rows, sizeof *session);
+    if (!session)
+        return eng_fail(error, ENG_NO_MEMORY, "out of memory for the first steps");
+    int32_t opened = 0;
+    eng_status status = run_prompt(batch, error);
+    for (int32_t count = 1, run = 0; status == ENG_OK && run < batch->max_rows; count *= 2) {
+        int32_t wanted = count < batch->max_rows ? count : batch->max_rows;
+        status = open_sessions(batch, session, wanted, &opened, error);
+        if (status == ENG_OK && opened > run)
+            status = run_generated(batch, session, opened, error);
+        run = opened < wanted ? batch->max_rows : opened;
+    }
+    while (opened > 0)
+        eng_session_close(&session[--opened]);
+    free(session);
+    eng_batch_clear(batch);
+    return status;
+}
+
+// ------------------------------------------------------------------------------------------------------------ results
 
 static void add_solves(const eng_batch *batch, int32_t token0, int32_t tokens, eng_compute *sum) {
     if (batch->solves)

@@ -53,6 +53,12 @@ typedef struct eng_prediction {
 ENG_CHECKED eng_status eng_batch_create(const eng_weights *weights, eng_pool *pool, kern_stream *stream,
                                         int32_t max_rows, int32_t max_tokens, eng_batch **out, eng_error *error);
 void eng_batch_free(eng_batch *batch);
+// Device bytes of the activations of such a batch, without making it.
+ENG_CHECKED eng_status eng_batch_measure(const eng_model *model, kern_device *device, int32_t max_rows,
+                                         int32_t max_tokens, uint64_t *bytes, eng_error *error);
+// The first steps, for a device whose first steps are slow (kern_plan_is_captured; on others nothing happens): a
+// prompt, and generated tokens of each size of batch that the pool can hold. The pool must be unused and is so after.
+ENG_CHECKED eng_status eng_batch_warm_up(eng_batch *batch, eng_error *error);
 
 void eng_batch_clear(eng_batch *batch);
 // How many of `left` prompt ids bring this session to the next grid boundary: the shortest piece; further whole chunks

@@ -35,6 +35,8 @@ typedef struct eng_weights {
     size_t bytes;
 } eng_weights;
 
+// Device bytes of the weights for serving, before any is loaded.
+uint64_t eng_weights_measure(const eng_checkpoint *checkpoint);
 // Serving: matrices keep the file's dtype (F16 becomes F32), vectors float32. trainable: float32 throughout, with
 // gradients. The weights borrow the device and the model: free them before the checkpoint is closed.
 ENG_CHECKED eng_status eng_weights_load(const eng_checkpoint *checkpoint, kern_device *device, bool trainable,

@@ -58,7 +58,7 @@ static eng_status open_device(const eng_options *options, eng_engine *engine, en
     return status ? eng_fail_kernel(error, status, "opening a stream") : ENG_OK;
 }
 
-static eng_status open_model(const eng_options *options, eng_engine *engine, eng_error *error) {
+static eng_status open_files(const eng_options *options, eng_engine *engine, eng_error *error) {
     eng_error why = {0};
     eng_status status = eng_checkpoint_open(options->model_dir, &engine->checkpoint, error);
     if (status != ENG_OK)
@@ -69,7 +69,7 @@ static eng_status open_model(const eng_options *options, eng_engine *engine, eng
         log_text(options, ENG_LOG_WARNING, "%s: no tokenizer.json; token ids only", options->model_dir);
     else if (status != ENG_OK)
         return eng_fail(error, status, "%s", why.text);
-    return eng_weights_load(engine->checkpoint, engine->device, false, &engine->weights, error);
+    return ENG_OK;
 }
 
 typedef struct pool_size {
@@ -83,7 +83,7 @@ static uint64_t align64(uint64_t bytes) {
 
 // A budget is spent on as many states, up to max_rows, as leave each one page; the rest becomes pages.
 static eng_status size_pool(const eng_options *options, const eng_engine *engine, pool_size *out, eng_error *error) {
-    const eng_model *model = engine->weights->model;
+    const eng_model *model = eng_checkpoint_model(engine->checkpoint);
     const kern_device_info *device = kern_device_describe(engine->device);
     uint64_t slot = align64(model->state_bytes), page = align64(model->page_bytes);
     uint64_t rows = (uint64_t)options->max_rows, budget = options->state_budget;
@@ -99,26 +99,56 @@ static eng_status size_pool(const eng_options *options, const eng_engine *engine
     if (pages > INT32_MAX / 2)
         pages = INT32_MAX / 2;
     *out = (pool_size){(int32_t)slots, (int32_t)pages, slots * slot + pages * page};
-    if (device->memory_total && out->bytes > device->memory_total)
-        return eng_fail(error, ENG_NO_MEMORY,
-                        "states and KV pages need %" PRIu64 " bytes; the device has %" PRIu64
-                        " in all; lower max_rows or state_budget",
-                        out->bytes, device->memory_total);
     if (slots < rows)
         log_text(options, ENG_LOG_WARNING, "state_budget holds %" PRIu64 " of %" PRIu64 " states", slots, rows);
     return ENG_OK;
 }
 
-static eng_status start_serving(const eng_options *options, eng_engine *engine, eng_error *error) {
+static int32_t step_tokens(const eng_engine *engine, pool_size size) {
+    return size.slots + ENG_IDLE_CHUNKS * kern_device_describe(engine->device)->chunk;
+}
+
+static eng_status check_pool(const kern_device_info *device, pool_size size, eng_error *error) {
+    if (device->memory_total == 0 || size.bytes <= device->memory_total)
+        return ENG_OK;
+    return eng_fail(error, ENG_NO_MEMORY,
+                    "states and KV pages need %" PRIu64 " bytes; the device has %" PRIu64
+                    " in all; lower max_rows or state_budget",
+                    size.bytes, device->memory_total);
+}
+
+// What is too large is refused before anything is loaded; all of it where the device counts what is free.
+static eng_status check_memory(const eng_engine *engine, pool_size size, eng_error *error) {
+    const kern_device_info *device = kern_device_describe(engine->device);
+    const eng_model *model = eng_checkpoint_model(engine->checkpoint);
+    const double mib = 0x1p20;
+    uint64_t activations = 0;
+    if (device->memory_free == 0)
+        return check_pool(device, size, error);
+    eng_status status =
+        eng_batch_measure(model, engine->device, size.slots, step_tokens(engine, size), &activations, error);
+    if (status != ENG_OK)
+        return status;
+    uint64_t weights = eng_weights_measure(engine->checkpoint),
+             pages = (uint64_t)size.pages * align64(model->page_bytes);
+    if (weights + size.bytes + activations <= device->memory_free)
+        return ENG_OK;
+    return eng_fail(error, ENG_NO_MEMORY,
+                    "%s has %.1f of %.1f MiB free; %.1f are needed: weights %.1f, %" PRId32 " states %.1f, %" PRId32
+                    " KV pages %.1f, activations %.1f; lower max_rows or state_budget",
+                    device->name, (double)device->memory_free / mib, (double)device->memory_total / mib,
+                    (double)(weights + size.bytes + activations) / mib, (double)weights / mib, size.slots,
+                    (double)(size.bytes - pages) / mib, size.pages, (double)pages / mib, (double)activations / mib);
+}
+
+static eng_status start_serving(const eng_options *options, pool_size size, eng_engine *engine, eng_error *error) {
     const eng_model *model = engine->weights->model;
-    int32_t chunk = kern_device_describe(engine->device)->chunk;
-    pool_size size = {0};
-    eng_status status = size_pool(options, engine, &size, error);
+    eng_status status = eng_pool_create(model, engine->device, size.slots, size.pages, &engine->pool, error);
     if (status == ENG_OK)
-        status = eng_pool_create(model, engine->device, size.slots, size.pages, &engine->pool, error);
+        status = eng_batch_create(engine->weights, engine->pool, engine->stream, size.slots, step_tokens(engine, size),
+                                  &engine->batch, error);
     if (status == ENG_OK)
-        status = eng_batch_create(engine->weights, engine->pool, engine->stream, size.slots,
-                                  size.slots + ENG_IDLE_CHUNKS * chunk, &engine->batch, error);
+        status = eng_batch_warm_up(engine->batch, error);
     if (status != ENG_OK)
         return status;
     engine->info.max_rows = size.slots;
@@ -128,7 +158,7 @@ static eng_status start_serving(const eng_options *options, eng_engine *engine, 
         .pool = engine->pool,
         .batch = engine->batch,
         .stream = engine->stream,
-        .chunk = chunk,
+        .chunk = engine->info.chunk,
         .queue_requests = options->queue_requests ? options->queue_requests : DEFAULT_QUEUE_REQUESTS,
         .queue_tokens = options->queue_tokens ? options->queue_tokens : DEFAULT_QUEUE_TOKENS};
     return eng_scheduler_create(&scheduler, &engine->scheduler, error);
@@ -184,12 +214,19 @@ eng_status eng_open(const eng_options *options, eng_engine **out, eng_error *err
     eng_engine *engine = calloc(1, sizeof *engine);
     if (!engine)
         return eng_fail(error, ENG_NO_MEMORY, "out of memory for the engine");
+    pool_size size = {0};
     status = open_device(options, engine, error);
     if (status == ENG_OK)
-        status = open_model(options, engine, error);
+        status = open_files(options, engine, error);
+    if (status == ENG_OK)
+        status = size_pool(options, engine, &size, error);
+    if (status == ENG_OK)
+        status = check_memory(engine, size, error);
+    if (status == ENG_OK)
+        status = eng_weights_load(engine->checkpoint, engine->device, false, &engine->weights, error);
     if (status == ENG_OK) {
         describe(engine);
-        status = start_serving(options, engine, error);
+        status = start_serving(options, size, engine, error);
     }
     if (status != ENG_OK) {
         eng_close(engine);

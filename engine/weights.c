@@ -220,6 +220,18 @@ static eng_status load_tensor(loader *loader, int32_t index, const eng_place *pl
                          : store_tensor(loader, index, false);
 }
 
+uint64_t eng_weights_measure(const eng_checkpoint *checkpoint) {
+    const eng_model *model = checkpoint->model;
+    uint64_t bytes = 0;
+    for (int32_t i = 0; i < model->tensors; i++) {
+        bool half = model->tensor[i].role == ENG_ROLE_MATRIX && checkpoint->place[i].entry->dtype == ENG_BF16;
+        bytes += (uint64_t)model->tensor[i].count * (half ? sizeof(uint16_t) : sizeof(float));
+    }
+    for (int32_t i = 0; i < model->constants; i++)
+        bytes += (uint64_t)model->constant[i].count * sizeof(float);
+    return bytes;
+}
+
 eng_status eng_weights_load(const eng_checkpoint *checkpoint, kern_device *device, bool trainable, eng_weights **out,
                             eng_error *error) {
     loader loader;

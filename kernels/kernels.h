@@ -62,6 +62,7 @@ typedef struct kern_device_info {
     int32_t default_rows;      // rows a step that suit the device
     int32_t threads;           // CPU
     uint64_t memory_total;
+    uint64_t memory_free; // when the device was opened; 0: not counted
 } kern_device_info;
 
 // Opens a device: "cpu", "cpu:16" (C = 16, 32 or 64), "cuda:N", "auto" (CUDA if a module and a device are there, else
@@ -78,7 +79,7 @@ void kern_free(kern_device *device, void *memory);
 // Zeroed host memory, 64-byte aligned, that transfers reach without a copy between. Freed with kern_free_host.
 KERN_CHECKED kern_status kern_alloc_host(kern_device *device, size_t bytes, void **out);
 void kern_free_host(kern_device *device, void *memory);
-uint64_t kern_allocations(const kern_device *device); // kern_alloc, kern_weight_create, growth of the workspace
+uint64_t kern_allocations(const kern_device *device); // kern_alloc, kern_weight_create, workspace, graphs
 
 KERN_CHECKED kern_status kern_stream_open(kern_device *device, kern_stream **out);
 void kern_stream_close(kern_stream *stream);
@@ -763,6 +764,9 @@ KERN_CHECKED kern_status kern_plan_add(kern_plan *plan, kern_op op, const void *
 // Ends the building: reserves workspace; a backend may replace sub-sequences by fused entries here.
 KERN_CHECKED kern_status kern_plan_seal(kern_plan *plan);
 size_t kern_plan_length(const kern_plan *plan);
+// Whether the device makes something (a graph) of a sealed plan when it first runs with a number of generated tokens, a
+// power of two at a time. Who serves runs each once before.
+bool kern_plan_is_captured(const kern_plan *plan);
 // What memory->param and memory->grad point to must not change while a plan runs with the same memory.
 KERN_CHECKED kern_status kern_plan_run(const kern_plan *plan, kern_stream *stream, const kern_rows *rows,
                                        const kern_memory *memory);

@@ -178,6 +178,10 @@ kern_status kern_plan_seal(kern_plan *plan) {
     return KERN_OK;
 }
 
+bool kern_plan_is_captured(const kern_plan *plan) {
+    return plan->resolved != NULL;
+}
+
 // ----------------------------------------------------------------------------------------------------------- running
 
 static void *at(void *base, uint64_t offset) {

@@ -38,6 +38,14 @@ static cudaError_t make_current(const kern_device *device) {
 
 enum { LOWEST_MAJOR = 8, CHUNK = 64, DEFAULT_ROWS = 256 };
 
+static __global__ void built_for(void) {}
+
+// Kernels that wait for the ones before them are in the code for sm_90 alone, which is not what newer chips load.
+static bool launches_may_overlap(void) {
+    cudaFuncAttributes attributes;
+    return cudaFuncGetAttributes(&attributes, built_for) == cudaSuccess && attributes.ptxVersion >= 90;
+}
+
 static void describe(kern_cuda *cuda, const cudaDeviceProp *properties) {
     kern_device_info *info = &cuda->device.info;
     snprintf(info->name, sizeof info->name, "cuda:%d", cuda->ordinal);
@@ -49,8 +57,12 @@ static void describe(kern_cuda *cuda, const cudaDeviceProp *properties) {
     info->default_rows = DEFAULT_ROWS;
     info->threads = 1;
     info->memory_total = properties->totalGlobalMem;
+    size_t total = 0, available = 0;
+    if (cudaMemGetInfo(&available, &total) == cudaSuccess)
+        info->memory_free = available;
     cuda->processors = properties->multiProcessorCount;
     cuda->shared_limit = properties->sharedMemPerBlockOptin;
+    cuda->overlaps = launches_may_overlap();
 }
 
 static kern_status read_ordinal(const char *name, int *ordinal, char *reason, size_t reason_size) {

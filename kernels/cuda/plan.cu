@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // Operations and plans on a stream. A step of generated tokens alone is a graph, captured once for each size of batch
-// (powers of two) and replayed from then on; a step with prompts is launched operation by operation.
+// (powers of two) and replayed from then on; a step with prompts is launched as it comes.
 //
 // A graph is bound to its operands and to the row table's place on the device. When either changes it is made anew.
 #include <stdlib.h>
@@ -29,11 +29,6 @@ static cuda_step step_of(const kern_stream *stream, const kern_rows *rows) {
     return step;
 }
 
-static kern_status run(const cuda_step *step, kern_op op, const void *args) {
-    cuda_run entry = cuda_run_of(op);
-    return entry ? entry(step, args) : KERN_UNSUPPORTED;
-}
-
 kern_status cuda_launch(kern_stream *stream, kern_op op, const kern_rows *rows, const void *args) {
     size_t bytes = 0;
     cuda_prepare prepare = cuda_prepare_of(op);
@@ -44,16 +39,7 @@ kern_status cuda_launch(kern_stream *stream, kern_op op, const kern_rows *rows, 
         return KERN_INVALID;
     status = cuda_status(cudaSetDevice(cuda_of(stream->device)->ordinal));
     const cuda_step step = step_of(stream, rows);
-    return status ? status : run(&step, op, args);
-}
-
-static kern_status run_all(const cuda_step *step, const kern_calls *calls) {
-    for (size_t i = 0; i < calls->count; i++) {
-        kern_status status = run(step, calls->call[i].op, calls->call[i].args);
-        if (status)
-            return status;
-    }
-    return KERN_OK;
+    return status ? status : cuda_run_of(op)(&step, args);
 }
 
 // ------------------------------------------------------------------------------------------------------------ graphs
@@ -70,7 +56,7 @@ static kern_status capture(const cuda_step *step, const kern_calls *calls, cudaG
     cudaError_t error = cudaStreamBeginCapture(step->stream, cudaStreamCaptureModeThreadLocal);
     if (error != cudaSuccess)
         return cuda_status(error);
-    kern_status status = run_all(step, calls);
+    kern_status status = cuda_run_calls(step, calls->call, calls->count);
     error = cudaStreamEndCapture(step->stream, &graph);
     if (!status)
         status = cuda_status(error);
@@ -98,6 +84,7 @@ static kern_status replay(const cuda_step *step, kern_calls *calls, int bucket) 
     if (!graphs->exec[bucket]) {
         cuda_step bounds = *step;
         bounds.rows = bounds.tokens = bounds.logits = 1 << bucket;
+        calls->device->allocations++;
         kern_status status = capture(&bounds, calls, &graphs->exec[bucket]);
         if (status)
             return status;
@@ -112,7 +99,7 @@ kern_status cuda_calls_run(kern_stream *stream, const kern_rows *rows, kern_call
     const cuda_step step = step_of(stream, rows);
     const int bucket = bucket_of(step.tokens);
     const bool captured = step.generated && step.logits <= step.tokens && bucket < BUCKETS;
-    return captured ? replay(&step, calls, bucket) : run_all(&step, calls);
+    return captured ? replay(&step, calls, bucket) : cuda_run_calls(&step, calls->call, calls->count);
 }
 
 void cuda_calls_forget(kern_calls *calls) {
