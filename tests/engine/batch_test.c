@@ -10,6 +10,7 @@
 #include "engine/safetensors.h"
 #include "tests/check_main.h"
 #include "tests/engine/small_models.h"
+#include "tests/engine/test_device.h"
 
 enum { ROWS = 16, MAX_PROMPT = 340, GENERATED = 4, STEP_TOKENS = 3200 };
 
@@ -27,10 +28,11 @@ static void open_batch_on(const char *device, int model) {
     vocab = world.model->config.vocab_size;
     ck_assert_int_eq(eng_pool_create(world.model, world.device, ROWS, 100, &pool, NULL), ENG_OK);
     ck_assert_int_eq(eng_batch_create(world.weights, pool, world.stream, ROWS, STEP_TOKENS, &batch, NULL), ENG_OK);
+    ck_assert_int_eq(eng_batch_warm_up(batch, NULL), ENG_OK);
 }
 
 static void open_batch(int model) {
-    open_batch_on("cpu", model);
+    open_batch_on(test_device("cpu"), model);
 }
 
 static void close_batch(void) {
@@ -176,7 +178,7 @@ enum { CHUNKS = sizeof chunks / sizeof *chunks };
 START_TEST(cuts_and_neighbours_change_no_bit) {
     int32_t ids[MAX_PROMPT + GENERATED];
     neighbours others;
-    open_batch_on(chunks[_i / SMALL_MODELS], _i % SMALL_MODELS);
+    open_batch_on(test_device(chunks[_i / SMALL_MODELS]), _i % SMALL_MODELS);
     float *whole = new_logits(1 + GENERATED), *cut = new_logits(1 + GENERATED);
     const int32_t lengths[] = {
         1, 2, chunk - 1, chunk, chunk + 1, 2 * chunk - 1, 2 * chunk, 2 * chunk + 1, 5 * chunk + 7};
@@ -656,7 +658,7 @@ START_TEST(golden_models_come_out) {
     int32_t prompt = read_ids(root, "prompt_tokens", ids), decoded = read_ids(root, "decode_tokens", ids + prompt);
     json_decref(root);
 
-    ck_assert_int_eq(kern_device_open("cpu", &world.device, NULL, 0), KERN_OK);
+    ck_assert_int_eq(kern_device_open(test_device("cpu"), &world.device, NULL, 0), KERN_OK);
     ck_assert_int_eq(kern_stream_open(world.device, &world.stream), KERN_OK);
     ck_assert_msg(eng_checkpoint_open(dir, &checkpoint, &error) == ENG_OK, "%s", error.text);
     const eng_model *model = eng_checkpoint_model(checkpoint);
@@ -694,4 +696,4 @@ static Suite *batch_suite(void) {
     return suite;
 }
 
-MESA_TEST_MAIN(batch_suite)
+DEVICE_TEST_MAIN(batch_suite)

@@ -9,6 +9,7 @@
 #include <string.h>
 
 #include "tests/engine/temp_folder.h"
+#include "tests/engine/test_device.h"
 
 void speak_letters(small_world *world) {
     float *head = small_tensor(world, "lm_head.weight");
@@ -25,7 +26,7 @@ eng_engine *open_with(int model, eng_options options) {
     if (!temp_exists(small_models[model].name))
         small_checkpoint(dir, &small_models[model], speak_letters, true);
     options.model_dir = dir;
-    options.device = "cpu";
+    options.device = test_device("cpu");
     options.need_tokenizer = true;
     ck_assert_msg(eng_open(&options, &engine, &error) == ENG_OK, "%s", error.text);
     return engine;
@@ -44,8 +45,10 @@ static void collect(void *context, const eng_event *event) {
     ck_assert_int_eq(out->finals, 0); // nothing follows the last event
     ck_assert(event->prompt_count > 0 || event->token_count > 0 || event->text_length > 0 ||
               event->finish != ENG_FINISH_NONE);
-    for (size_t i = 0; i < event->token_count; i++)
+    for (size_t i = 0; i < event->token_count; i++) {
+        out->logprobs[out->id_count] = event->tokens[i].logprob;
         out->ids[out->id_count++] = event->tokens[i].id;
+    }
     out->prompt_count += event->prompt_count;
     memcpy(out->text + out->text_length, event->text, event->text_length);
     out->text_length += event->text_length;

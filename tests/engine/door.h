@@ -14,6 +14,7 @@ enum { DOOR_IDS = 4096 };
 typedef struct outcome {
     uint64_t id;
     int32_t ids[DOOR_IDS];
+    float logprobs[DOOR_IDS];      // of the ids
     size_t id_count, prompt_count; // prompt_count: of the prompt's tokens, as told
     char text[DOOR_IDS];
     size_t text_length;

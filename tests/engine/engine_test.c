@@ -11,6 +11,7 @@
 #include "tests/check_main.h"
 #include "tests/engine/door.h"
 #include "tests/engine/temp_folder.h"
+#include "tests/engine/test_device.h"
 
 enum { POISON = 7, HUGE_CHANNEL = 5 };
 
@@ -21,7 +22,7 @@ START_TEST(the_model_is_described) {
     const eng_model_info *info = eng_info(engine);
     ck_assert_str_eq(info->model_type, "mesa_net");
     ck_assert_str_eq(info->mixers, "mesa_net,attention");
-    ck_assert_ptr_nonnull(strstr(info->device, "cpu"));
+    ck_assert_ptr_nonnull(strstr(info->device, test_device("cpu")));
     ck_assert_uint_gt(strlen(info->numeric_profile), 0);
     ck_assert_int_eq(info->layers, 3);
     ck_assert_int_eq(info->loops, 1);
@@ -70,6 +71,65 @@ START_TEST(what_cannot_be_opened_is_named) {
     refuse_open((eng_options){.model_dir = temp_path("none"), .device = "cpu"}, ENG_NOT_FOUND, "none");
     refuse_open((eng_options){.model_dir = bare, .device = "cpu", .need_tokenizer = true}, ENG_NOT_FOUND,
                 "tokenizer.json");
+}
+END_TEST
+
+// Lets "cuda:0" be the module that pretends.
+static bool pretend(void) {
+    static const char folder[] = MESA_BINARY_DIR "/tests/device";
+    setenv("MESA_LIBRARY_DIR", folder, 1);
+    return access(folder, R_OK) == 0;
+}
+
+START_TEST(what_a_device_lacks_is_named) {
+    char good[512];
+    if (!pretend())
+        MESA_TEST_SKIP("no module that pretends");
+    snprintf(good, sizeof good, "%s", temp_path("good"));
+    small_checkpoint(good, &small_models[SMALL_LLAMA], NULL, true);
+    eng_options options = {.model_dir = good, .device = "cuda:0", .max_rows = 16};
+    refuse_open((eng_options){.model_dir = good, .device = "cuda:7"}, ENG_DEVICE, "this host has 2 CUDA devices");
+    setenv("PRETEND_MEMORY", "20000000", 1);
+    refuse_open(options, ENG_NO_MEMORY, "cuda:0 has 19.1 of 19.1 MiB free; ");
+    refuse_open(options, ENG_NO_MEMORY, " are needed: weights 0.4, 16 states 0.0, 1024 KV pages 32.0, activations ");
+    options.state_budget = 16 * 64 * 512; // 16 pages
+    eng_engine *engine = NULL;
+    eng_error error = {0};
+    ck_assert_msg(eng_open(&options, &engine, &error) == ENG_OK, "%s", error.text);
+    eng_close(engine);
+    setenv("PRETEND_REFUSAL", "cuda:0 (old) has compute capability 7.5; at least 8.0 is needed", 1);
+    refuse_open(options, ENG_DEVICE, "device cuda:0: cuda:0 (old) has compute capability 7.5");
+    options.device = "auto"; // falls back, and says why in the log
+    ck_assert_int_eq(eng_open(&options, &engine, NULL), ENG_OK);
+    ck_assert_ptr_nonnull(strstr(eng_info(engine)->device, "cpu ("));
+    eng_close(engine);
+    setenv("MESA_LIBRARY_DIR", temp_path("empty"), 1);
+    options.device = "cuda:0";
+    refuse_open(options, ENG_DEVICE, "no CUDA module");
+}
+END_TEST
+
+START_TEST(a_lost_device_ends_the_engine) {
+    static outcome out;
+    eng_error error = {0};
+    bool worked;
+    if (!pretend())
+        MESA_TEST_SKIP("no module that pretends");
+    setenv("MESA_TEST_DEVICE", "cuda:0", 1);
+    setenv("PRETEND_LOST", temp_path("lost"), 1);
+    eng_engine *engine = open_small(SMALL_MESA);
+    submit(engine, greedy(engine, (int32_t[]){1, 2}, 2, 50), &out);
+    for (int i = 0; i < 5; i++)
+        ck_assert(step(engine));
+    temp_write("lost", "", 0);
+    for (int i = 0; i < 2; i++) { // it stays so
+        error = (eng_error){0};
+        ck_assert_int_eq(eng_step(engine, NULL, NULL, &worked, &error), ENG_DEVICE);
+        ck_assert_ptr_nonnull(strstr(error.text, "device lost"));
+        unlink(temp_path("lost"));
+    }
+    ck_assert_int_eq(out.finals, 0);
+    eng_close(engine);
 }
 END_TEST
 
@@ -123,7 +183,7 @@ START_TEST(text_and_ids) {
     eng_close(engine);
 
     small_checkpoint(temp_path("bare"), &small_models[SMALL_MESA], speak_letters, false);
-    eng_options options = {.model_dir = temp_path("bare"), .device = "cpu", .max_rows = 2};
+    eng_options options = {.model_dir = temp_path("bare"), .device = test_device("cpu"), .max_rows = 2};
     ck_assert_int_eq(eng_open(&options, &bare, NULL), ENG_OK);
     ck_assert(!eng_info(bare)->has_tokenizer);
     (void)eng_token_bytes(bare, 'a', &length);
@@ -199,6 +259,49 @@ START_TEST(alone_equals_among_others_in_any_order) {
 }
 END_TEST
 
+// One of many that differ in everything a request may choose; prompt has room for it.
+static eng_request mixed(const eng_engine *engine, int which, int32_t prompt[150]) {
+    static const eng_knobs knobs[] = {{ENG_CG_TOLERANCE, 1e-4F, 30, 1, 1},
+                                      {ENG_CG_TOLERANCE, 1e-2F, 200, 1, 1},
+                                      {ENG_CG_STEPS, 0, 7, 1, 1},
+                                      {ENG_CG_EXACT, 0, 0, 1, 1}};
+    small_prompt((uint64_t)which, prompt, 150);
+    eng_request request = greedy(engine, prompt, 1 + (size_t)(which * 37) % 150, 3 + which % 9);
+    request.knobs = knobs[which % 4];
+    request.sampling = (eng_sampling){.temperature = (float)(which % 3),
+                                      .top_p = which % 5 ? 0.9F : 1,
+                                      .min_p = which % 7 ? 0 : 0.02F,
+                                      .top_k = which % 6 ? 0 : 5,
+                                      .seed = (uint64_t)which};
+    request.frequency_penalty = which % 8 ? 0 : 0.5F;
+    request.repetition_penalty = which % 11 ? 1 : 1.2F;
+    request.logprobs = which % 4;
+    return request;
+}
+
+// As many as the device serves at once: what is new, what reads and what generates stand in the same steps.
+START_TEST(alone_equals_among_a_full_batch) {
+    enum { CPU_ROWS = 32, ROWS = 256, ALONE = 9 };
+    static outcome among[ROWS];
+    static int32_t prompt[ROWS][150];
+    int rows = test_device_is_cpu() ? CPU_ROWS : ROWS;
+    eng_engine *engine = open_with(_i, (eng_options){.max_rows = rows, .queue_requests = ROWS});
+    uint64_t allocations = gauges_of(engine).device_allocations;
+    for (int i = 0; i < rows; i++)
+        submit(engine, mixed(engine, i, prompt[i]), &among[i]);
+    drain(engine);
+    for (int i = 0; i < rows; i += rows / ALONE) {
+        outcome alone = answer(engine, mixed(engine, i, prompt[i]));
+        ck_assert_uint_eq(alone.id_count, among[i].id_count);
+        ck_assert_mem_eq(alone.ids, among[i].ids, sizeof *alone.ids * alone.id_count);
+        ck_assert_mem_eq(alone.logprobs, among[i].logprobs, sizeof *alone.logprobs * alone.id_count);
+        ck_assert_mem_eq(&alone.usage, &among[i].usage, sizeof alone.usage);
+    }
+    ck_assert_uint_eq(gauges_of(engine).device_allocations, allocations);
+    eng_close(engine);
+}
+END_TEST
+
 START_TEST(no_tokens_wanted) {
     eng_engine *engine = open_small(SMALL_MESA);
     int32_t prompt[100];
@@ -232,7 +335,7 @@ START_TEST(an_end_of_text_id_ends_it) {
     small_model ending = small_models[SMALL_MESA];
     ending.config = config;
     small_checkpoint(temp_path("ending"), &ending, speak_letters, true);
-    eng_options options = {.model_dir = temp_path("ending"), .device = "cpu", .max_rows = 2};
+    eng_options options = {.model_dir = temp_path("ending"), .device = test_device("cpu"), .max_rows = 2};
     ck_assert_int_eq(eng_open(&options, &engine, NULL), ENG_OK);
     outcome out = answer(engine, greedy(engine, prompt, 30, 40));
     ck_assert_int_eq(out.finish, ENG_FINISH_STOP);
@@ -359,7 +462,7 @@ START_TEST(non_finite_logits_end_that_request_alone) {
     memcpy(poisoned, prompt, sizeof prompt);
     poisoned[40] = POISON;
     small_checkpoint(temp_path("poison"), &small_models[SMALL_MESA], poison, true);
-    eng_options options = {.model_dir = temp_path("poison"), .device = "cpu", .max_rows = 4};
+    eng_options options = {.model_dir = temp_path("poison"), .device = test_device("cpu"), .max_rows = 4};
     eng_engine *engine = NULL;
     ck_assert_int_eq(eng_open(&options, &engine, NULL), ENG_OK);
     outcome want = answer(engine, greedy(engine, prompt, 90, 10));
@@ -412,11 +515,14 @@ static Suite *engine_suite(void) {
     tcase_add_checked_fixture(cases, temp_folder_make, temp_folder_remove);
     tcase_add_test(cases, the_model_is_described);
     tcase_add_test(cases, what_cannot_be_opened_is_named);
+    tcase_add_test(cases, what_a_device_lacks_is_named);
+    tcase_add_test(cases, a_lost_device_ends_the_engine);
     tcase_add_test(cases, a_spoiled_weight_is_refused);
     tcase_add_test(cases, a_budget_bounds_the_pool);
     tcase_add_test(cases, text_and_ids);
     tcase_add_loop_test(cases, a_request_runs_to_its_length, 0, SMALL_MODELS);
     tcase_add_loop_test(cases, alone_equals_among_others_in_any_order, 0, SMALL_MODELS);
+    tcase_add_loop_test(cases, alone_equals_among_a_full_batch, 0, SMALL_MODELS);
     tcase_add_test(cases, no_tokens_wanted);
     tcase_add_test(cases, an_end_of_text_id_ends_it);
     tcase_add_test(cases, stop_strings_end_it_before_them);
@@ -427,4 +533,4 @@ static Suite *engine_suite(void) {
     return suite;
 }
 
-MESA_TEST_MAIN(engine_suite)
+DEVICE_TEST_MAIN(engine_suite)

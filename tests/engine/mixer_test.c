@@ -2,7 +2,9 @@
 // Every mixer in serving: a timeline's logits do not depend, not in a bit, on who runs beside it, on where its prompt
 // was cut, on its state having been bytes in between, or on forks.
 //
-// Chunks are short (cpu:16), so that few tokens cross several of them.
+// Chunks are short (cpu:16), so that few tokens cross several of them. A state goes on on another device as well, with
+// its rounding.
+#include <math.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -10,11 +12,12 @@
 #include "engine/state.h"
 #include "tests/check_main.h"
 #include "tests/engine/mixer_variants.h"
+#include "tests/engine/test_device.h"
 
 enum { ROWS = 6, GENERATED = 4, LONGEST = 71, VOCABULARY = MIXER_VOCABULARY };
 
 static const int32_t lengths[ROWS] = {1, 5, 16, 17, 33, LONGEST};
-static const eng_knobs knobs = {ENG_CG_TOLERANCE, 1e-4F, 30, 1, 1};
+static const eng_knobs standard = {ENG_CG_TOLERANCE, 1e-4F, 30, 1, 1}, exact = {ENG_CG_EXACT, 0, 0, 1, 1};
 static const unsigned char fingerprint[ENG_DIGEST_BYTES] = "of a model";
 
 typedef struct bench {
@@ -23,8 +26,8 @@ typedef struct bench {
     eng_batch *batch;
 } bench;
 
-static void open_bench(int variant, bench *out) {
-    small_world_open(&mixer_variants[variant], "cpu:16", &out->world);
+static void open_bench(const char *device, int variant, bench *out) {
+    small_world_open(&mixer_variants[variant], device, &out->world);
     ck_assert_int_eq(eng_pool_create(out->world.model, out->world.device, ROWS, 2 * ROWS, &out->pool, NULL), ENG_OK);
     ck_assert_int_eq(
         eng_batch_create(out->world.weights, out->pool, out->world.stream, ROWS, ROWS * 128, &out->batch, NULL),
@@ -37,16 +40,21 @@ static void close_bench(bench *all) {
     small_world_close(&all->world);
 }
 
+static int32_t chunk_of(const bench *at) {
+    return kern_device_describe(at->world.device)->chunk;
+}
+
 typedef struct timeline {
     eng_session session;
     int32_t ids[LONGEST + GENERATED], prompt, index;
     float logits[(1 + GENERATED) * VOCABULARY]; // after the prompt and after each id read as generated
     int kept;
     bool whole; // the prompt in one piece, and generated ids as well
+    eng_knobs knobs;
 } timeline;
 
 static void open_timeline(bench *at, timeline *t, int which) {
-    *t = (timeline){.prompt = lengths[which]};
+    *t = (timeline){.prompt = lengths[which], .knobs = standard};
     mixer_prompt((uint64_t)which + 1, t->ids, LONGEST + GENERATED);
     ck_assert_int_eq(eng_session_open(at->pool, at->world.stream, LONGEST + GENERATED, &t->session, NULL), ENG_OK);
 }
@@ -55,7 +63,7 @@ static void add_timeline(bench *at, timeline *t) {
     eng_error error = {0};
     int32_t read = (int32_t)t->session.read, left = t->prompt - read;
     eng_piece piece = {.session = &t->session, .kind = KERN_ROW_GENERATED, .ids = t->ids + read, .count = 1};
-    piece.knobs = knobs;
+    piece.knobs = t->knobs;
     piece.logits = left <= 0;
     if (left <= 0 && t->whole && t->kept == 1) { // all but the last at once
         piece.count = GENERATED - 1;
@@ -113,7 +121,7 @@ static void same_logits(const timeline *got, const timeline *want, int variant, 
 START_TEST(neighbours_and_cuts_change_no_bit) {
     static timeline among[ROWS], alone;
     bench at;
-    open_bench(_i, &at);
+    open_bench(test_device("cpu:16"), _i, &at);
     for (int i = 0; i < ROWS; i++)
         open_timeline(&at, &among[i], i);
     run(&at, among, ROWS);
@@ -127,29 +135,71 @@ START_TEST(neighbours_and_cuts_change_no_bit) {
 }
 END_TEST
 
+// Out of one pool and into another, which may be of another device.
+static void move(const bench *from, const bench *to, timeline *t) {
+    eng_error error = {0};
+    size_t bytes = eng_state_bytes(&t->session);
+    void *state = malloc(bytes);
+    ck_assert_int_eq(eng_state_export(&t->session, from->world.stream, fingerprint, state, NULL), ENG_OK);
+    eng_session_close(&t->session);
+    ck_assert_msg(eng_state_import(to->pool, to->world.stream, LONGEST + GENERATED, fingerprint, state, bytes,
+                                   &t->session, &error) == ENG_OK,
+                  "%s", error.text);
+    free(state);
+}
+
 // Exported between two steps and imported into a pool that never saw it, in the middle of the prompt and later.
 START_TEST(a_state_survives_being_bytes) {
     static timeline straight, moved;
     bench at, other;
-    open_bench(_i, &at);
-    open_bench(_i, &other);
+    open_bench(test_device("cpu:16"), _i, &at);
+    open_bench(test_device("cpu:16"), _i, &other);
     open_timeline(&at, &straight, ROWS - 1);
     run(&at, &straight, 1);
-    for (int steps = 1; steps < LONGEST / 16 + GENERATED; steps += 3) {
-        eng_error error = {0};
+    for (int steps = 1; steps < LONGEST / chunk_of(&at) + GENERATED; steps += 3) {
         open_timeline(&at, &moved, ROWS - 1);
         for (int i = 0; i < steps; i++)
             ck_assert(step(&at, &moved, 1));
-        size_t bytes = eng_state_bytes(&moved.session);
-        void *state = malloc(bytes);
-        ck_assert_int_eq(eng_state_export(&moved.session, at.world.stream, fingerprint, state, NULL), ENG_OK);
-        eng_session_close(&moved.session);
-        ck_assert_msg(eng_state_import(other.pool, other.world.stream, LONGEST + GENERATED, fingerprint, state, bytes,
-                                       &moved.session, &error) == ENG_OK,
-                      "%s", error.text);
-        free(state);
+        move(&at, &other, &moved);
         run(&other, &moved, 1);
         same_logits(&moved, &straight, _i, "moved");
+    }
+    close_bench(&at);
+    close_bench(&other);
+}
+END_TEST
+
+static void near_logits(const timeline *got, const timeline *want, int variant, int first) {
+    for (int row = 0; row <= GENERATED; row++) {
+        double difference = 0, size = 0;
+        for (int i = row * VOCABULARY; i < (row + 1) * VOCABULARY; i++) {
+            difference += ((double)got->logits[i] - want->logits[i]) * ((double)got->logits[i] - want->logits[i]);
+            size += (double)want->logits[i] * want->logits[i];
+        }
+        ck_assert_msg(sqrt(difference) <= 1e-4 * sqrt(size), "%s: moved after %d steps, row %d: relative distance %g",
+                      mixer_variants[variant].name, first, row, sqrt(difference / size));
+    }
+}
+
+// Read by a CPU, by the device under test, and by the CPU to its end. (Where that is a CPU, its chunks are longer.)
+START_TEST(a_state_goes_on_on_another_device_and_back) {
+    static timeline straight, moved;
+    bench at, other;
+    open_bench("cpu:16", _i, &at);
+    open_bench(test_device("cpu:64"), _i, &other);
+    open_timeline(&at, &straight, ROWS - 1);
+    straight.knobs = exact;
+    run(&at, &straight, 1);
+    for (int first = 1; first < LONGEST / 16 + GENERATED - 1; first += 2) {
+        open_timeline(&at, &moved, ROWS - 1);
+        moved.knobs = exact;
+        for (int i = 0; i < first; i++)
+            ck_assert(step(&at, &moved, 1));
+        move(&at, &other, &moved);
+        ck_assert(step(&other, &moved, 1));
+        move(&other, &at, &moved);
+        run(&at, &moved, 1);
+        near_logits(&moved, &straight, _i, first);
     }
     close_bench(&at);
     close_bench(&other);
@@ -160,7 +210,7 @@ END_TEST
 START_TEST(a_fork_goes_on_as_the_first) {
     static timeline straight, both[2];
     bench at;
-    open_bench(_i, &at);
+    open_bench(test_device("cpu:16"), _i, &at);
     open_timeline(&at, &straight, ROWS - 1);
     run(&at, &straight, 1);
     open_timeline(&at, &both[0], ROWS - 1);
@@ -182,9 +232,10 @@ static Suite *mixer_suite(void) {
     tcase_set_timeout(cases, 60);
     tcase_add_loop_test(cases, neighbours_and_cuts_change_no_bit, 0, MIXER_VARIANTS);
     tcase_add_loop_test(cases, a_state_survives_being_bytes, 0, MIXER_VARIANTS);
+    tcase_add_loop_test(cases, a_state_goes_on_on_another_device_and_back, 0, MIXER_VARIANTS);
     tcase_add_loop_test(cases, a_fork_goes_on_as_the_first, 0, MIXER_VARIANTS);
     suite_add_tcase(suite, cases);
     return suite;
 }
 
-MESA_TEST_MAIN(mixer_suite)
+DEVICE_TEST_MAIN(mixer_suite)

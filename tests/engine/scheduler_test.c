@@ -11,6 +11,7 @@
 #include "tests/check_main.h"
 #include "tests/engine/door.h"
 #include "tests/engine/temp_folder.h"
+#include "tests/engine/test_device.h"
 
 // ------------------------------------------------------------------------------------------------------------ waiting
 
@@ -434,4 +435,4 @@ static Suite *scheduler_suite(void) {
     return suite;
 }
 
-MESA_TEST_MAIN(scheduler_suite)
+DEVICE_TEST_MAIN(scheduler_suite)

@@ -8,6 +8,7 @@
 #include "engine/state.h"
 #include "tests/check_main.h"
 #include "tests/engine/small_models.h"
+#include "tests/engine/test_device.h"
 
 enum { READ = 70, ROOM = 100, HEADER = 112 };
 
@@ -23,7 +24,7 @@ static void export_session(int model) {
     int32_t ids[READ], index;
     eng_session session;
     eng_batch *batch;
-    small_world_open(&small_models[model], "cpu", &world);
+    small_world_open(&small_models[model], test_device("cpu"), &world);
     small_prompt(1, ids, READ);
     ck_assert_int_eq(eng_pool_create(world.model, world.device, 1, 2, &pool, NULL), ENG_OK);
     ck_assert_int_eq(eng_session_open(pool, world.stream, ROOM, &session, NULL), ENG_OK);
@@ -120,4 +121,4 @@ static Suite *state_suite(void) {
     return suite;
 }
 
-MESA_TEST_MAIN(state_suite)
+DEVICE_TEST_MAIN(state_suite)

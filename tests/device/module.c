@@ -1,0 +1,112 @@
+// SPDX-License-Identifier: Apache-2.0
+// A CUDA module that pretends: cuda:0 and cuda:1 compute on the CPU with C = 64, count what they hand out, and fail on
+// request. With it, whatever a device may do to its users is tested without one.
+//
+// The environment says what happens. PRETEND_REFUSAL: opening fails with this sentence. PRETEND_MEMORY: bytes of
+// memory; what is given back does not return. PRETEND_LOST: the device is lost from the moment when this file exists.
+// Sizes of batch that a plan meets for the first time count as allocations, as graphs do.
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+#include "kernels/backend.h"
+
+enum { ORDINALS = 2 };
+
+static const kern_host *host;
+static uint64_t handed_out; // bytes, of all devices
+
+static uint64_t memory(void) {
+    const char *text = getenv("PRETEND_MEMORY");
+    return text ? strtoull(text, NULL, 10) : UINT64_C(1) << 40;
+}
+
+static bool is_lost(void) {
+    const char *path = getenv("PRETEND_LOST");
+    return path && access(path, F_OK) == 0;
+}
+
+static kern_status open_device(const char *name, kern_device **out, char *reason, size_t reason_size) {
+    const char *refusal = getenv("PRETEND_REFUSAL");
+    int ordinal = name[strlen("cuda:")] - '0';
+    if (refusal || ordinal < 0 || ordinal >= ORDINALS || name[strlen("cuda:0")]) {
+        host->set_reason(reason, reason_size, refusal ? "%.128s" : "device \"%.64s\": this host has 2 CUDA devices",
+                         refusal ? refusal : name);
+        return KERN_NO_DEVICE;
+    }
+    kern_status status = kern_cpu_backend.open("cpu:64", out, reason, reason_size);
+    if (status)
+        return status;
+    kern_device_info *info = &(*out)->info;
+    snprintf(info->name, sizeof info->name, "cuda:%d", ordinal);
+    snprintf(info->description, sizeof info->description, "cuda:%d (pretended)", ordinal);
+    info->default_rows = 256;
+    info->memory_total = info->memory_free = memory();
+    return KERN_OK;
+}
+
+static bool hand_out(size_t bytes) {
+    if (bytes > memory() - handed_out)
+        return false;
+    handed_out += bytes;
+    return true;
+}
+
+static kern_status allocate(kern_device *device, size_t bytes, void **out) {
+    return hand_out(bytes) ? kern_cpu_backend.alloc(device, bytes, out) : KERN_NO_MEMORY;
+}
+
+static kern_status weight_create(kern_device *device, const kern_weight_desc *desc, kern_weight **out) {
+    size_t each = desc->master ? 0 : desc->dtype == KERN_BF16 ? 2 : 4;
+    if (!hand_out((size_t)desc->rows * (size_t)desc->cols * each))
+        return KERN_NO_MEMORY;
+    return kern_cpu_backend.weight_create(device, desc, out);
+}
+
+static kern_status synchronize(kern_stream *stream) {
+    return is_lost() ? KERN_DEVICE_LOST : kern_cpu_backend.synchronize(stream);
+}
+
+// calls->made: a bit for each size, a power of two.
+static kern_status meet(const kern_rows *rows, kern_calls *calls) {
+    if (rows->n_generated != rows->n_tokens || rows->n_rows != rows->n_tokens)
+        return KERN_OK;
+    uint64_t *sizes = calls->made, size = 1;
+    if (!sizes && !(calls->made = sizes = calloc(1, sizeof *sizes)))
+        return KERN_NO_MEMORY;
+    while (size < (uint64_t)rows->n_tokens)
+        size *= 2;
+    calls->device->allocations += !(*sizes & size);
+    *sizes |= size;
+    return KERN_OK;
+}
+
+static kern_status calls_run(kern_stream *stream, const kern_rows *rows, kern_calls *calls) {
+    kern_status status = meet(rows, calls);
+    for (size_t i = 0; i < calls->count && !status; i++)
+        status = kern_cpu_backend.launch(stream, calls->call[i].op, rows, calls->call[i].args);
+    return status;
+}
+
+static void calls_forget(kern_calls *calls) {
+    free(calls->made);
+    calls->made = NULL;
+}
+
+__attribute__((visibility("default"))) kern_module_function kern_module_v1;
+
+const struct kern_backend *kern_module_v1(const kern_host *caller) {
+    static struct kern_backend backend;
+    if (caller->abi != KERN_ABI)
+        return NULL;
+    host = caller;
+    backend = kern_cpu_backend;
+    backend.open = open_device;
+    backend.alloc = allocate;
+    backend.weight_create = weight_create;
+    backend.synchronize = synchronize;
+    backend.calls_run = calls_run;
+    backend.calls_forget = calls_forget;
+    return &backend;
+}
