@@ -25,11 +25,14 @@ static void emit_rows(eng_emit *emit, const eng_projection *projection, kern_ptr
                                     .row0 = projection->row0});
 }
 
+void eng_emit_down(eng_emit *emit, const eng_projection *projection, kern_ptr x, kern_ptr low) {
+    if (low.ref != 0)
+        eng_emit_linear(emit, x, projection->down, -1, eng_null(), low);
+}
+
 void eng_emit_projection(eng_emit *emit, const eng_projection *projection, kern_ptr x, kern_ptr low, kern_ptr residual,
                          kern_ptr y) {
-    if (projection->down >= 0)
-        eng_emit_linear(emit, x, projection->down, -1, eng_null(), low);
-    emit_rows(emit, projection, projection->down >= 0 ? low : x, residual, y);
+    emit_rows(emit, projection, low.ref != 0 ? low : x, residual, y);
 }
 
 static void emit_rows_backward(eng_emit *emit, const eng_projection *projection, kern_ptr x, kern_ptr dy, kern_ptr dx,
@@ -146,15 +149,21 @@ static kern_ptr emit_norm(eng_emit *emit, const eng_branch *branch, kern_ptr x) 
     return y;
 }
 
-void eng_emit_branch(eng_emit *emit, int32_t layer, const eng_branch *branch, kern_ptr x, eng_branch_kept *kept) {
+void eng_emit_branch_input(eng_emit *emit, const eng_branch *branch, kern_ptr x, eng_branch_kept *kept) {
     kept->projected = eng_emit_activation(emit, projected_width(branch));
     eng_emit_projection(emit, &branch->projection, x, eng_null(), eng_null(), kept->projected);
-    kept->activated = kept->product = kept->projected;
+}
+
+void eng_emit_branch_window(eng_emit *emit, int32_t layer, const eng_branch *branch, eng_branch_kept *kept) {
     if (branch->taps > 0)
         kept->activated = emit_conv(emit, layer, branch, kept->projected);
     else
         kept->activated = emit_activation(emit, branch, branch->activation, kept->projected);
+}
+
+void eng_emit_branch_features(eng_emit *emit, const eng_branch *branch, eng_branch_kept *kept) {
     kept->mapped = kept->activated;
+    kept->product = kept->projected;
     if (branch->map >= 0)
         kept->mapped = emit_map(emit, branch, branch->map, branch->map_bias, kept->activated);
     kept->features = emit_activation(emit, branch, branch->map_activation, kept->mapped);
@@ -170,8 +179,18 @@ void eng_emit_branch(eng_emit *emit, int32_t layer, const eng_branch *branch, ke
     }
     if (branch->feature >= 0)
         kept->features = emit_features(emit, branch, kept->mapped, branch->feature, branch->width, 0);
+}
+
+void eng_emit_branch_ready(eng_emit *emit, const eng_branch *branch, eng_branch_kept *kept) {
     kept->ready = emit_norm(emit, branch, kept->features);
     emit_rotation(emit, branch, kept->ready, false);
+}
+
+void eng_emit_branch(eng_emit *emit, int32_t layer, const eng_branch *branch, kern_ptr x, eng_branch_kept *kept) {
+    eng_emit_branch_input(emit, branch, x, kept);
+    eng_emit_branch_window(emit, layer, branch, kept);
+    eng_emit_branch_features(emit, branch, kept);
+    eng_emit_branch_ready(emit, branch, kept);
 }
 
 static void emit_norm_backward(eng_emit *emit, const eng_branch *branch, const eng_branch_kept *kept, kern_ptr d) {

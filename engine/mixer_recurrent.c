@@ -21,20 +21,41 @@ static bool decay_moves(const eng_recurrent *d) {
 
 // ---- forward
 
-static kern_ptr emit_gate_input(eng_emit *emit, const eng_projection *projection, kern_ptr x, kern_ptr *low) {
+static kern_ptr emit_gate_input(eng_emit *emit, const eng_projection *projection, kern_ptr x, kern_ptr low) {
     if (projection->rows == 0)
         return eng_null();
-    *low = eng_emit_low(emit, projection, true);
     kern_ptr y = eng_emit_activation(emit, projection->rows);
-    eng_emit_projection(emit, projection, x, *low, eng_null(), y);
+    eng_emit_projection(emit, projection, x, low, eng_null(), y);
     return y;
 }
 
-static void emit_gates(eng_emit *emit, int32_t layer, const eng_recurrent *d, kern_ptr x) {
+// Everything that reads x, then what reads the first factors: neighbours that a backend may run as one.
+static void emit_inputs(eng_emit *emit, const eng_recurrent *d, kern_ptr x, eng_recurrent_kept *kept) {
+    kept->a_low = eng_emit_low(emit, &d->a, true);
+    kept->gate_low = eng_emit_low(emit, &d->gate, true);
+    eng_emit_down(emit, &d->a, x, kept->a_low);
+    eng_emit_down(emit, &d->gate, x, kept->gate_low);
+    eng_emit_branch_input(emit, &d->q, x, &kept->q);
+    eng_emit_branch_input(emit, &d->k, x, &kept->k);
+    eng_emit_branch_input(emit, &d->v, x, &kept->v);
+    kept->b = emit_gate_input(emit, &d->b, x, eng_null());
+    kept->a = emit_gate_input(emit, &d->a, x, kept->a_low);
+    kept->gate = emit_gate_input(emit, &d->gate, x, kept->gate_low);
+}
+
+static void emit_branches(eng_emit *emit, int32_t layer, const eng_recurrent *d, eng_recurrent_kept *kept) {
+    const eng_branch *const branch[] = {&d->q, &d->k, &d->v};
+    eng_branch_kept *const own[] = {&kept->q, &kept->k, &kept->v};
+    for (int i = 0; i < 3; i++)
+        eng_emit_branch_window(emit, layer, branch[i], own[i]);
+    for (int i = 0; i < 3; i++)
+        eng_emit_branch_features(emit, branch[i], own[i]);
+    for (int i = 0; i < 3; i++)
+        eng_emit_branch_ready(emit, branch[i], own[i]);
+}
+
+static void emit_gates(eng_emit *emit, int32_t layer, const eng_recurrent *d) {
     eng_recurrent_kept *kept = kept_of(emit, layer);
-    kern_ptr none;
-    kept->a = emit_gate_input(emit, &d->a, x, &kept->a_low);
-    kept->b = emit_gate_input(emit, &d->b, x, &none);
     kept->g = decay_moves(d) ? eng_emit_activation(emit, decay_width(d)) : eng_param(d->decay);
     kept->beta = d->family.weighted ? eng_emit_activation(emit, d->family.heads) : eng_null();
     kept->stabiliser = d->max_plus ? eng_emit_activation(emit, d->family.heads) : eng_null();
@@ -103,12 +124,10 @@ static void emit_core(eng_emit *emit, int32_t layer, const eng_recurrent *d) {
 void eng_recurrent_forward(eng_emit *emit, int32_t layer, kern_ptr x, kern_ptr residual, kern_ptr y) {
     eng_recurrent d = eng_recurrent_describe(emit->model, layer);
     eng_recurrent_kept *kept = kept_of(emit, layer);
-    eng_emit_branch(emit, layer, &d.q, x, &kept->q);
-    eng_emit_branch(emit, layer, &d.k, x, &kept->k);
-    eng_emit_branch(emit, layer, &d.v, x, &kept->v);
-    emit_gates(emit, layer, &d, x);
+    emit_inputs(emit, &d, x, kept);
+    emit_branches(emit, layer, &d, kept);
+    emit_gates(emit, layer, &d);
     emit_core(emit, layer, &d);
-    kept->gate = emit_gate_input(emit, &d.gate, x, &kept->gate_low);
     eng_emit_output(emit, &d, kept);
     if (y.ref != 0)
         eng_emit_projection(emit, &d.out, kept->normed, eng_null(), residual, y);

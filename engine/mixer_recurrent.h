@@ -75,11 +75,19 @@ typedef struct eng_branch_kept {
 
 // Width of a head of the branch as the recurrence sees it.
 int32_t eng_branch_width(const eng_branch *branch);
+// A branch as a whole, or stage by stage, so that the same stages of several branches can follow one another: the
+// projection; convolution and activation; learned features; norm and rotation.
 void eng_emit_branch(eng_emit *emit, int32_t layer, const eng_branch *branch, kern_ptr x, eng_branch_kept *kept);
+void eng_emit_branch_input(eng_emit *emit, const eng_branch *branch, kern_ptr x, eng_branch_kept *kept);
+void eng_emit_branch_window(eng_emit *emit, int32_t layer, const eng_branch *branch, eng_branch_kept *kept);
+void eng_emit_branch_features(eng_emit *emit, const eng_branch *branch, eng_branch_kept *kept);
+void eng_emit_branch_ready(eng_emit *emit, const eng_branch *branch, eng_branch_kept *kept);
 // d (T, heads * eng_branch_width) is overwritten.
 void eng_emit_branch_backward(eng_emit *emit, const eng_branch *branch, const eng_branch_kept *kept, kern_ptr x,
                               kern_ptr d, kern_ptr dx, bool accumulate);
-// low: (T, rank) with `down`.
+// The first factor of a low-rank projection into low (T, rank); nothing where low is null.
+void eng_emit_down(eng_emit *emit, const eng_projection *projection, kern_ptr x, kern_ptr low);
+// The rows themselves: of low where it is not null, else of x.
 void eng_emit_projection(eng_emit *emit, const eng_projection *projection, kern_ptr x, kern_ptr low, kern_ptr residual,
                          kern_ptr y);
 void eng_emit_projection_backward(eng_emit *emit, const eng_projection *projection, kern_ptr x, kern_ptr low,
