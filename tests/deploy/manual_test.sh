@@ -48,6 +48,10 @@ told() { # COMMAND...: what its --help lists
         -e 's/^  (--[a-z-]+)  .*/\1/p' | sort
 }
 
+common() { # COUNT: the lines that occur COUNT times
+    sort | uniq -c | sed -nE "s/^ *$1 //p"
+}
+
 compare() { # NAME DOCUMENTED TOLD
     if [ -z "$2" ] && [ -z "$3" ]; then
         fail "$1: no option is seen, neither in the manual nor in --help"
@@ -75,7 +79,11 @@ sections() { # PAGE: subsections of COMMANDS
 }
 compare 'commands of mesa' "$(sections mesa.1)" "$(commands mesa)"
 compare 'commands of mesa-trainer' "$(sections mesa-trainer.1)" "$(commands mesa-trainer)"
-for command in $(commands mesa-trainer); do
+# Tasks have options of their own; the page tells what they have in common.
+tasks=$("$build/mesa-trainer" task --help | sed -nE 's/^  ([a-z][a-z-]*)$/\1/p')
+compare 'mesa-trainer task NAME' "$(documented mesa-trainer.1 task)" \
+    "$(for task in $tasks; do told "$build/mesa-trainer" task "$task"; done | common "$(wc -w <<<"$tasks")")"
+for command in $(commands mesa-trainer | grep -vx task); do
     compare "mesa-trainer $command" "$(documented mesa-trainer.1 "$command")" "$(told "$build/mesa-trainer" "$command")"
 done
 
