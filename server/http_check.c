@@ -2,8 +2,9 @@
 // Checks on a request's header, before its body is read.
 //
 // The library takes the first of several Content-Length lines, takes Content-Length together with Transfer-Encoding,
-// and takes HTTP/1.1 without Host. Behind a proxy that decides otherwise each of them hides a second request in the
-// first one's body, so all are refused here, and the connection is closed.
+// takes HTTP/1.1 without Host, keeps control characters in values, and some of its versions glue a value that stands on
+// the next line (folding, which the standard forbids) to the header's name. Behind a proxy that decides otherwise each
+// of them hides a second request in the first one's body, so all are refused here, and the connection is closed.
 #include <string.h>
 #include <strings.h>
 
@@ -12,7 +13,7 @@
 typedef struct header_scan {
     unsigned lengths, encodings, hosts, types, authorizations;
     const char *length, *encoding, *type, *content_encoding, *authorization;
-    bool bad_name, expects_continue, from_browser;
+    bool bad_name, bad_value, expects_continue, from_browser;
 } header_scan;
 
 static bool is_token(const char *name, size_t length) {
@@ -27,14 +28,30 @@ static bool is_token(const char *name, size_t length) {
     return length > 0;
 }
 
+// A name of the framing with something behind it: what is left of a folded header.
+static bool is_folded(const char *name) {
+    static const char length[] = "Content-Length", encoding[] = "Transfer-Encoding";
+    return (strncasecmp(name, length, sizeof length - 1) == 0 && name[sizeof length - 1]) ||
+           (strncasecmp(name, encoding, sizeof encoding - 1) == 0 && name[sizeof encoding - 1]);
+}
+
+static bool has_control(const char *value) {
+    for (; *value; value++)
+        if (((unsigned char)*value < ' ' && *value != '\t') || *value == 0x7f)
+            return true;
+    return false;
+}
+
 static enum MHD_Result scan_header(void *closure, enum MHD_ValueKind kind, const char *name, const char *value) {
     header_scan *scan = closure;
     (void)kind;
 
     if (!value)
         value = "";
-    if (!is_token(name, strlen(name)))
+    if (!is_token(name, strlen(name)) || is_folded(name))
         scan->bad_name = true;
+    if (has_control(value))
+        scan->bad_value = true;
     if (strcasecmp(name, "Content-Length") == 0) {
         scan->lengths++;
         scan->length = value;
@@ -64,7 +81,7 @@ static bool read_length(const char *text, uint64_t *length) {
     if (!*text)
         return false;
     for (; *text; text++) {
-        if (*text < '0' || *text > '9' || *length > (UINT64_C(1) << 59))
+        if (*text < '0' || *text > '9' || *length > (uint64_t)(INT64_MAX - (*text - '0')) / 10)
             return false;
         *length = *length * 10 + (uint64_t)(*text - '0');
     }
@@ -74,6 +91,8 @@ static bool read_length(const char *text, uint64_t *length) {
 static const char *find_framing_fault(const header_scan *scan, const char *version, srv_header_facts *facts) {
     if (scan->bad_name)
         return "a header's name is malformed";
+    if (scan->bad_value)
+        return "a header's value holds a control character";
     if (scan->lengths > 1)
         return "more than one Content-Length";
     if (scan->encodings > 1 || (scan->encoding && strcasecmp(scan->encoding, "chunked") != 0))
@@ -83,7 +102,7 @@ static const char *find_framing_fault(const header_scan *scan, const char *versi
     if (scan->encoding && strcmp(version, "HTTP/1.1") != 0)
         return "Transfer-Encoding needs HTTP/1.1";
     if (scan->length && !read_length(scan->length, &facts->content_length))
-        return "Content-Length must be a decimal number";
+        return "Content-Length must be a decimal number below 2^63";
     if (scan->hosts > 1 || (scan->hosts == 0 && strcmp(version, "HTTP/1.1") == 0))
         return "exactly one Host is needed";
     return NULL;

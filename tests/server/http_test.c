@@ -330,6 +330,14 @@ START_TEST(smuggling) {
         "Host: t\r\nContent-Length: -1\r\n",
         "Host: t\r\nContent-Length: 1 5\r\n",
         "Host: t\r\nContent-Length: 99999999999999999999\r\n",
+        "Host: t\r\nContent-Length: 1\r\n 5\r\n", // folded
+        "Host: t\r\nContent-Length:\r\n\t15\r\nContent-Length: 15\r\n",
+        "Host: t\r\nTransfer-Encoding:\r\n chunked\r\nContent-Length: 15\r\n",
+        "Host: t\r\nX: y\rContent-Length: 15\r\n",
+        "Host: t\r\nX: y\rTransfer-Encoding: chunked\r\nContent-Length: 15\r\n",
+        "Host: t\r\nX: \x7f\r\nContent-Length: 15\r\n",
+        "Host: t\r\nContent-Length: 9223372036854775807\r\n",
+        "Host: t\r\nContent-Length: 9223372036854775808\r\n",
         "Content-Length: 15\r\n",
         "Host: t\r\nHost: u\r\nContent-Length: 15\r\n",
     };
