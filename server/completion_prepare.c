@@ -108,8 +108,8 @@ static void check_vocabulary(srv_completion *completion, const eng_model_info *i
                              const int32_t *ids, size_t count) {
     for (size_t i = 0; i < count; i++)
         if (ids[i] >= info->vocab_size) {
-            srv_refuse(&completion->problem, 400, "out_of_range", field, "token id %zu is outside the vocabulary of %d",
-                       i, info->vocab_size);
+            srv_refuse(&completion->problem, 400, "out_of_range", field,
+                       "token id %d (at index %zu) is outside the vocabulary of %d", ids[i], i, info->vocab_size);
             return;
         }
 }

@@ -7,6 +7,7 @@
 #include "server/request_fields.h"
 
 static const char prompt_forms[] = "a string, a list of strings, a list of token ids or a list of such lists";
+static const char id_list[] = "a list of token ids";
 
 static void *allocate(const srv_reading *in, size_t count, size_t size) {
     void *memory = calloc(count, size);
@@ -22,7 +23,7 @@ static void set_text_prompt(const srv_reading *in, const json_t *value, srv_prom
     prompt->text = srv_copy_bytes(in, json_string_value(value), prompt->length);
 }
 
-static void set_id_prompt(const srv_reading *in, const json_t *array, srv_prompt *prompt) {
+static void set_id_prompt(const srv_reading *in, const char *forms, const json_t *array, srv_prompt *prompt) {
     const size_t count = json_array_size(array);
     const char *name = in->field->name;
 
@@ -42,11 +43,12 @@ static void set_id_prompt(const srv_reading *in, const json_t *array, srv_prompt
     for (size_t i = 0; i < count; i++) {
         int64_t id;
         if (!srv_read_integer(json_array_get(array, i), &id)) {
-            srv_refuse_type(in, prompt_forms);
+            srv_refuse_type(in, forms);
             return;
         }
         if (!(id >= 0 && id <= INT32_MAX)) {
-            srv_refuse(in->problem, 400, "out_of_range", name, "token id %zu is outside the vocabulary", i);
+            srv_refuse(in->problem, 400, "out_of_range", name, "token id %lld (at index %zu) is outside the vocabulary",
+                       (long long)id, i);
             return;
         }
         prompt->ids[i] = (int32_t)id;
@@ -73,7 +75,7 @@ static void set_prompt_list(const srv_reading *in, const json_t *array, srv_requ
         else if (texts)
             set_text_prompt(in, item, &request->prompts[i]);
         else
-            set_id_prompt(in, item, &request->prompts[i]);
+            set_id_prompt(in, prompt_forms, item, &request->prompts[i]);
     }
 }
 
@@ -99,7 +101,7 @@ void srv_set_prompt(const srv_reading *in, json_t *value, void *target) {
     if (json_is_string(value))
         set_text_prompt(in, value, request->prompts);
     else
-        set_id_prompt(in, value, request->prompts);
+        set_id_prompt(in, prompt_forms, value, request->prompts);
 }
 
 void srv_set_text(const srv_reading *in, json_t *value, void *target) {
@@ -111,9 +113,9 @@ void srv_set_text(const srv_reading *in, json_t *value, void *target) {
 
 void srv_set_ids(const srv_reading *in, json_t *value, void *target) {
     if (!json_is_array(value))
-        srv_refuse_type(in, "a list of token ids");
+        srv_refuse_type(in, id_list);
     else if (json_array_size(value) > 0)
-        set_id_prompt(in, value, target);
+        set_id_prompt(in, id_list, value, target);
 }
 
 // ---- ends ----------------------------------------------------------------------------------------------------------
@@ -154,7 +156,7 @@ void srv_set_stop_ids(const srv_reading *in, json_t *value, void *target) {
     const size_t count = json_array_size(value);
 
     if (!json_is_array(value)) {
-        srv_refuse_type(in, "a list of token ids");
+        srv_refuse_type(in, id_list);
         return;
     }
     if (count > ENG_MAX_STOP_IDS) {

@@ -38,7 +38,8 @@ static void detokenize(const eng_engine *engine, const srv_token_request *reques
 
     for (size_t i = 0; i < request->prompt.count; i++)
         if (request->prompt.ids[i] >= vocabulary) {
-            srv_refuse(problem, 400, "out_of_range", "tokens", "token id %zu is outside the vocabulary of %d", i,
+            srv_refuse(problem, 400, "out_of_range", "tokens",
+                       "token id %d (at index %zu) is outside the vocabulary of %d", request->prompt.ids[i], i,
                        vocabulary);
             return;
         }

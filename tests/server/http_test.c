@@ -221,6 +221,27 @@ START_TEST(models_and_tokens) {
 }
 END_TEST
 
+START_TEST(wrong_ids_are_told) {
+    static const struct {
+        const char *path, *body, *words;
+    } cases[] = {
+        {"/detokenize", "{\"tokens\":[1,259]}", "token id 259 (at index 1) "},
+        {"/detokenize", "{\"tokens\":[1,-5]}", "token id -5 (at index 1) "},
+        {"/detokenize", "{\"tokens\":[1.5]}", "tokens must be a list of token ids\""},
+        {"/v1/completions", "{\"prompt\":[1,2,300]}", "token id 300 (at index 2) "},
+        {"/v1/completions", "{\"prompt\":[[1],[9999999999]]}", "token id 9999999999 (at index 0) "},
+        {"/v1/completions", "{\"stop_token_ids\":[1,300]}", "token id 300 (at index 1) "},
+    };
+    for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
+        answer answer;
+        fixture_post(&server, cases[i].path, cases[i].body, &answer);
+        ck_assert_int_eq(answer.status, 400);
+        ck_assert_msg(strstr(answer.body, cases[i].words), "%s: %s", cases[i].body, answer.body);
+        answer_free(&answer);
+    }
+}
+END_TEST
+
 // One raw request on a connection of its own; the answer's status, 0 if the connection just closed.
 static int raw_status(const char *request, bool *closed) {
     const int client = client_connect(&server);
@@ -484,6 +505,7 @@ static Suite *http_suite(void) {
     tcase_add_test(tests, models_and_tokens);
     tcase_add_test(tests, routes_and_methods);
     tcase_add_test(tests, head_of_known_size);
+    tcase_add_test(tests, wrong_ids_are_told);
     tcase_add_test(tests, media_types);
     tcase_add_test(tests, smuggling);
     tcase_add_test(tests, chunked_bodies);
