@@ -483,6 +483,7 @@ static void *engine_thread(void *context) {
     pthread_mutex_lock(&worker->lock);
     worker->rows = (uint64_t)eng_info(worker->engine)->max_rows;
     pthread_mutex_unlock(&worker->lock);
+    srv_worker_note_gauges(worker);
     atomic_store_explicit(&worker->published, worker->engine, memory_order_release);
     set_state(worker, SRV_WORKER_READY);
     serve(worker);

@@ -120,5 +120,7 @@ double srv_queue_load(const srv_worker *worker);
 void srv_worker_note_event(srv_worker *worker, const srv_job *job, srv_job_choice *choice, const eng_event *event);
 // Returns the seconds since the last step, or since this one began after idleness; 0: nothing was to be done.
 double srv_worker_note_step(srv_worker *worker, uint64_t began_us, bool worked);
+// The engine's gauges, after a step and before the first.
+void srv_worker_note_gauges(srv_worker *worker);
 
 #endif

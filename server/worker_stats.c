@@ -62,7 +62,7 @@ void srv_worker_note_event(srv_worker *worker, const srv_job *job, srv_job_choic
     choice->seen = *usage;
 }
 
-static void read_gauges(srv_worker *worker) {
+void srv_worker_note_gauges(srv_worker *worker) {
     srv_stats *stats = &worker->stats;
     eng_gauges gauges = {0};
 
@@ -98,7 +98,7 @@ double srv_worker_note_step(srv_worker *worker, uint64_t began_us, bool worked) 
     const uint64_t now = srv_clock_us(), taken = now - began_us, before = srv_counter_read(&worker->step_us);
     const uint64_t since = worker->worked_until_us ? worker->worked_until_us : began_us;
 
-    read_gauges(worker);
+    srv_worker_note_gauges(worker);
     worker->event_us = 0;
     srv_counter_set(&worker->soonest_tokens, find_soonest(worker));
     worker->worked_until_us = worked ? now : 0;

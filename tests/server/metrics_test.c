@@ -147,6 +147,7 @@ START_TEST(figures_are_those_of_what_happened) {
     fixture_start(&server, NULL);
     const double before = metric(&server, "mesa_requests_total{model=\"\",status=\"200\"}");
 
+    ck_assert_double_eq(metric(&server, "mesa_states_capacity{model=\"demo\"}"), 4); // before the first step too
     for (int i = 0; i < 3; i++)
         post("{\"prompt\":\"hi\",\"max_tokens\":5}", 200);
     post("{\"prompt\":[1,2],\"max_tokens\":4,\"n\":2}", 200);
