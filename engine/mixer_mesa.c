@@ -36,7 +36,7 @@ static void read(eng_keys *keys, const eng_config *config, eng_layer_config *lay
         .lambda_bound = (float)eng_keys_number(keys, "lambda_lower_bound", 0.25, 0, 1e6),
         .cg_steps_training = (int32_t)eng_keys_integer(keys, "max_cg_step_training", 30, 0, MAX_STEPS),
         .cg_steps_decoding = (int32_t)eng_keys_integer(keys, "max_cg_step_decoding", 30, 0, MAX_STEPS),
-        .gamma_cap = (float)eng_keys_number(keys, "gamma_cap_b", 1, 0, 1),
+        .gamma_cap = (float)eng_keys_number(keys, "gamma_cap_b", 1, 0.5, 1), // what the gates take
     };
 }
 

@@ -272,6 +272,8 @@ static const struct refusal {
     {MESA "\"conv_size\": 0}", ENG_FORMAT, "conv_size"},
     {MESA "\"lambda_lower_bound\": -1}", ENG_FORMAT, "lambda_lower_bound"},
     {MESA "\"gamma_cap_b\": 1.5}", ENG_FORMAT, "gamma_cap_b"},
+    {MESA "\"gamma_cap_b\": 0.49}", ENG_FORMAT, "gamma_cap_b"},
+    {MESA "\"gamma_cap_b\": 0}", ENG_FORMAT, "gamma_cap_b"},
     {MESA "\"hidden_act\": \"gelu\"}", ENG_UNSUPPORTED, "hidden_act: 'gelu'"},
     {MESA "\"attnres_block_size\": 4}", ENG_UNSUPPORTED, "attnres_block_size"},
     {MESA "\"num_experts\": 8}", ENG_UNSUPPORTED, "num_experts"},
