@@ -79,7 +79,7 @@ static eng_status check_range(const task_option *option, const void *target, eng
     if (option->kind == TRN_REAL)
         value = *(const double *)target;
     if (!(value >= option->least && value <= option->most))
-        return eng_fail(error, ENG_INVALID, "--%s: %g is not in %g..%g", option->name, value, option->least,
+        return eng_fail(error, ENG_INVALID, "--%s: %.16g is not in %.16g..%.16g", option->name, value, option->least,
                         option->most);
     return ENG_OK;
 }

@@ -30,6 +30,8 @@ eng_status trn_parse_real(const char *what, const char *text, double *out, eng_e
 }
 
 static eng_status set_option(const trn_option *option, const char *value, eng_error *error) {
+    char name[64];
+    snprintf(name, sizeof name, "--%s", option->name);
     switch (option->kind) {
     case TRN_FLAG:
         *(bool *)option->target = true;
@@ -38,18 +40,18 @@ static eng_status set_option(const trn_option *option, const char *value, eng_er
         *(const char **)option->target = value;
         return ENG_OK;
     case TRN_INTEGER:
-        return trn_parse_integer(option->name, value, option->target, error);
+        return trn_parse_integer(name, value, option->target, error);
     case TRN_REAL:
-        return trn_parse_real(option->name, value, option->target, error);
+        return trn_parse_real(name, value, option->target, error);
     case TRN_STRINGS: {
         trn_strings *strings = option->target;
         if (strings->count == TRN_MAX_STRINGS)
-            return eng_fail(error, ENG_INVALID, "--%s: given more than %d times", option->name, TRN_MAX_STRINGS);
+            return eng_fail(error, ENG_INVALID, "%s: given more than %d times", name, TRN_MAX_STRINGS);
         strings->item[strings->count++] = value;
         return ENG_OK;
     }
     }
-    return eng_fail(error, ENG_INTERNAL, "--%s: unknown kind of option", option->name);
+    return eng_fail(error, ENG_INTERNAL, "%s: unknown kind of option", name);
 }
 
 static void print_help(const trn_command_line *line) {

@@ -209,7 +209,7 @@ static eng_status set_value(trn_run_config *config, const trn_run_key *key, cons
         break;
     }
     if (status == ENG_OK && !(number >= key->least && number <= key->most))
-        return eng_fail(error, ENG_INVALID, "%s: %.40s is not in %g..%g", name, value, key->least, key->most);
+        return eng_fail(error, ENG_INVALID, "%s: %.40s is not in %.16g..%.16g", name, value, key->least, key->most);
     return status;
 }
 
@@ -336,7 +336,7 @@ static eng_status check(const trn_run_config *config, eng_error *error) {
     if (!config->train[0])
         return eng_fail(error, ENG_INVALID, "data.train: missing");
     if (config->steps == 0)
-        return eng_fail(error, ENG_INVALID, "train.steps: missing");
+        return eng_fail(error, ENG_INVALID, "train.steps: missing or 0");
     if (config->batch_tokens % config->context != 0)
         return eng_fail(error, ENG_INVALID, "train.batch_tokens: %lld is no multiple of data.context %lld",
                         (long long)config->batch_tokens, (long long)config->context);

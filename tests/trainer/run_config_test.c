@@ -48,7 +48,9 @@ START_TEST(faults_name_file_and_line) {
     refused("[train]\nsteps = 3x\n", "run.ini:2", "not an integer");
     refused("[train]\nsteps = -3\n", "run.ini:2", "not in");
     refused("[optim]\nlr = nan\n", "run.ini:2", "optim.lr");
-    refused("[optim]\nbeta1 = 1\n", "run.ini:2", "not in");
+    refused("[optim]\nbeta1 = 1\n", "run.ini:2", "1 is not in 0..0.999");
+    refused("[data]\ncontext = 16777217\n", "run.ini:2", "is not in 1..16777216");
+    refused("[data]\ntrain = a\n[train]\nsteps = 0\n", "train.steps", "or 0");
     refused("[optim]\nschedule = linear\n", "run.ini:2", "none of cosine, wsd");
     refused("[train]\nsteps 3\n", "run.ini:2", "neither");
     refused("[train]\nsteps = 10\n", "data.train", "missing");
