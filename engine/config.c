@@ -7,6 +7,7 @@
 // Sizes are bounded here, so that no later product of them can overflow. No state; any thread.
 #include <float.h>
 #include <math.h>
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -69,6 +70,15 @@ static const family state_spaces = {
     "mamba2", "MambaLMHeadModel",         ENG_DIALECT_STATE_SPACES, "norm_eps", 50277, 1, 1, NO_MLP, 0,
     true,     eng_config_mamba2_backbone, eng_config_mamba2_layers};
 
+static void refuse_type(eng_keys *keys, const char *type) {
+    char known[192] = "";
+    size_t written = 0;
+    for (size_t i = 0; i < sizeof families / sizeof families[0] && written < sizeof known; i++)
+        written +=
+            (size_t)snprintf(known + written, sizeof known - written, "%s%s", i ? ", " : "", families[i].model_type);
+    eng_keys_fail(keys, ENG_UNSUPPORTED, "model_type", "'%.32s' is not supported (%s)", type, known);
+}
+
 static const family *find_family(eng_keys *keys) {
     const char *type = eng_keys_text(keys, "model_type", NULL);
     if (eng_config_is_state_spaces(keys))
@@ -81,7 +91,7 @@ static const family *find_family(eng_keys *keys) {
         if (strcmp(families[i].model_type, type) == 0)
             return &families[i];
     }
-    eng_keys_fail(keys, ENG_UNSUPPORTED, "model_type", "'%.32s' is not supported", type);
+    refuse_type(keys, type);
     return NULL;
 }
 

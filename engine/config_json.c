@@ -147,7 +147,7 @@ static const eng_keys *holder(const eng_keys *keys, const char *key) {
 eng_status eng_keys_fail(eng_keys *keys, eng_status code, const char *key, const char *format, ...) {
     if (keys->status != ENG_OK)
         return keys->status;
-    char fault[160];
+    char fault[208];
     va_list arguments;
     va_start(arguments, format);
     vsnprintf(fault, sizeof fault, format, arguments);

@@ -252,6 +252,8 @@ static const struct refusal {
     {"{}", ENG_FORMAT, "model_type: is missing"},
     {"{\"model_type\": 3}", ENG_FORMAT, "model_type: is 3, must be a string"},
     {"{\"model_type\": \"rwkv7\"}", ENG_UNSUPPORTED, "model_type: 'rwkv7'"},
+    {"{\"model_type\": \"a_name_of_thirty_two_characters__\"}", ENG_UNSUPPORTED, "(mesa_net, "},
+    {"{\"model_type\": \"a_name_of_thirty_two_characters__\"}", ENG_UNSUPPORTED, ", recurrent_gemma)"},
     {MESA "\"vocab_size\": -1}", ENG_FORMAT, "vocab_size: is -1, must be an integer from 1"},
     {MESA "\"vocab_size\": 1e300}", ENG_FORMAT, "vocab_size"},
     {MESA "\"vocab_size\": 9223372036854775807}", ENG_FORMAT, "vocab_size"},
