@@ -177,7 +177,10 @@ srv_key *srv_http_authorize(srv_keys *keys, const srv_header_facts *facts, srv_p
         return NULL;
     }
     value += strspn(value + sizeof scheme - 1, " ") + sizeof scheme - 1;
-    srv_key *key = srv_keys_find(keys, value, strlen(value));
+    size_t length = strlen(value);
+    while (length > 0 && (value[length - 1] == ' ' || value[length - 1] == '\t')) // the library leaves it there
+        length--;
+    srv_key *key = srv_keys_find(keys, value, length);
     if (!key)
         srv_refuse(problem, 401, "invalid_api_key", NULL, "the key is not known");
     return key;

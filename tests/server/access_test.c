@@ -128,6 +128,7 @@ START_TEST(forms_of_authorization) {
         {BOB, 200},
         {"authorization: bearer alice-0123456789abcdef\r\n", 200},
         {"Authorization: Bearer   alice-0123456789abcdef\r\n", 200},
+        {"Authorization: Bearer alice-0123456789abcdef \t\r\n", 200},
         {"Authorization: Bearer alice-0123456789abcdeg\r\n", 401},
         {"Authorization: Bearer alice-0123456789abcde\r\n", 401},
         {"Authorization: Bearer alice-0123456789abcdef0\r\n", 401},
