@@ -24,6 +24,7 @@ struct kern_cuda {
     int ordinal;
     int processors;      // streaming multiprocessors
     size_t shared_limit; // bytes of shared memory that one block may have
+    bool overlaps;       // launches may begin before the one before has ended
     char *workspace;     // workspace_bytes, of the operation that runs
     size_t workspace_bytes;
 };
@@ -32,6 +33,13 @@ struct cuda_stream {
     kern_stream stream;
     cudaStream_t handle;
 };
+
+// What a runtime error means to the caller.
+kern_status cuda_status(cudaError_t error);
+// Of the launches since the last call.
+static inline kern_status cuda_launched(void) {
+    return cuda_status(cudaGetLastError());
+}
 
 // ------------------------------------------------------------------------------------------------------------- rows
 
@@ -60,6 +68,40 @@ struct cuda_step {
 // The state of this row's slot inside `base`, which is slot 0's; NULL: no slot or no state.
 static __device__ __forceinline__ float *cuda_slot(const cuda_table *table, kern_ptr base, int32_t slot) {
     return slot < 0 || !base.p ? NULL : (float *)((char *)base.p + (int64_t)slot * table->slot_stride);
+}
+
+// --------------------------------------------------------------------------------------------------------- launches
+
+// Launches overlap (programmatic dependent launch, sm_90): a kernel may be set up, and may fetch weights and the row
+// table, which went over before any of them, while the one before still runs. So every kernel begins with cuda_begin,
+// which lets the next one come, and every thread calls cuda_await before it returns, writes anything or reads what a
+// kernel wrote. The wait is for the end of the kernel before, which has waited itself: so all before are over.
+static __device__ __forceinline__ void cuda_begin(void) {
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
+    asm volatile("griddepcontrol.launch_dependents;" ::: "memory");
+#endif
+}
+static __device__ __forceinline__ void cuda_await(void) {
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
+    asm volatile("griddepcontrol.wait;" ::: "memory");
+#endif
+}
+
+template <typename... Wanted, typename... Given>
+static inline kern_status cuda_start(const cuda_step *step, void (*kernel)(Wanted...), dim3 grid, dim3 block,
+                                     size_t shared, const Given &...args) {
+    cudaLaunchAttribute overlap = {};
+    overlap.id = cudaLaunchAttributeProgrammaticStreamSerialization;
+    overlap.val.programmaticStreamSerializationAllowed = 1;
+    cudaLaunchConfig_t config = {};
+    config.gridDim = grid;
+    config.blockDim = block;
+    config.dynamicSmemBytes = shared;
+    config.stream = step->stream;
+    config.attrs = &overlap;
+    config.numAttrs = step->cuda->overlaps ? 1 : 0;
+    (void)cudaLaunchKernelEx(&config, kernel, (Wanted)args...);
+    return cuda_launched();
 }
 
 // ---------------------------------------------------------------------------------------------------------- weights
@@ -134,18 +176,14 @@ typedef kern_status (*cuda_prepare)(const kern_cuda *cuda, const void *args, siz
 CUDA_OPS(CUDA_DECLARE)
 #undef CUDA_DECLARE
 
+// The operations of a plan in their order, neighbours as one launch where that leaves the same bits (fuse.cu).
+kern_status cuda_run_calls(const cuda_step *step, const kern_call *call, size_t count);
 // The entry of an operation; NULL where there is none.
 cuda_run cuda_run_of(kern_op op);
 cuda_prepare cuda_prepare_of(kern_op op);
 
 // ------------------------------------------------------------------------------------------------------ the backend
 
-// What a runtime error means to the caller.
-kern_status cuda_status(cudaError_t error);
-// Of the launches since the last call.
-static inline kern_status cuda_launched(void) {
-    return cuda_status(cudaGetLastError());
-}
 // More than 48 KiB of shared memory needs asking; returns the status of that.
 template <typename Kernel> static inline kern_status cuda_allow_shared(Kernel *kernel, size_t bytes) {
     if (bytes <= 48 * 1024)

@@ -6,7 +6,9 @@
 enum { THREADS = 256 };
 
 static __global__ void begin_finite(const cuda_table *table, int32_t *finite) {
+    cuda_begin();
     const int32_t i = (int32_t)(blockIdx.x * THREADS + threadIdx.x);
+    cuda_await();
     if (i < table->n_logits)
         finite[i] = 1;
 }
@@ -26,16 +28,20 @@ kern_status cuda_head_logits_run(const cuda_step *step, const void *args) {
         return KERN_INVALID;
     if (step->logits == 0)
         return KERN_OK;
+    kern_status status = KERN_OK;
     if (a->finite.i)
-        begin_finite<<<cuda_blocks(step->logits, THREADS), THREADS, 0, step->stream>>>(step->table, a->finite.i);
+        status =
+            cuda_start(step, begin_finite, cuda_blocks(step->logits, THREADS), THREADS, 0, step->table, a->finite.i);
+    const cuda_weight weight = cuda_weight_of(a->weight.w);
     cuda_product product = {};
-    product.weight = cuda_weight_of(a->weight.w);
+    product.part[0] = {weight.data, NULL, NULL, a->logits.f, 0, weight.rows};
+    product.parts = 1;
+    product.bf16 = weight.bf16;
     product.x = a->x.f;
-    product.y = a->logits.f;
-    product.finite = a->finite.i;
-    product.rows = a->vocabulary;
+    product.cols = weight.cols;
     product.groups = 1;
     product.wanted = true;
     product.soft_cap = a->soft_cap;
-    return cuda_product_launch(step, &product);
+    product.finite = a->finite.i;
+    return status ? status : cuda_product_launch(step, &product);
 }

@@ -12,18 +12,22 @@ kern_status cuda_linear_prepare(const kern_cuda *cuda, const void *args, size_t 
     return KERN_OK;
 }
 
-kern_status cuda_linear_run(const cuda_step *step, const void *args) {
-    const kern_linear_args *a = (const kern_linear_args *)args;
-    if (a->weight.w->cols != a->cols || (int64_t)a->row0 + a->rows > a->weight.w->rows)
+kern_status cuda_product_of(const kern_linear_args *a, cuda_product *product) {
+    const cuda_weight weight = cuda_weight_of(a->weight.w);
+    if (weight.cols != a->cols || (int64_t)a->row0 + a->rows > weight.rows)
         return KERN_INVALID;
-    cuda_product product = {};
-    product.weight = cuda_weight_of(a->weight.w);
-    product.x = a->x.f;
-    product.bias = a->bias.f;
-    product.residual = a->residual.f;
-    product.y = a->y.f;
-    product.row0 = a->row0;
-    product.rows = a->rows;
-    product.groups = a->groups > 0 ? a->groups : 1;
-    return cuda_product_launch(step, &product);
+    *product = {};
+    product->part[0] = {weight.data, a->bias.f, a->residual.f, a->y.f, a->row0, a->rows};
+    product->parts = 1;
+    product->bf16 = weight.bf16;
+    product->x = a->x.f;
+    product->cols = a->cols;
+    product->groups = a->groups > 0 ? a->groups : 1;
+    return KERN_OK;
+}
+
+kern_status cuda_linear_run(const cuda_step *step, const void *args) {
+    cuda_product product;
+    const kern_status status = cuda_product_of((const kern_linear_args *)args, &product);
+    return status ? status : cuda_product_launch(step, &product);
 }

@@ -4,10 +4,16 @@
 // A step of generated tokens is one launch: a thread owns a channel of a row, reads its W-1 earlier inputs from the
 // slot, and moves them up by one. Any other batch is two: tokens are free of one another, as they read inputs alone (of
 // the batch or of the slot), so a thread takes one channel of some neighbouring tokens; the slots are written by a
-// launch of its own when all of them are done. Both ways add the taps in the same order.
+// launch of its own when all of them are done. Both ways add the taps in the same order. Convolutions of equal taps
+// that follow one another share a launch, the grid's third side.
 #include "kernels/cuda/elements.cuh"
+#include "kernels/cuda/fuse.cuh"
 
 enum { MAX_TAPS = 32, THREADS = 128, TILE = 8 };
+
+struct conv_group {
+    kern_short_conv_args part[CUDA_CONVS];
+};
 
 // TAPS 0: as many as the arguments say.
 template <int TAPS> static __device__ __forceinline__ int32_t taps_of(const kern_short_conv_args &a) {
@@ -29,13 +35,19 @@ static __device__ __forceinline__ float bias_of(const kern_short_conv_args &a, i
 
 // Generated tokens alone: row r is token r.
 template <int TAPS>
-static __global__ void __launch_bounds__(THREADS) conv_step_kernel(const cuda_table *table, kern_short_conv_args a) {
+static __global__ void __launch_bounds__(THREADS)
+    conv_step_kernel(const cuda_table *table, const __grid_constant__ conv_group group) {
+    cuda_begin();
+    const kern_short_conv_args a = group.part[blockIdx.z];
     const int32_t t = blockIdx.x, c = blockIdx.y * THREADS + threadIdx.x, taps = taps_of<TAPS>(a);
-    if (t >= table->n_tokens || c >= a.channels)
-        return;
-    float *state = cuda_slot(table, a.state, table->row[t].slot);
+    const bool there = t < table->n_tokens && c < a.channels;
+    float *state = there ? cuda_slot(table, a.state, table->row[t].slot) : NULL;
     float weight[TAPS ? TAPS : MAX_TAPS], input[TAPS ? TAPS : MAX_TAPS];
-    load_weights<TAPS>(a, c, weight);
+    if (there)
+        load_weights<TAPS>(a, c, weight);
+    cuda_await();
+    if (!there)
+        return;
 #pragma unroll
     for (int j = 0; j < (TAPS ? TAPS : MAX_TAPS); j++)
         if (TAPS || j < taps) {
@@ -56,7 +68,11 @@ static __global__ void __launch_bounds__(THREADS) conv_step_kernel(const cuda_ta
 }
 
 template <int TAPS>
-static __global__ void __launch_bounds__(THREADS) conv_tokens_kernel(const cuda_table *table, kern_short_conv_args a) {
+static __global__ void __launch_bounds__(THREADS)
+    conv_tokens_kernel(const cuda_table *table, const __grid_constant__ conv_group group) {
+    cuda_begin();
+    cuda_await();
+    const kern_short_conv_args a = group.part[blockIdx.z];
     const int32_t c = blockIdx.y * THREADS + threadIdx.x, taps = taps_of<TAPS>(a);
     const int32_t token0 = blockIdx.x * TILE;
     const int32_t end = token0 + TILE < table->n_tokens ? token0 + TILE : table->n_tokens;
@@ -86,7 +102,11 @@ static __global__ void __launch_bounds__(THREADS) conv_tokens_kernel(const cuda_
 }
 
 // The last W-1 inputs of a row's last document; what a short first document leaves of the old state moves up.
-static __global__ void __launch_bounds__(THREADS) conv_state_kernel(const cuda_table *table, kern_short_conv_args a) {
+static __global__ void __launch_bounds__(THREADS)
+    conv_state_kernel(const cuda_table *table, const __grid_constant__ conv_group group) {
+    cuda_begin();
+    cuda_await();
+    const kern_short_conv_args a = group.part[blockIdx.z];
     const int32_t c = blockIdx.y * THREADS + threadIdx.x;
     if ((int32_t)blockIdx.x >= table->n_rows || c >= a.channels)
         return;
@@ -119,24 +139,34 @@ kern_status cuda_short_conv_prepare(const kern_cuda *cuda, const void *args, siz
     return a->taps > MAX_TAPS ? KERN_UNSUPPORTED : KERN_OK;
 }
 
-kern_status cuda_short_conv_run(const cuda_step *step, const void *args) {
-    const kern_short_conv_args *a = (const kern_short_conv_args *)args;
-    const unsigned pieces = (unsigned)cuda_blocks(a->channels, THREADS);
-    if (step->generated) {
-        const dim3 grid((unsigned)cuda_blocks(step->tokens, 1), pieces);
-        if (a->taps == 4)
-            conv_step_kernel<4><<<grid, THREADS, 0, step->stream>>>(step->table, *a);
-        else
-            conv_step_kernel<0><<<grid, THREADS, 0, step->stream>>>(step->table, *a);
-        return cuda_launched();
+static kern_status launch_convs(const cuda_step *step, const conv_group &group, int parts) {
+    const kern_short_conv_args &a = group.part[0];
+    int32_t channels = 0;
+    bool states = false;
+    for (int i = 0; i < parts; i++) {
+        channels = group.part[i].channels > channels ? group.part[i].channels : channels;
+        states = states || group.part[i].state.p;
     }
-    const dim3 grid((unsigned)cuda_blocks(step->tokens, TILE), pieces);
-    if (a->taps == 4)
-        conv_tokens_kernel<4><<<grid, THREADS, 0, step->stream>>>(step->table, *a);
-    else
-        conv_tokens_kernel<0><<<grid, THREADS, 0, step->stream>>>(step->table, *a);
-    if (a->state.p && a->taps > 1)
-        conv_state_kernel<<<dim3((unsigned)cuda_blocks(step->rows, 1), pieces), THREADS, 0, step->stream>>>(step->table,
-                                                                                                            *a);
-    return cuda_launched();
+    const unsigned pieces = (unsigned)cuda_blocks(channels, THREADS);
+    const dim3 tiles((unsigned)cuda_blocks(step->tokens, step->generated ? 1 : (int)TILE), pieces, (unsigned)parts);
+    if (step->generated)
+        return cuda_start(step, a.taps == 4 ? conv_step_kernel<4> : conv_step_kernel<0>, tiles, THREADS, 0, step->table,
+                          group);
+    const kern_status status = cuda_start(step, a.taps == 4 ? conv_tokens_kernel<4> : conv_tokens_kernel<0>, tiles,
+                                          THREADS, 0, step->table, group);
+    if (status || !states || a.taps == 1)
+        return status;
+    const dim3 rows((unsigned)cuda_blocks(step->rows, 1), pieces, (unsigned)parts);
+    return cuda_start(step, conv_state_kernel, rows, THREADS, 0, step->table, group);
+}
+
+kern_status cuda_short_conv_run(const cuda_step *step, const void *args) {
+    return launch_convs(step, {{*(const kern_short_conv_args *)args}}, 1);
+}
+
+kern_status cuda_short_convs_run(const cuda_step *step, const kern_call *call, int count) {
+    conv_group group = {};
+    for (int i = 0; i < count; i++)
+        group.part[i] = *(const kern_short_conv_args *)call[i].args;
+    return launch_convs(step, group, count);
 }

@@ -211,12 +211,17 @@ END_TEST
 // The same steps by a plan and launch by launch, each on a memory of its own; after some steps they change places, so
 // the plan meets other memory. On a CUDA device steps of generated tokens are graphs: batches smaller than the graph's,
 // tables that change between replays.
-enum { MOST = 12, SESSIONS = 16, STEP_FLOATS = MOST * WIDTH, SLOT_FLOATS = SLOT_BYTES / 4, HEADS = 3 };
-enum { FREQUENCY = PARAMS, STEP_PARAMS };
+//
+// The step holds what a backend may run as one: products of one vector, behind a norm and before a gated product,
+// convolutions, norms of heads. Everything that they leave in memory is compared.
+enum { MOST = 12, SESSIONS = 16, STEP_FLOATS = MOST * WIDTH, HEADS = 3, WINDOW = (TAPS - 1) * WIDTH, INNER = 32 };
+enum { STEP_SLOT_BYTES = 64 + 3 * WINDOW * 4, SLOT_FLOATS = STEP_SLOT_BYTES / 4, BUFFERS = 16 };
+enum { FREQUENCY = PARAMS, VECTORS, PRODUCT = VECTORS, PAIR, DOWN, STEP_PARAMS };
+_Static_assert(STEP_SLOT_BYTES % 64 == 0 && (int)INNER < (int)WIDTH, "a buffer holds any vector");
 _Static_assert(STEP_FLOATS * 4 % 64 == 0, "offsets are multiples of 64");
 
 typedef struct session_memory {
-    float *state, *saved, *scratch; // (SESSIONS, slot), (2, MOST, WIDTH) twice
+    float *state, *saved, *scratch; // (SESSIONS, slot), (2, MOST, WIDTH), (BUFFERS, MOST, WIDTH)
 } session_memory;
 
 typedef struct session_test {
@@ -233,28 +238,44 @@ static void *sent(kernel_test *test, const float *from, size_t count) {
     return memory;
 }
 
-static void make_memory(session_test *s) {
+static void make_weight(session_test *s, int which, kern_dtype dtype, int64_t rows, int64_t cols) {
+    const size_t count = (size_t)(rows * cols);
+    float *values = kernel_test_floats(&s->test, count, -1, 1);
+    uint16_t *narrow = kernel_test_bytes(&s->test, count * sizeof *narrow);
+    for (size_t i = 0; i < count; i++) {
+        uint32_t bits;
+        memcpy(&bits, &values[i], sizeof bits);
+        narrow[i] = (uint16_t)(bits >> 16);
+    }
+    const kern_weight_desc desc = {dtype, rows, cols, dtype == KERN_F32 ? (const void *)values : narrow, NULL};
+    ck_assert_int_eq(kern_weight_create(s->test.device, &desc, (kern_weight **)&s->param[which]), KERN_OK);
+}
+
+static void make_memory(session_test *s, kern_dtype dtype) {
     kernel_test *test = &s->test;
-    float *values = kernel_test_floats(test, VOCABULARY * WIDTH, -1, 1);
-    const kern_weight_desc desc = {KERN_F32, VOCABULARY, WIDTH, values, NULL};
-    ck_assert_int_eq(kern_weight_create(test->device, &desc, (kern_weight **)&s->param[EMBEDDING]), KERN_OK);
+    make_weight(s, EMBEDDING, KERN_F32, VOCABULARY, WIDTH);
+    make_weight(s, PRODUCT, dtype, 3 * WIDTH, WIDTH);
+    make_weight(s, PAIR, dtype, 2 * INNER, WIDTH);
+    make_weight(s, DOWN, dtype, WIDTH, INNER);
     s->param[NORM] = sent(test, kernel_test_floats(test, WIDTH, 0, 2), WIDTH);
     s->param[CONV] = sent(test, kernel_test_floats(test, WIDTH * TAPS, -1, 1), WIDTH * TAPS);
     s->param[BIAS] = sent(test, kernel_test_floats(test, WIDTH, -1, 1), WIDTH);
     s->param[FREQUENCY] = sent(test, kernel_test_floats(test, WIDTH / HEADS / 2, 0, 1), WIDTH / HEADS / 2);
     const float *state = kernel_test_floats(test, SESSIONS * SLOT_FLOATS, -1, 1);
-    const float *zeros = kernel_test_zero_floats(test, 2 * STEP_FLOATS);
+    const float *zeros = kernel_test_zero_floats(test, BUFFERS * STEP_FLOATS);
     for (int i = 0; i < 2; i++)
         s->memory[i] = (session_memory){sent(test, state, SESSIONS * SLOT_FLOATS), sent(test, zeros, 2 * STEP_FLOATS),
-                                        sent(test, zeros, 2 * STEP_FLOATS)};
-    test->rows->slot_stride = SLOT_BYTES;
+                                        sent(test, zeros, BUFFERS * STEP_FLOATS)};
+    test->rows->slot_stride = STEP_SLOT_BYTES;
 }
 
 static void free_memory(session_test *s) {
     kern_plan_free(s->plan);
     kern_weight_free(s->param[EMBEDDING]);
-    for (int i = NORM; i < STEP_PARAMS; i++)
+    for (int i = NORM; i < VECTORS; i++)
         kern_free(s->test.device, s->param[i]);
+    for (int i = PRODUCT; i < STEP_PARAMS; i++)
+        kern_weight_free(s->param[i]);
     for (int i = 0; i < 2; i++) {
         kern_free(s->test.device, s->memory[i].state);
         kern_free(s->test.device, s->memory[i].saved);
@@ -270,6 +291,48 @@ static kern_ptr place(const session_memory *m, kern_class class_, size_t floats)
         return kern_ref(class_, floats * sizeof(float));
     float *base = class_ == KERN_CLASS_STATE ? m->state : class_ == KERN_CLASS_SAVED ? m->saved : m->scratch;
     return (kern_ptr){.f = base + floats};
+}
+
+static kern_ptr buffer(const session_memory *m, size_t index) {
+    return place(m, KERN_CLASS_SCRATCH, index * STEP_FLOATS);
+}
+
+// n = norm(x); q, k, v = products of n; convolutions; unit vectors; x += products of them, once gated and normed.
+static void mixer_calls(session_test *s, const session_memory *m, step_call call, const kern_ptr *own, kern_ptr x) {
+    const kern_ptr none = {.ref = 0}, n = buffer(m, 2);
+    const kern_rmsnorm_args norm = {x, own[NORM], none, n, 1, WIDTH, 1e-5f, 0, KERN_SILU, 0, 0, 0};
+    call(s, KERN_OP_RMSNORM, &norm);
+    for (int i = 0; i < 3; i++)
+        call(s, KERN_OP_LINEAR,
+             &(kern_linear_args){.x = n,
+                                 .weight = own[PRODUCT],
+                                 .bias = i == 1 ? own[BIAS] : none,
+                                 .y = buffer(m, 3 + (size_t)i),
+                                 .cols = WIDTH,
+                                 .rows = i == 1 ? WIDTH : WIDTH - i,
+                                 .row0 = i == 1 ? 0 : i * WIDTH});
+    for (size_t i = 0; i < 3; i++)
+        call(s, KERN_OP_SHORT_CONV,
+             &(kern_short_conv_args){buffer(m, 3 + i), own[CONV], own[BIAS],
+                                     place(m, KERN_CLASS_STATE, 16 + i * WINDOW), buffer(m, 6 + i), WIDTH, TAPS,
+                                     KERN_SILU, 0});
+    for (size_t i = 0; i < 2; i++)
+        call(s, KERN_OP_L2NORM, &(kern_l2norm_args){buffer(m, 6 + i), buffer(m, 9 + i), HEADS, WIDTH / HEADS, 1e-6f});
+    const kern_rmsnorm_args gated = {
+        buffer(m, 9), none, buffer(m, 8), buffer(m, 11), HEADS, WIDTH / HEADS, 1e-5f, 0, KERN_SILU, 0, 0, 0};
+    call(s, KERN_OP_RMSNORM, &gated);
+    call(s, KERN_OP_LINEAR, &(kern_linear_args){buffer(m, 11), own[PRODUCT], none, x, x, WIDTH, WIDTH, WIDTH, 0});
+}
+
+// x += down(silu(gate) up) of its norm; the gated product takes the gate's place.
+static void mlp_calls(session_test *s, const session_memory *m, step_call call, const kern_ptr *own, kern_ptr x) {
+    const kern_ptr none = {.ref = 0}, n = buffer(m, 12), gate = buffer(m, 13), up = buffer(m, 14);
+    const kern_rmsnorm_args norm = {x, own[NORM], none, n, 1, WIDTH, 1e-5f, 0, KERN_SILU, 0, 0, 0};
+    call(s, KERN_OP_RMSNORM, &norm);
+    call(s, KERN_OP_LINEAR, &(kern_linear_args){n, own[PAIR], none, none, gate, WIDTH, INNER, 0, 0});
+    call(s, KERN_OP_LINEAR, &(kern_linear_args){n, own[PAIR], own[BIAS], none, up, WIDTH, INNER, INNER / 2, 0});
+    call(s, KERN_OP_GLU, &(kern_glu_args){gate, up, gate, INNER, KERN_SILU});
+    call(s, KERN_OP_LINEAR, &(kern_linear_args){gate, own[DOWN], none, x, x, INNER, WIDTH, 0, 0});
 }
 
 static void step_calls(session_test *s, const session_memory *m, step_call call) {
@@ -288,6 +351,8 @@ static void step_calls(session_test *s, const session_memory *m, step_call call)
     call(s, KERN_OP_SHORT_CONV, &conv);
     call(s, KERN_OP_ROPE, &rope);
     call(s, KERN_OP_ADD, &add);
+    mixer_calls(s, m, call, own, y);
+    mlp_calls(s, m, call, own, y);
 }
 
 static void add_call(session_test *s, kern_op op, const void *args) {
@@ -323,30 +388,39 @@ static void assert_same_memory(session_test *s, const float *const from[2], size
     ck_assert(host[0][16] != 0);
 }
 
-START_TEST(steps_of_sessions_equal_launches) {
+static void compare_steps(session_test *s) {
     static const struct {
         int rows;
         bool prompt;
     } steps[] = {{1, false}, {3, false}, {4, false}, {2, true}, {3, false}, {2, false}, {9, false}, {12, false},
                  {5, false}, {8, false}, {1, false}, {9, true}, {7, false}, {1, false}, {10, false}};
-    session_test s = {0};
-    if (!kernel_test_open(&s.test, _i, "cpu"))
-        MESA_TEST_SKIP("device %d is not here", _i);
-    make_memory(&s);
-    ck_assert_int_eq(kern_plan_create(s.test.device, &s.plan), KERN_OK);
-    step_calls(&s, NULL, add_call);
-    ck_assert_int_eq(kern_plan_seal(s.plan), KERN_OK);
     for (int step = 0; step < (int)(sizeof steps / sizeof steps[0]); step++) {
-        const session_memory *planned = &s.memory[step / 6 % 2], *launched = &s.memory[1 - step / 6 % 2];
-        const kern_memory memory = {s.param, NULL, planned->state, NULL, planned->saved, planned->scratch};
-        session_rows(&s, steps[step].rows, step, steps[step].prompt);
-        ck_assert_int_eq(kern_plan_run(s.plan, s.test.stream, s.test.rows, &memory), KERN_OK);
-        step_calls(&s, launched, launch_call);
-        assert_same_memory(&s, (const float *const[]){planned->saved, launched->saved}, 2 * STEP_FLOATS);
-        assert_same_memory(&s, (const float *const[]){planned->state, launched->state}, SESSIONS * SLOT_FLOATS);
+        const session_memory *planned = &s->memory[step / 6 % 2], *launched = &s->memory[1 - step / 6 % 2];
+        const kern_memory memory = {s->param, NULL, planned->state, NULL, planned->saved, planned->scratch};
+        session_rows(s, steps[step].rows, step, steps[step].prompt);
+        ck_assert_int_eq(kern_plan_run(s->plan, s->test.stream, s->test.rows, &memory), KERN_OK);
+        step_calls(s, launched, launch_call);
+        assert_same_memory(s, (const float *const[]){planned->saved, launched->saved}, 2 * STEP_FLOATS);
+        assert_same_memory(s, (const float *const[]){planned->scratch + STEP_FLOATS, launched->scratch + STEP_FLOATS},
+                           (BUFFERS - 1) * STEP_FLOATS);
+        assert_same_memory(s, (const float *const[]){planned->state, launched->state}, SESSIONS * SLOT_FLOATS);
     }
-    free_memory(&s);
-    kernel_test_close(&s.test);
+}
+
+START_TEST(steps_of_sessions_equal_launches) {
+    static const kern_dtype dtype[] = {KERN_BF16, KERN_F32};
+    for (int i = 0; i < 2; i++) {
+        session_test s = {0};
+        if (!kernel_test_open(&s.test, _i, "cpu"))
+            MESA_TEST_SKIP("device %d is not here", _i);
+        make_memory(&s, dtype[i]);
+        ck_assert_int_eq(kern_plan_create(s.test.device, &s.plan), KERN_OK);
+        step_calls(&s, NULL, add_call);
+        ck_assert_int_eq(kern_plan_seal(s.plan), KERN_OK);
+        compare_steps(&s);
+        free_memory(&s);
+        kernel_test_close(&s.test);
+    }
 }
 END_TEST
 

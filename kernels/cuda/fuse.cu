@@ -1,0 +1,197 @@
+// SPDX-License-Identifier: Apache-2.0
+// A plan's operations as launches: neighbours that do not wait for one another become one launch, and so do a norm
+// with the products that read it, and a gated product with the two products before it.
+//
+// Nothing changes its place. A launch leaves in memory what its operations would have, bit for bit, also what nobody
+// reads again. Whether operations may run together is decided by the ranges of memory that they read and write at this
+// step's bounds. All of it is host work of a few comparisons, done when a graph is captured or a prompt runs.
+#include "kernels/cuda/fuse.cuh"
+#include "kernels/cuda/products.cuh"
+
+struct range {
+    const char *begin;
+    size_t bytes;
+};
+
+static range floats_at(const cuda_step *step, const void *p, int64_t width) {
+    return {(const char *)p, p ? sizeof(float) * (size_t)width * (size_t)step->tokens : 0};
+}
+
+static bool overlap(range a, range b) {
+    return a.bytes > 0 && b.bytes > 0 && a.begin < b.begin + b.bytes && b.begin < a.begin + a.bytes;
+}
+
+// ------------------------------------------------------------------------------------------------------------ products
+
+static range output_of(const cuda_step *step, const cuda_product *p, int i) {
+    return floats_at(step, p->part[i].y, (int64_t)p->groups * p->part[i].rows);
+}
+static range residual_of(const cuda_step *step, const cuda_product *p, int i) {
+    return floats_at(step, p->part[i].residual, (int64_t)p->groups * p->part[i].rows);
+}
+
+// Whether nothing that the product writes lies in the range.
+static bool leaves_alone(const cuda_step *step, const cuda_product *p, range r) {
+    for (int i = 0; i < p->parts; i++)
+        if (overlap(output_of(step, p, i), r))
+            return false;
+    return !p->gated || !overlap(floats_at(step, p->gated, p->part[0].rows), r);
+}
+
+// Adds the operation's weight to the product; false: it does not fit beside the others.
+static bool join(const cuda_step *step, cuda_product *p, const kern_linear_args *a) {
+    cuda_product more;
+    if (p->parts == CUDA_PARTS || cuda_product_of(a, &more) != KERN_OK)
+        return false;
+    if (more.x != p->x || more.cols != p->cols || more.groups != p->groups || more.bf16 != p->bf16)
+        return false;
+    const range x = floats_at(step, p->x, (int64_t)p->groups * p->cols), y = output_of(step, &more, 0);
+    if (overlap(y, x) || !leaves_alone(step, p, x) || !leaves_alone(step, p, y) ||
+        !leaves_alone(step, p, residual_of(step, &more, 0)))
+        return false;
+    for (int i = 0; i < p->parts; i++)
+        if (overlap(y, residual_of(step, p, i)))
+            return false;
+    p->part[p->parts++] = more.part[0];
+    return true;
+}
+
+// gated = act(part 0) part 1, elementwise, so it may lie where part 0 does.
+static bool join_gated(const cuda_step *step, cuda_product *p, const kern_glu_args *a) {
+    const cuda_product_part &gate = p->part[0], &up = p->part[1];
+    if (!cuda_product_takes_gated(p) || p->groups != 1 || a->gate.f != gate.y || a->up.f != up.y ||
+        a->width != gate.rows || a->width != up.rows)
+        return false;
+    const range y = floats_at(step, a->y.f, a->width);
+    if ((a->y.f != gate.y && overlap(y, output_of(step, p, 0))) || overlap(y, output_of(step, p, 1)) ||
+        overlap(y, residual_of(step, p, 0)) || overlap(y, residual_of(step, p, 1)) ||
+        overlap(y, floats_at(step, p->x, p->cols)))
+        return false;
+    p->gated = a->y.f;
+    p->activation = a->activation;
+    return true;
+}
+
+// The product that begins with the first call; how many calls it is.
+static kern_status gather_product(const cuda_step *step, const kern_call *call, size_t count, cuda_product *p,
+                                  size_t *taken) {
+    const kern_status status = cuda_product_of((const kern_linear_args *)call->args, p);
+    if (status)
+        return status;
+    size_t n = 1;
+    while (n < count && call[n].op == KERN_OP_LINEAR && join(step, p, (const kern_linear_args *)call[n].args))
+        n++;
+    if (n < count && call[n].op == KERN_OP_GLU && join_gated(step, p, (const kern_glu_args *)call[n].args))
+        n++;
+    *taken = n;
+    return KERN_OK;
+}
+
+static kern_status run_products(const cuda_step *step, const kern_call *call, size_t count, size_t *taken) {
+    cuda_product product;
+    const kern_status status = gather_product(step, call, count, &product, taken);
+    return status ? status : cuda_product_launch(step, &product);
+}
+
+// Every block reads what is normalised, at its own time: nothing that the launch writes may lie there.
+static bool join_norm(const cuda_step *step, cuda_product *p, const kern_rmsnorm_args *a) {
+    p->norm = cuda_norm_of(a);
+    const int64_t width = (int64_t)a->groups * a->width;
+    const range x = floats_at(step, a->x.f, width), gate = floats_at(step, a->gate.f, width);
+    const range y = floats_at(step, a->y.f, width);
+    for (int i = 0; i < p->parts; i++)
+        if (overlap(residual_of(step, p, i), y))
+            return false;
+    return p->x == a->y.f && p->cols == width && p->groups == 1 && cuda_product_takes_norm(step, p) && !overlap(x, y) &&
+           !overlap(gate, y) && leaves_alone(step, p, x) && leaves_alone(step, p, gate) && leaves_alone(step, p, y);
+}
+
+static kern_status run_norm(const cuda_step *step, const kern_call *call, size_t count, size_t *taken) {
+    cuda_product product;
+    size_t products = 0;
+    if (count > 1 && call[1].op == KERN_OP_LINEAR &&
+        gather_product(step, call + 1, count - 1, &product, &products) == KERN_OK &&
+        join_norm(step, &product, (const kern_rmsnorm_args *)call->args)) {
+        *taken = 1 + products;
+        return cuda_product_launch(step, &product);
+    }
+    *taken = 1;
+    return cuda_rmsnorm_run(step, call->args);
+}
+
+// ------------------------------------------------------------------------------------------- neighbours of one kind
+
+// What two operations of the same kind read and write: [0] is read, [1] written, [2] read and written.
+struct footprint {
+    range at[3];
+};
+
+static bool collide(const footprint &a, const footprint &b) {
+    for (int i = 1; i < 3; i++)
+        for (int j = 0; j < 3; j++)
+            if (overlap(a.at[i], b.at[j]) || overlap(b.at[i], a.at[j]))
+                return true;
+    return false;
+}
+
+// A part of a slot: all slots are alike, so their first ones are compared.
+static footprint conv_footprint(const cuda_step *step, const kern_call &call) {
+    const kern_short_conv_args *a = (const kern_short_conv_args *)call.args;
+    const size_t window = a->state.p ? sizeof(float) * (size_t)(a->taps - 1) * (size_t)a->channels : 0;
+    return {{floats_at(step, a->x.f, a->channels),
+             floats_at(step, a->y.f, a->channels),
+             {(const char *)a->state.p, window}}};
+}
+static bool same_conv(const kern_call &a, const kern_call &b) {
+    return ((const kern_short_conv_args *)a.args)->taps == ((const kern_short_conv_args *)b.args)->taps;
+}
+
+static footprint l2norm_footprint(const cuda_step *step, const kern_call &call) {
+    const kern_l2norm_args *a = (const kern_l2norm_args *)call.args;
+    const int64_t width = (int64_t)a->groups * a->width;
+    return {{floats_at(step, a->x.f, width), floats_at(step, a->y.f, width), {NULL, 0}}};
+}
+static bool same_l2norm(const kern_call &a, const kern_call &b) {
+    return ((const kern_l2norm_args *)a.args)->width == ((const kern_l2norm_args *)b.args)->width;
+}
+
+// How many of the calls, from the first on, are of its kind and apart from one another.
+template <typename Footprint, typename Same>
+static size_t neighbours(const cuda_step *step, const kern_call *call, size_t count, size_t most,
+                         const Footprint &footprint_of, const Same &same) {
+    size_t n = 1;
+    for (; n < count && n < most && call[n].op == call->op && same(call[0], call[n]); n++) {
+        const footprint own = footprint_of(step, call[n]);
+        for (size_t i = 0; i < n; i++)
+            if (collide(footprint_of(step, call[i]), own))
+                return n;
+    }
+    return n;
+}
+
+static kern_status run_some(const cuda_step *step, const kern_call *call, size_t count, size_t *taken) {
+    switch (call->op) {
+    case KERN_OP_LINEAR:
+        return run_products(step, call, count, taken);
+    case KERN_OP_RMSNORM:
+        return run_norm(step, call, count, taken);
+    case KERN_OP_SHORT_CONV:
+        *taken = neighbours(step, call, count, CUDA_CONVS, conv_footprint, same_conv);
+        return cuda_short_convs_run(step, call, (int)*taken);
+    case KERN_OP_L2NORM:
+        *taken = neighbours(step, call, count, CUDA_NORMS, l2norm_footprint, same_l2norm);
+        return cuda_l2norms_run(step, call, (int)*taken);
+    default:
+        *taken = 1;
+        return cuda_run_of(call->op)(step, call->args);
+    }
+}
+
+kern_status cuda_run_calls(const cuda_step *step, const kern_call *call, size_t count) {
+    for (size_t done = 0, taken = 0; done < count; done += taken) {
+        const kern_status status = run_some(step, call + done, count - done, &taken);
+        if (status)
+            return status;
+    }
+    return KERN_OK;
+}
