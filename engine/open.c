@@ -52,8 +52,9 @@ static eng_status open_device(const eng_options *options, eng_engine *engine, en
     if (status)
         return eng_fail(error, status == KERN_NO_MEMORY ? ENG_NO_MEMORY : ENG_DEVICE, "device %s: %s", name,
                         reason[0] ? reason : kern_status_text(status));
-    if (reason[0])
-        log_text(options, ENG_LOG_INFO, "device %s: %s", name, reason);
+    if (strcmp(name, "auto") == 0)
+        log_text(options, ENG_LOG_INFO, "device auto is %s%s%s", kern_device_describe(engine->device)->description,
+                 reason[0] ? ", not CUDA: " : "", reason);
     status = kern_stream_open(engine->device, &engine->stream);
     return status ? eng_fail_kernel(error, status, "opening a stream") : ENG_OK;
 }

@@ -111,7 +111,7 @@ kern_status kern_device_open(const char *name, kern_device **out, char *reason, 
         return open_cuda(name, out, reason, reason_size);
     kern_set_reason(reason, reason_size,
                     "device \"%.64s\" is not known; it is cpu, cpu:16, cpu:32, cpu:64, cuda:N or auto", name);
-    return KERN_NO_DEVICE;
+    return KERN_INVALID;
 }
 
 void kern_device_close(kern_device *device) {

@@ -188,7 +188,7 @@ static void on_state(srv_server *server, srv_model *model, srv_worker_state stat
     case SRV_WORKER_UNLOADABLE:
         srv_log_write(server->log, ENG_LOG_ERROR, "load", "model %s cannot be loaded: %s", model->path->name,
                       error->text);
-        begin_drain(server, 4, 0);
+        begin_drain(server, error->code == ENG_INVALID ? 2 : 4, 0);
         return;
     case SRV_WORKER_FAILED:
         srv_log_write(server->log, ENG_LOG_ERROR, "engine", "model %s failed: %s", model->path->name, error->text);

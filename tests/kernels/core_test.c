@@ -47,8 +47,8 @@ static void refuse_device(const char *name, kern_status status, const char *word
 START_TEST(names_that_are_refused) {
     unsetenv("MESA_CPU_ISA");
     setenv("MESA_LIBRARY_DIR", "/nonexistent", 1);
-    refuse_device("gpu", KERN_NO_DEVICE, "not known");
-    refuse_device("", KERN_NO_DEVICE, "not known");
+    refuse_device("gpu", KERN_INVALID, "not known");
+    refuse_device("", KERN_INVALID, "not known");
     refuse_device("cpu:8", KERN_INVALID, "16, 32 or 64");
     refuse_device("cpu:64x", KERN_INVALID, "16, 32 or 64");
     refuse_device("cuda:0", KERN_NO_DEVICE, "/nonexistent/libmesa_kern_cuda.so");

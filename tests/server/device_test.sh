@@ -1,0 +1,66 @@
+#!/bin/bash
+# SPDX-License-Identifier: Apache-2.0
+# A GPU that is not there, too old, too small, or lost while requests run: what the server says, and how it ends. The
+# GPU is tests/device/module.c, which computes on the CPU; its environment says what it does.
+set -uo pipefail
+source_dir=${MESA_SOURCE:-$(cd "$(dirname "$0")/../.." && pwd)}
+# shellcheck source=tests/clients/server.sh
+source "$source_dir/tests/clients/server.sh"
+pretended=$build/tests/device
+[ -d "$pretended" ] || { echo "SKIP: $pretended is not built"; exit 77; }
+export MESA_LIBRARY_DIR=$pretended
+
+serve=("$build/mesa-server" --model "demo=$source_dir/deploy/models/demo" --listen "unix:$folder/none" --device)
+
+# ---- devices that cannot be had --------------------------------------------------------------------------------------
+
+mkdir "$folder/empty"
+none='model demo cannot be loaded: device cuda'
+missing=$folder/empty/libmesa_kern_cuda.so
+old='no CUDA device: the driver is too old'
+expect 4 '' "$none:0: no CUDA module: $missing: " env MESA_LIBRARY_DIR="$folder/empty" "${serve[@]}" cuda:0
+expect 4 '' "$none:7: device .*: this host has 2 CUDA devices" "${serve[@]}" cuda:7
+expect 4 '' "$none:0: $old" env PRETEND_REFUSAL="$old" "${serve[@]}" cuda:0
+expect 4 '' 'cuda:0 has 9.5 of 9.5 MiB free; [0-9.]+ are needed: weights [0-9.]+, 256 states [0-9.]+, 0 KV pages 0.0,' \
+    env PRETEND_MEMORY=10000000 "${serve[@]}" cuda:0
+expect 2 '' 'device .*gpu.* is not known; it is cpu, cpu:16, cpu:32, cpu:64, cuda:N or auto' "${serve[@]}" gpu
+
+# ---- auto ------------------------------------------------------------------------------------------------------------
+
+MESA_LIBRARY_DIR=$folder/empty start_server --device auto
+grep -q "device auto is cpu (.*), not CUDA: no CUDA module: " "$folder/server.log" || fail "auto does not tell why not CUDA"
+stop_server
+start_server --device auto
+grep -q 'device auto is cuda:0 (pretended)"' "$folder/server.log" || fail "auto does not tell what it took"
+stop_server
+
+# ---- a device that is lost -------------------------------------------------------------------------------------------
+
+PRETEND_LOST=$folder/lost start_server --device cuda:0 --rows 8
+"$mesa" complete --max-tokens 60000 --ignore-eos "A long" >"$folder/stream" 2>"$folder/stream.err" &
+stream=$!
+"$mesa" complete --no-stream --max-tokens 60000 --ignore-eos "A long" >"$folder/plain" 2>"$folder/plain.err" &
+plain=$!
+for _ in $(seq 300); do
+    [ "$(wc -c <"$folder/stream")" -lt 100 ] || break
+    sleep 0.1
+done
+touch "$folder/lost"
+wait $stream && fail "a stream of a lost device ends well"
+wait $plain && fail "an answer of a lost device ends well"
+grep -q 'the device failed' "$folder/stream.err" || fail "the stream does not say why: $(cat "$folder/stream.err")"
+grep -q 'answered 500 .*: the device failed' "$folder/plain.err" || fail "the answer does not say why: $(cat "$folder/plain.err")"
+[ ! -s "$folder/plain" ] || fail "a plain answer of a lost device has text"
+for _ in $(seq 300); do
+    kill -0 "$server" 2>/dev/null || break
+    sleep 0.1
+done
+kill -0 "$server" 2>/dev/null && fail "the server goes on without its device" && kill "$server"
+wait "$server"
+status=$?
+server=
+[ $status -eq 1 ] || fail "exit status $status (want 1, which systemd restarts)"
+grep -q 'model demo failed: running a step: device lost' "$folder/server.log" || fail "the log does not tell of the loss"
+
+[ $failures -eq 0 ] || cat "$folder/server.log"
+exit $((failures > 0))
