@@ -197,7 +197,7 @@ static __device__ __forceinline__ void load_batch(float (&x)[BATCH][C], const ti
 #pragma unroll
         for (int c = 0; c < C; c++) {
             const bool seen = j0 + j >= low && j0 + j <= high && lane + 32 * c < width;
-            x[j][c] = seen ? __ldg(at + lane + 32 * c) : 0.0f;
+            x[j][c] = seen ? at[lane + 32 * c] : 0.0f;
         }
     }
 }
@@ -390,6 +390,8 @@ static __device__ void finish_queries(const attention_call &c, const block_memor
 
 template <int C>
 static __global__ void __launch_bounds__(WARPS * 32) attention_kernel(const cuda_table *table, const attention_call c) {
+    cuda_begin();
+    cuda_await();
     extern __shared__ float shared[];
     const int32_t group = c.shape.heads / c.shape.kv_heads, kv_head = (int32_t)blockIdx.x % c.shape.kv_heads;
     // the last pieces see the most keys: they go first
@@ -414,6 +416,8 @@ static __global__ void __launch_bounds__(WARPS * 32) attention_kernel(const cuda
 
 // A block a token. The tokens of the row's last document stay: all of them in pages, the newest in a ring.
 static __global__ void __launch_bounds__(KEEP_THREADS) keep_kernel(const cuda_table *table, const attention_call c) {
+    cuda_begin();
+    cuda_await();
     const int32_t token = (int32_t)blockIdx.x;
     if (token >= table->n_tokens)
         return;
@@ -476,8 +480,8 @@ kern_status cuda_attention_run(const cuda_step *step, const void *args) {
                    : padded == 64  ? attention_kernel<2>
                    : padded == 128 ? attention_kernel<4>
                                    : attention_kernel<8>;
-    kernel<<<blocks, WARPS * 32, shared_bytes(c), step->stream>>>(step->table, c);
-    if (a->ring.p || a->pages.p)
-        keep_kernel<<<step->tokens, KEEP_THREADS, 0, step->stream>>>(step->table, c);
-    return cuda_launched();
+    const kern_status status = cuda_start(step, kernel, blocks, WARPS * 32, shared_bytes(c), step->table, c);
+    if (!status && (a->ring.p || a->pages.p))
+        return cuda_start(step, keep_kernel, step->tokens, KEEP_THREADS, 0, step->table, c);
+    return status;
 }

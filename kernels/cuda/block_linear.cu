@@ -11,6 +11,8 @@ enum { TOKENS = 8, SLICES = 8 };
 
 static __global__ void __launch_bounds__(CUDA_WARP *SLICES)
     block_linear_kernel(const cuda_table *table, cuda_weight weight, kern_block_linear_args a, int32_t pieces) {
+    cuda_begin();
+    cuda_await();
     __shared__ float partial[SLICES][TOKENS][CUDA_WARP];
     const int32_t token0 = (int32_t)blockIdx.x * TOKENS, left = table->n_tokens - token0;
     if (left <= 0)
@@ -67,7 +69,6 @@ kern_status cuda_block_linear_run(const cuda_step *step, const void *args) {
     if ((int64_t)a->blocks * pieces > GRID_Y)
         return KERN_UNSUPPORTED;
     const dim3 grid((unsigned)cuda_blocks(step->tokens, TOKENS), (unsigned)(a->blocks * pieces));
-    block_linear_kernel<<<grid, dim3(CUDA_WARP, SLICES), 0, step->stream>>>(step->table, cuda_weight_of(a->weight.w),
-                                                                            *a, pieces);
-    return cuda_launched();
+    return cuda_start(step, block_linear_kernel, grid, dim3(CUDA_WARP, SLICES), 0, step->table,
+                      cuda_weight_of(a->weight.w), *a, pieces);
 }

@@ -21,6 +21,8 @@ static __device__ __forceinline__ int64_t quad_start(void) {
 
 // An id outside the vocabulary gives a row that is not a number: the host's table may not be looked at in a graph.
 static __global__ void embed_kernel(const cuda_table *table, cuda_weight weight, float *y, float scale) {
+    cuda_begin();
+    cuda_await();
     const int32_t t = cuda_plane_item(), column = cuda_plane_column();
     if (t >= table->n_tokens || column >= weight.cols)
         return;
@@ -41,15 +43,16 @@ kern_status cuda_embed_run(const cuda_step *step, const void *args) {
     if (a->weight.w->cols != a->width)
         return KERN_INVALID;
     const cuda_plane plane = cuda_plane_of(step->tokens, a->width);
-    embed_kernel<<<plane.grid, plane.block, 0, step->stream>>>(step->table, cuda_weight_of(a->weight.w), a->y.f,
-                                                               a->scale);
-    return cuda_launched();
+    return cuda_start(step, embed_kernel, plane.grid, plane.block, 0, step->table, cuda_weight_of(a->weight.w), a->y.f,
+                      a->scale);
 }
 
 // -------------------------------------------------------------------------------------------------------- activations
 
 static __global__ void activation_kernel(const cuda_table *table, const float *x, float *y, int32_t width, int32_t kind,
                                          bool wide) {
+    cuda_begin();
+    cuda_await();
     const int64_t i = quad_start(), left = (int64_t)table->n_tokens * width - i;
     if (left <= 0)
         return;
@@ -71,15 +74,16 @@ kern_status cuda_activation_prepare(const kern_cuda *cuda, const void *args, siz
 kern_status cuda_activation_run(const cuda_step *step, const void *args) {
     const kern_activation_args *a = (const kern_activation_args *)args;
     const bool wide = cuda_is_wide(a->x.p) && cuda_is_wide(a->y.p);
-    activation_kernel<<<quad_blocks(step, a->width), THREADS, 0, step->stream>>>(step->table, a->x.f, a->y.f, a->width,
-                                                                                 a->activation, wide);
-    return cuda_launched();
+    return cuda_start(step, activation_kernel, quad_blocks(step, a->width), THREADS, 0, step->table, a->x.f, a->y.f,
+                      a->width, a->activation, wide);
 }
 
 // ----------------------------------------------------------------------------------------------------- gated products
 
 static __global__ void glu_kernel(const cuda_table *table, const float *gate, const float *up, float *y, int32_t width,
                                   int32_t kind, bool wide) {
+    cuda_begin();
+    cuda_await();
     const int64_t i = quad_start(), left = (int64_t)table->n_tokens * width - i;
     if (left <= 0)
         return;
@@ -102,14 +106,15 @@ kern_status cuda_glu_prepare(const kern_cuda *cuda, const void *args, size_t *wo
 kern_status cuda_glu_run(const cuda_step *step, const void *args) {
     const kern_glu_args *a = (const kern_glu_args *)args;
     const bool wide = cuda_is_wide(a->gate.p) && cuda_is_wide(a->up.p) && cuda_is_wide(a->y.p);
-    glu_kernel<<<quad_blocks(step, a->width), THREADS, 0, step->stream>>>(step->table, a->gate.f, a->up.f, a->y.f,
-                                                                          a->width, a->activation, wide);
-    return cuda_launched();
+    return cuda_start(step, glu_kernel, quad_blocks(step, a->width), THREADS, 0, step->table, a->gate.f, a->up.f,
+                      a->y.f, a->width, a->activation, wide);
 }
 
 // ------------------------------------------------------------------------------------------------- zeros and residual
 
 static __global__ void clear_kernel(const cuda_table *table, float *y, int32_t width, bool wide) {
+    cuda_begin();
+    cuda_await();
     const int64_t i = quad_start(), left = (int64_t)table->n_tokens * width - i;
     if (left > 0)
         cuda_store(y + i, {{0, 0, 0, 0}}, left, wide);
@@ -124,12 +129,13 @@ kern_status cuda_clear_prepare(const kern_cuda *cuda, const void *args, size_t *
 
 kern_status cuda_clear_run(const cuda_step *step, const void *args) {
     const kern_clear_args *a = (const kern_clear_args *)args;
-    clear_kernel<<<quad_blocks(step, a->width), THREADS, 0, step->stream>>>(step->table, a->y.f, a->width,
-                                                                            cuda_is_wide(a->y.p));
-    return cuda_launched();
+    return cuda_start(step, clear_kernel, quad_blocks(step, a->width), THREADS, 0, step->table, a->y.f, a->width,
+                      cuda_is_wide(a->y.p));
 }
 
 static __global__ void add_kernel(const cuda_table *table, const float *x, float *y, int32_t width, bool wide) {
+    cuda_begin();
+    cuda_await();
     const int64_t i = quad_start(), left = (int64_t)table->n_tokens * width - i;
     if (left <= 0)
         return;
@@ -151,8 +157,8 @@ kern_status cuda_add_prepare(const kern_cuda *cuda, const void *args, size_t *wo
 kern_status cuda_add_run(const cuda_step *step, const void *args) {
     const kern_add_args *a = (const kern_add_args *)args;
     const bool wide = cuda_is_wide(a->x.p) && cuda_is_wide(a->y.p);
-    add_kernel<<<quad_blocks(step, a->width), THREADS, 0, step->stream>>>(step->table, a->x.f, a->y.f, a->width, wide);
-    return cuda_launched();
+    return cuda_start(step, add_kernel, quad_blocks(step, a->width), THREADS, 0, step->table, a->x.f, a->y.f, a->width,
+                      wide);
 }
 
 // --------------------------------------------------------------------------------------------------------- positions
@@ -177,6 +183,8 @@ static __device__ __forceinline__ void turn(double angle, float *sine, float *co
 
 // A thread turns one pair of one head of one token.
 static __global__ void rope_kernel(const cuda_table *table, kern_rope_args a) {
+    cuda_begin();
+    cuda_await();
     const int32_t half = a.rotary / 2, t = cuda_plane_item(), column = cuda_plane_column();
     if (t >= table->n_tokens || column >= a.heads * half)
         return;
@@ -202,6 +210,5 @@ kern_status cuda_rope_prepare(const kern_cuda *cuda, const void *args, size_t *w
 kern_status cuda_rope_run(const cuda_step *step, const void *args) {
     const kern_rope_args *a = (const kern_rope_args *)args;
     const cuda_plane plane = cuda_plane_of(step->tokens, a->heads * (a->rotary / 2));
-    rope_kernel<<<plane.grid, plane.block, 0, step->stream>>>(step->table, *a);
-    return cuda_launched();
+    return cuda_start(step, rope_kernel, plane.grid, plane.block, 0, step->table, *a);
 }

@@ -51,6 +51,8 @@ static __device__ void divide_by_sum(const float *z, float *y, int32_t width, fl
 }
 
 static __global__ void __launch_bounds__(THREADS) feature_map_kernel(const cuda_table *table, kern_feature_map_args a) {
+    cuda_begin();
+    cuda_await();
     const int64_t vector = (int64_t)blockIdx.x * WARPS + threadIdx.x / CUDA_WARP;
     const int32_t lane = threadIdx.x % CUDA_WARP;
     if (vector >= (int64_t)table->n_tokens * a.groups)
@@ -77,6 +79,5 @@ kern_status cuda_feature_map_prepare(const kern_cuda *cuda, const void *args, si
 kern_status cuda_feature_map_run(const cuda_step *step, const void *args) {
     const kern_feature_map_args *a = (const kern_feature_map_args *)args;
     const int blocks = cuda_blocks((int64_t)step->tokens * a->groups, WARPS);
-    feature_map_kernel<<<blocks, THREADS, 0, step->stream>>>(step->table, *a);
-    return cuda_launched();
+    return cuda_start(step, feature_map_kernel, blocks, THREADS, 0, step->table, *a);
 }

@@ -32,6 +32,8 @@ static __device__ __forceinline__ float parameter_decay(const kern_gates &f, flo
 }
 
 static __global__ void gates_kernel(const cuda_table *table, kern_gates_args a, int32_t channels) {
+    cuda_begin();
+    cuda_await();
     const kern_gates f = a.gates;
     const int32_t width = f.heads * channels, t = cuda_plane_item(), c = cuda_plane_column();
     if (t >= table->n_tokens || c >= width)
@@ -112,13 +114,14 @@ kern_status cuda_gates_run(const cuda_step *step, const void *args) {
     const kern_gates_args *a = (const kern_gates_args *)args;
     const int32_t channels = a->gates.decay_law == KERN_DECAY_LAW_NONE ? 1 : a->gates.channels;
     const cuda_plane plane = cuda_plane_of(step->tokens, a->gates.heads * channels);
-    gates_kernel<<<plane.grid, plane.block, 0, step->stream>>>(step->table, *a, channels);
-    return cuda_launched();
+    return cuda_start(step, gates_kernel, plane.grid, plane.block, 0, step->table, *a, channels);
 }
 
 // -------------------------------------------------------------------------------------------------- stabilised gates
 
 static __global__ void __launch_bounds__(THREADS) maxplus_kernel(const cuda_table *table, kern_maxplus_gates_args a) {
+    cuda_begin();
+    cuda_await();
     const int32_t lane = threadIdx.x % CUDA_WARP, head = blockIdx.y * WARPS + threadIdx.x / CUDA_WARP;
     if ((int32_t)blockIdx.x >= table->n_rows || head >= a.heads)
         return;
@@ -165,13 +168,14 @@ kern_status cuda_maxplus_gates_prepare(const kern_cuda *cuda, const void *args, 
 kern_status cuda_maxplus_gates_run(const cuda_step *step, const void *args) {
     const kern_maxplus_gates_args *a = (const kern_maxplus_gates_args *)args;
     const dim3 grid((unsigned)cuda_blocks(step->rows, 1), (unsigned)cuda_blocks(a->heads, WARPS));
-    maxplus_kernel<<<grid, THREADS, 0, step->stream>>>(step->table, *a);
-    return cuda_launched();
+    return cuda_start(step, maxplus_kernel, grid, THREADS, 0, step->table, *a);
 }
 
 // -------------------------------------------------------------------------------------------------------- normaliser
 
 static __global__ void __launch_bounds__(THREADS) normalise_kernel(const cuda_table *table, kern_normalise_args a) {
+    cuda_begin();
+    cuda_await();
     const int32_t lane = threadIdx.x % CUDA_WARP, width = a.value_width;
     const int64_t vector = (int64_t)blockIdx.x * WARPS + threadIdx.x / CUDA_WARP;
     if (vector >= (int64_t)table->n_tokens * a.heads)
@@ -200,6 +204,5 @@ kern_status cuda_normalise_prepare(const kern_cuda *cuda, const void *args, size
 kern_status cuda_normalise_run(const cuda_step *step, const void *args) {
     const kern_normalise_args *a = (const kern_normalise_args *)args;
     const int blocks = cuda_blocks((int64_t)step->tokens * a->heads, WARPS);
-    normalise_kernel<<<blocks, THREADS, 0, step->stream>>>(step->table, *a);
-    return cuda_launched();
+    return cuda_start(step, normalise_kernel, blocks, THREADS, 0, step->table, *a);
 }

@@ -220,6 +220,12 @@ static __device__ __forceinline__ void begin_row(const cuda_table *table, const 
     const kern_row row = table->row[blockIdx.x / a.heads];
     const int32_t head = blockIdx.x % a.heads;
     const head_state home = state_of(table, a, row.slot, head);
+    if (home.hk && gridDim.x <= CUDA_FEW_BLOCKS)
+        for (int32_t i = threadIdx.x * 32; i < D * D; i += tile.THREADS * 32) {
+            cuda_prefetch(home.hk + i);
+            cuda_prefetch(home.hv + i);
+        }
+    cuda_await();
     stage_token(table, a, head, row.token0, shared.next);
     stage_values(shared, home.hv);
     load_keys(tile, home.hk);
@@ -240,10 +246,13 @@ static __device__ __forceinline__ void begin_row(const cuda_table *table, const 
 template <int D>
 static __global__ void __launch_bounds__(mesa_tile<D>::THREADS, D == 128 ? 2 : 6)
     tile_kernel(const cuda_table *table, const mesa a) {
+    cuda_begin();
     extern __shared__ __align__(16) char memory[];
     tile_shared<D> &shared = *(tile_shared<D> *)memory;
-    if (blockIdx.x / a.heads >= table->n_rows)
+    if (blockIdx.x / a.heads >= table->n_rows) {
+        cuda_await();
         return;
+    }
     mesa_tile<D> tile;
     begin_row(table, a, tile, shared);
     for (int32_t n = 0;;) {
@@ -428,6 +437,8 @@ static __device__ void any_token(const mesa &a, const kern_solver &solver, int64
 
 static __global__ void __launch_bounds__(ANY_THREADS)
     any_kernel(const cuda_table *table, const mesa a, float *workspace) {
+    cuda_begin();
+    cuda_await();
     __shared__ any_shared shared;
     const any_workspace own = any_workspace_of(a, workspace);
     for (int64_t item = blockIdx.x; item < (int64_t)table->n_rows * a.heads; item += gridDim.x) {
@@ -482,9 +493,8 @@ template <int D> static kern_status launch_tiles(const cuda_step *step, const me
     const kern_status status = cuda_allow_shared(tile_kernel<D>, sizeof(tile_shared<D>));
     if (status)
         return status;
-    tile_kernel<D>
-        <<<step->rows * a.heads, mesa_tile<D>::THREADS, sizeof(tile_shared<D>), step->stream>>>(step->table, a);
-    return cuda_launched();
+    return cuda_start(step, tile_kernel<D>, step->rows * a.heads, mesa_tile<D>::THREADS, sizeof(tile_shared<D>),
+                      step->table, a);
 }
 
 static mesa mesa_of(const kern_mesa_args *from) {
@@ -513,6 +523,5 @@ kern_status cuda_mesa_run(const cuda_step *step, const void *args) {
         return a.depth == 64 ? launch_tiles<64>(step, a) : launch_tiles<128>(step, a);
     const int64_t items = (int64_t)step->rows * a.heads;
     const int most = any_blocks(step->cuda), blocks = items < most ? (int)items : most;
-    any_kernel<<<blocks, ANY_THREADS, 0, step->stream>>>(step->table, a, (float *)step->cuda->workspace);
-    return cuda_launched();
+    return cuda_start(step, any_kernel, blocks, ANY_THREADS, 0, step->table, a, (float *)step->cuda->workspace);
 }

@@ -256,14 +256,21 @@ static __device__ __forceinline__ void load_state(const recurrence &a, const flo
 template <int R, bool VECTOR, bool CHANNEL>
 static __global__ void __launch_bounds__(THREADS, R <= 8 ? 4 : 2)
     recurrence_kernel(const cuda_table *table, const recurrence a) {
+    cuda_begin();
     __shared__ block_token<R> shared[2];
     __shared__ block_sums sums[2];
     const piece p = piece_of(a, SLICE);
-    if (p.row >= table->n_rows)
+    if (p.row >= table->n_rows) {
+        cuda_await();
         return;
+    }
     const kern_row row = table->row[p.row];
     const int32_t group = threadIdx.x / LANES, column = p.column0 + threadIdx.x % LANES * 4;
     float *home = state_of(table, a, row.slot, p.state);
+    if (home && gridDim.x <= CUDA_FEW_BLOCKS)
+        for (int32_t d = threadIdx.x; d < a.depth; d += THREADS)
+            cuda_prefetch(home + (int64_t)d * a.columns + p.column0); // its slice is a line
+    cuda_await();
     cuda_quad s[R];
     load_state<R, VECTOR>(a, home, column, s);
     const int32_t last = row.token0 + row.length - 1;
@@ -329,6 +336,8 @@ static __device__ __forceinline__ float over_wide_warps(const float (&part)[WIDE
 
 // A thread owns one column and every 32nd row of it; k, q and g are read where they lie.
 static __global__ void __launch_bounds__(WIDE_THREADS) wide_kernel(const cuda_table *table, const recurrence a) {
+    cuda_begin();
+    cuda_await();
     extern __shared__ float s[]; // (D, WIDE_SLICE)
     __shared__ wide_sums sums[2];
     const piece p = piece_of(a, WIDE_SLICE);
@@ -458,20 +467,16 @@ static recurrence recurrence_of(const kern_recurrence_args *a, int32_t slice_wid
     return r;
 }
 
-template <int R, bool VECTOR> static void launch(const cuda_step *step, const recurrence &a) {
+template <int R, bool VECTOR> static kern_status launch(const cuda_step *step, const recurrence &a) {
     const int blocks = step->rows * a.states * a.slices;
-    if (a.decay == KERN_DECAY_CHANNEL)
-        recurrence_kernel<R, VECTOR, true><<<blocks, THREADS, 0, step->stream>>>(step->table, a);
-    else
-        recurrence_kernel<R, VECTOR, false><<<blocks, THREADS, 0, step->stream>>>(step->table, a);
+    return cuda_start(
+        step, a.decay == KERN_DECAY_CHANNEL ? recurrence_kernel<R, VECTOR, true> : recurrence_kernel<R, VECTOR, false>,
+        blocks, THREADS, 0, step->table, a);
 }
-template <int R> static void launch(const cuda_step *step, const recurrence &a) {
+template <int R> static kern_status launch(const cuda_step *step, const recurrence &a) {
     const bool vector =
         a.columns % 4 == 0 && a.columns == a.width && cuda_is_wide(a.v) && cuda_is_wide(a.o) && cuda_is_wide(a.slots.p);
-    if (vector)
-        launch<R, true>(step, a);
-    else
-        launch<R, false>(step, a);
+    return vector ? launch<R, true>(step, a) : launch<R, false>(step, a);
 }
 
 kern_status cuda_recurrence_run(const cuda_step *step, const void *args) {
@@ -483,15 +488,10 @@ kern_status cuda_recurrence_run(const cuda_step *step, const void *args) {
         if (status)
             return status;
         const int blocks = step->rows * r.states * r.slices;
-        wide_kernel<<<blocks, WIDE_THREADS, wide_bytes(depth), step->stream>>>(step->table, r);
-    } else if (depth <= 2 * GROUPS) {
-        launch<2>(step, r);
-    } else if (depth <= 4 * GROUPS) {
-        launch<4>(step, r);
-    } else if (depth <= 8 * GROUPS) {
-        launch<8>(step, r);
-    } else {
-        launch<16>(step, r);
+        return cuda_start(step, wide_kernel, blocks, WIDE_THREADS, wide_bytes(depth), step->table, r);
     }
-    return cuda_launched();
+    return depth <= 2 * GROUPS   ? launch<2>(step, r)
+           : depth <= 4 * GROUPS ? launch<4>(step, r)
+           : depth <= 8 * GROUPS ? launch<8>(step, r)
+                                 : launch<16>(step, r);
 }

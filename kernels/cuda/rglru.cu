@@ -29,6 +29,8 @@ static __device__ __forceinline__ float advance(const lru_terms &terms, float h)
 
 // Generated tokens alone: row r is token r.
 static __global__ void rglru_step_kernel(const cuda_table *table, kern_rglru_args a) {
+    cuda_begin();
+    cuda_await();
     const int32_t t = cuda_plane_item(), c = cuda_plane_column();
     if (t >= table->n_tokens || c >= a.width)
         return;
@@ -42,6 +44,8 @@ static __global__ void rglru_step_kernel(const cuda_table *table, kern_rglru_arg
 }
 
 static __global__ void __launch_bounds__(TILE *CUDA_WARP) rglru_kernel(const cuda_table *table, kern_rglru_args a) {
+    cuda_begin();
+    cuda_await();
     __shared__ lru_terms terms[TILE][CUDA_WARP];
     if ((int32_t)blockIdx.x >= table->n_rows)
         return;
@@ -81,10 +85,8 @@ kern_status cuda_rglru_run(const cuda_step *step, const void *args) {
     const kern_rglru_args *a = (const kern_rglru_args *)args;
     if (step->generated) {
         const cuda_plane plane = cuda_plane_of(step->tokens, a->width);
-        rglru_step_kernel<<<plane.grid, plane.block, 0, step->stream>>>(step->table, *a);
-    } else {
-        const dim3 grid((unsigned)cuda_blocks(step->rows, 1), (unsigned)cuda_blocks(a->width, CUDA_WARP));
-        rglru_kernel<<<grid, dim3(CUDA_WARP, TILE), 0, step->stream>>>(step->table, *a);
+        return cuda_start(step, rglru_step_kernel, plane.grid, plane.block, 0, step->table, *a);
     }
-    return cuda_launched();
+    const dim3 grid((unsigned)cuda_blocks(step->rows, 1), (unsigned)cuda_blocks(a->width, CUDA_WARP));
+    return cuda_start(step, rglru_kernel, grid, dim3(CUDA_WARP, TILE), 0, step->table, *a);
 }

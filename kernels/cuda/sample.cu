@@ -407,6 +407,8 @@ static __device__ void run_row(const cuda_table *table, const kern_sample_args &
 
 static __global__ void __launch_bounds__(THREADS)
     sample_kernel(const cuda_table *table, const kern_sample_args a, float *workspace) {
+    cuda_begin();
+    cuda_await();
     extern __shared__ units shared[];
     block_memory &m = *(block_memory *)shared;
     row r;
@@ -450,6 +452,6 @@ kern_status cuda_sample_run(const cuda_step *step, const void *args) {
     kern_status status = cuda_allow_shared(sample_kernel, shared);
     if (status)
         return status;
-    sample_kernel<<<blocks, THREADS, shared, step->stream>>>(step->table, *a, fits ? NULL : (float *)cuda->workspace);
-    return cuda_launched();
+    return cuda_start(step, sample_kernel, blocks, THREADS, shared, step->table, *a,
+                      fits ? NULL : (float *)cuda->workspace);
 }
