@@ -54,38 +54,15 @@ typedef struct bench {
     int rounds;
 } bench;
 
-static const struct {
-    const char *name, *config;
-} random_models[] = {
-    {"30m", "{\"model_type\": \"mesa_net\", \"vocab_size\": 32000, \"hidden_size\": 384, \"num_hidden_layers\": 8, "
-            "\"num_heads\": 6, \"head_dim\": 64, \"intermediate_size\": 1024, \"tie_word_embeddings\": true}"},
-    {"tiny", "{\"model_type\": \"mesa_net\", \"vocab_size\": 512, \"hidden_size\": 64, \"num_hidden_layers\": 2, "
-             "\"num_heads\": 2, \"head_dim\": 32, \"intermediate_size\": 128, \"tie_word_embeddings\": true}"},
-    {"mesa-a", "{\"model_type\": \"mesa_net\", \"vocab_size\": 32000, \"hidden_size\": 768, \"num_hidden_layers\": 14, "
-               "\"num_heads\": 6, \"head_dim\": 128, \"intermediate_size\": 2048, \"tie_word_embeddings\": false}"},
-    {"gdn-a", "{\"model_type\": \"gated_deltanet\", \"vocab_size\": 32000, \"hidden_size\": 768, "
-              "\"num_hidden_layers\": 14, \"num_heads\": 6, \"head_dim\": 128, \"expand_v\": 1, "
-              "\"intermediate_size\": 2048, \"tie_word_embeddings\": false}"},
-};
-
 // ------------------------------------------------------------------------------------------------------------- opening
 
 static eng_status make_random(bench *b, const char *name, bool trains, eng_error *error) {
-    for (size_t i = 0; i < sizeof random_models / sizeof *random_models; i++) {
-        const char *json = random_models[i].config;
-        eng_config config;
-        if (strcmp(random_models[i].name, name) != 0)
-            continue;
-        eng_status status = eng_config_parse(json, strlen(json), name, &config, error);
-        if (status == ENG_OK)
-            status = eng_model_create(&config, &b->random, error);
-        if (status == ENG_OK)
-            status = eng_weights_init(b->random, b->device, 1, true, &b->serving, error);
-        if (status == ENG_OK && trains)
-            status = eng_weights_init(b->random, b->device, 1, false, &b->training, error);
-        return status;
-    }
-    return eng_fail(error, ENG_INVALID, "--random: \"%.20s\" is not 30m, mesa-a, gdn-a or tiny", name);
+    eng_status status = trn_random_model_create(name, &b->random, error);
+    if (status == ENG_OK)
+        status = eng_weights_init(b->random, b->device, 1, true, &b->serving, error);
+    if (status == ENG_OK && trains)
+        status = eng_weights_init(b->random, b->device, 1, false, &b->training, error);
+    return status;
 }
 
 static eng_status open_model(bench *b, const char *dir, const bench_options *o, eng_error *error) {

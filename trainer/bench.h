@@ -33,6 +33,9 @@ ENG_CHECKED eng_status trn_matrix_probe_create(kern_device *device, trn_matrix_p
 void trn_matrix_probe_free(trn_matrix_probe *probe);
 ENG_CHECKED eng_status trn_matrix_probe_run(trn_matrix_probe *probe, double *rate, eng_error *error);
 
+// A model of a name that measurements are known by: 30m, mesa-a, gdn-a, tiny; bench_random.c.
+ENG_CHECKED eng_status trn_random_model_create(const char *name, eng_model **out, eng_error *error);
+
 typedef struct trn_speed {
     double seconds;
     int64_t tokens;
