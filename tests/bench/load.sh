@@ -3,27 +3,33 @@
 # Served against offline: the load generator at several levels, streaming and plain, between runs of mesa-trainer bench
 # on the same model in the same minutes. Prints a Markdown table.
 #
-#   tests/bench/load.sh MODEL [LEVEL...]        levels: requests at a time, default 1 8 32
-# Environment: MESA_BUILD (default build), REQUESTS a level for each one at a time (default 4), PROMPT and TOKENS
-# (default 128 and 64). Kind `light` is a stream that tells its usage at the end, `stream` tells it with each event. CPU
-# figures are the kernel's own: of the loop thread and of the pool that parses bodies, which is all that the server does
-# beside its engine, and of the engine with its team.
+#   tests/bench/load.sh MODEL [LEVEL...]        levels: requests at a time, default 1 8 32, on a GPU 1 64 256
+# Environment: MESA_BUILD (default build; any folder with the three programs, and the CUDA module for a GPU), DEVICE
+# (default cpu; cuda:0), REQUESTS a level for each one at a time (default 4), PROMPT and TOKENS (default 128 and 64),
+# KINDS (default all three). Kind `light` is a stream that tells its usage at the end, `stream` tells it with each event.
+# CPU figures are the kernel's own: of the loop thread and of the pool that parses bodies, which is all that the server
+# does beside its engine, and of the engine with its team. Offline is one stream on a CPU; on a GPU it is as many
+# sessions as the level has requests, which only generate. A model to measure: mesa-trainer init.
 set -euo pipefail
 build=${MESA_BUILD:-$(dirname "$0")/../../build}
 model=$1
 shift
 levels=("$@")
-[ ${#levels[@]} -gt 0 ] || levels=(1 8 32)
+device=${DEVICE:-cpu}
+case $device in
+cpu*) [ ${#levels[@]} -gt 0 ] || levels=(1 8 32) ;;
+*) [ ${#levels[@]} -gt 0 ] || levels=(1 64 256) ;;
+esac
 folder=$(mktemp -d)
 server=
 trap '[ -z "$server" ] || kill "$server"; rm -rf "$folder"' EXIT
 
-OMP_WAIT_POLICY=passive GOMP_SPINCOUNT=20000 "$build/mesa-server" --model "bench=$model" \
+OMP_WAIT_POLICY=passive GOMP_SPINCOUNT=20000 "$build/mesa-server" --model "bench=$model" --device "$device" \
     --listen "unix:$folder/socket" >"$folder/log" 2>&1 &
 server=$!
 export MESA_URL=unix:$folder/socket
-for _ in $(seq 300); do
-    curl -fsS -o /dev/null --unix-socket "$folder/socket" http://localhost/health/ready 2>/dev/null && break
+until "$build/mesa" complete --no-stream --max-tokens 1 a >/dev/null 2>&1; do
+    kill -0 "$server" 2>/dev/null || { cat "$folder/log" >&2; exit 1; }
     sleep 0.1
 done
 
@@ -37,9 +43,18 @@ cpu_ns() { # loop | engine: time on a processor of the threads, in nanoseconds
         [ "$name" != "$1" ] || cut -d' ' -f1 "$task/schedstat"
     done | awk '{ sum += $1 } END { printf "%.0f", sum }'
 }
-offline() { # tokens a second of one stream
-    "$build/mesa-trainer" bench "$model" --rounds 1 --tokens "${TOKENS:-64}" --prompt "${PROMPT:-128}" --context 64 \
-        --rows 1 | awk -F'|' '/generating/ { split($3, rate, " ") } END { print rate[1] }'
+offline() { # SESSIONS: tokens a second
+    case $device in
+    cpu*)
+        "$build/mesa-trainer" bench "$model" --device "$device" --rounds 1 --tokens "${TOKENS:-64}" \
+            --prompt "${PROMPT:-128}" --context 64 --rows 1 |
+            awk -F'|' '/generating/ { split($3, rate, " ") } END { print rate[1] }'
+        ;;
+    *)
+        "$build/mesa-trainer" bench "$model" --device "$device" --sessions "$1" --rounds 3 --tokens "${TOKENS:-64}" |
+            awk -F'|' -v sessions="$1" '$2 + 0 == sessions { rate = $3 } END { print rate + 0 }'
+        ;;
+    esac
 }
 column() { # NAME, of a CSV with a heading and one line
     awk -F, -v name="$1" 'NR == 1 { for (i = 1; i <= NF; i++) if ($i == name) at = i } NR == 2 { print $at }' \
@@ -52,18 +67,19 @@ echo "| at a time | kind | written/s | of offline | read/s | first token p50, p9
     "resident MB | offline/s before, after |"
 echo "|---|---|---|---|---|---|---|---|---|---|---|---|---|"
 for level in "${levels[@]}"; do
-    for kind in stream light plain; do
+    for kind in ${KINDS:-stream light plain}; do
         arguments=(--prompt-tokens "${PROMPT:-128}" --max-tokens "${TOKENS:-64}")
         [ $kind != plain ] || arguments+=(--plain)
         [ $kind != light ] || arguments+=(--final-usage)
-        before=$(offline)
+        before=$(offline "$level")
         loop=$(cpu_ns loop)
         engine=$(cpu_ns engine)
         "$build/mesa" bench --csv --concurrency "$level" --requests $((level * ${REQUESTS:-4})) \
             "${arguments[@]}" >"$folder/csv" || true
+        [ "$(column failed)" = 0 ] || echo "$(column failed) requests of the next line failed" >&2
         loop_after=$(cpu_ns loop)
         engine_after=$(cpu_ns engine)
-        after=$(offline)
+        after=$(offline "$level")
         resident=$(awk '/^VmRSS/ { printf "%.0f", $2 / 1024 }' "/proc/$server/status")
         awk -v level="$level" -v kind=$kind -v rate="$(column tokens_per_second)" \
             -v tokens="$(column completion_tokens)" -v prompt="$(column prompt_tokens)" \

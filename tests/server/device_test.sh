@@ -28,7 +28,8 @@ expect 2 '' 'device .*gpu.* is not known; it is cpu, cpu:16, cpu:32, cpu:64, cud
 # ---- auto ------------------------------------------------------------------------------------------------------------
 
 MESA_LIBRARY_DIR=$folder/empty start_server --device auto
-grep -q "device auto is cpu (.*), not CUDA: no CUDA module: " "$folder/server.log" || fail "auto does not tell why not CUDA"
+grep -q "device auto is cpu (.*), not CUDA: no CUDA module: " "$folder/server.log" ||
+    fail "auto does not tell why not CUDA"
 stop_server
 start_server --device auto
 grep -q 'device auto is cuda:0 (pretended)"' "$folder/server.log" || fail "auto does not tell what it took"
@@ -60,7 +61,8 @@ wait "$server"
 status=$?
 server=
 [ $status -eq 1 ] || fail "exit status $status (want 1, which systemd restarts)"
-grep -q 'model demo failed: running a step: device lost' "$folder/server.log" || fail "the log does not tell of the loss"
+grep -q 'model demo failed: running a step: device lost' "$folder/server.log" ||
+    fail "the log does not tell of the loss"
 
 [ $failures -eq 0 ] || cat "$folder/server.log"
 exit $((failures > 0))
