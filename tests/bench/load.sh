@@ -6,8 +6,8 @@
 #   tests/bench/load.sh MODEL [LEVEL...]        levels: requests at a time, default 1 8 32, on a GPU 1 64 256
 # Environment: MESA_BUILD (default build; any folder with the three programs, and the CUDA module for a GPU), DEVICE
 # (default cpu; cuda:0), REQUESTS a level for each one at a time (default 4), PROMPT and TOKENS (default 128 and 64),
-# KINDS (default all three). Kind `light` is a stream that tells its usage at the end, `stream` tells it with each event.
-# CPU figures are the kernel's own: of the loop thread and of the pool that parses bodies, which is all that the server
+# KINDS (default all three). Kind `light` is a stream that tells its usage at the end, `stream` with each event. CPU
+# figures are the kernel's own: of the loop thread and of the pool that parses bodies, which is all that the server
 # does beside its engine, and of the engine with its team. Offline is one stream on a CPU; on a GPU it is as many
 # sessions as the level has requests, which only generate. A model to measure: mesa-trainer init.
 set -euo pipefail

@@ -50,7 +50,8 @@ touch "$folder/lost"
 wait $stream && fail "a stream of a lost device ends well"
 wait $plain && fail "an answer of a lost device ends well"
 grep -q 'the device failed' "$folder/stream.err" || fail "the stream does not say why: $(cat "$folder/stream.err")"
-grep -q 'answered 500 .*: the device failed' "$folder/plain.err" || fail "the answer does not say why: $(cat "$folder/plain.err")"
+grep -q 'answered 500 .*: the device failed' "$folder/plain.err" ||
+    fail "the answer does not say why: $(cat "$folder/plain.err")"
 [ ! -s "$folder/plain" ] || fail "a plain answer of a lost device has text"
 for _ in $(seq 300); do
     kill -0 "$server" 2>/dev/null || break
