@@ -1,11 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
 // A plan's operations as launches: neighbours that do not wait for one another become one launch, and so do a norm
-// with the products that read it, and a gated product with the two products before it.
+// with the products that read it, a gated product with the two products before it, and convolutions with the norms of
+// their heads and the gates.
 //
 // Nothing changes its place. A launch leaves in memory what its operations would have, bit for bit, also what nobody
 // reads again. Whether operations may run together is decided by the ranges of memory that they read and write at this
 // step's bounds. All of it is host work of a few comparisons, done when a graph is captured or a prompt runs.
-#include "kernels/cuda/fuse.cuh"
+#include "kernels/cuda/prepare.cuh"
 #include "kernels/cuda/products.cuh"
 
 struct range {
@@ -121,14 +122,14 @@ static kern_status run_norm(const cuda_step *step, const kern_call *call, size_t
 
 // ------------------------------------------------------------------------------------------- neighbours of one kind
 
-// What two operations of the same kind read and write: [0] is read, [1] written, [2] read and written.
+// What an operation reads and writes: [0] and [3] are read, [1] and [2] written or both.
 struct footprint {
-    range at[3];
+    range at[4];
 };
 
 static bool collide(const footprint &a, const footprint &b) {
-    for (int i = 1; i < 3; i++)
-        for (int j = 0; j < 3; j++)
+    for (int i = 1; i <= 2; i++)
+        for (int j = 0; j < 4; j++)
             if (overlap(a.at[i], b.at[j]) || overlap(b.at[i], a.at[j]))
                 return true;
     return false;
@@ -169,6 +170,59 @@ static size_t neighbours(const cuda_step *step, const kern_call *call, size_t co
     return n;
 }
 
+static footprint gates_footprint(const cuda_step *step, const kern_call &call) {
+    const kern_gates_args *a = (const kern_gates_args *)call.args;
+    const int64_t channels = (int64_t)a->gates.heads * a->gates.channels;
+    const range a_in = floats_at(step, a->a.f, channels), b_in = floats_at(step, a->b.f, a->gates.heads);
+    return {{a_in, floats_at(step, a->g.f, channels), floats_at(step, a->beta.f, a->gates.heads), b_in}};
+}
+
+// How many of the norms behind the convolutions, and then the gates, are apart from all that comes before them, but for
+// what a norm reads.
+struct company {
+    size_t norms;
+    bool gates;
+};
+static company company_of(const cuda_step *step, const kern_call *call, size_t convs, size_t count) {
+    company all = {};
+    size_t n = convs;
+    if (n < count && call[n].op == KERN_OP_L2NORM)
+        all.norms = neighbours(step, call + n, count - n, convs, l2norm_footprint, same_l2norm);
+    for (size_t i = 0; i < all.norms; i++, n++) {
+        footprint norm = l2norm_footprint(step, call[n]);
+        if (overlap(norm.at[0], norm.at[1]))
+            return {};
+        norm.at[0].bytes = 0;
+        for (size_t j = 0; j < convs; j++)
+            if (collide(norm, conv_footprint(step, call[j])))
+                return {};
+    }
+    if (n < count && call[n].op == KERN_OP_GATES) {
+        const footprint gates = gates_footprint(step, call[n]);
+        all.gates = true;
+        for (size_t i = 0; i < n; i++)
+            if (collide(gates, i < convs ? conv_footprint(step, call[i]) : l2norm_footprint(step, call[i])))
+                all.gates = false;
+    }
+    return all;
+}
+
+static kern_status run_convs(const cuda_step *step, const kern_call *call, size_t count, size_t *taken) {
+    const size_t convs = neighbours(step, call, count, CUDA_CONVS, conv_footprint, same_conv);
+    const company more = company_of(step, call, convs, count);
+    const size_t before = convs + more.norms;
+    if (before > convs || more.gates) {
+        bool fits = false;
+        const kern_status status =
+            cuda_prepare_run(step, call, (int)convs, (int)more.norms, more.gates ? &call[before] : NULL, &fits);
+        *taken = before + (more.gates ? 1 : 0);
+        if (status || fits)
+            return status;
+    }
+    *taken = convs;
+    return cuda_short_convs_run(step, call, (int)convs);
+}
+
 static kern_status run_some(const cuda_step *step, const kern_call *call, size_t count, size_t *taken) {
     switch (call->op) {
     case KERN_OP_LINEAR:
@@ -176,8 +230,7 @@ static kern_status run_some(const cuda_step *step, const kern_call *call, size_t
     case KERN_OP_RMSNORM:
         return run_norm(step, call, count, taken);
     case KERN_OP_SHORT_CONV:
-        *taken = neighbours(step, call, count, CUDA_CONVS, conv_footprint, same_conv);
-        return cuda_short_convs_run(step, call, (int)*taken);
+        return run_convs(step, call, count, taken);
     case KERN_OP_L2NORM:
         *taken = neighbours(step, call, count, CUDA_NORMS, l2norm_footprint, same_l2norm);
         return cuda_l2norms_run(step, call, (int)*taken);

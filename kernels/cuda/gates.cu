@@ -6,7 +6,7 @@
 // maxplus_gates: a warp owns one head of one row. Its lanes take 32 tokens at a time; then all go through the scan of
 // the stabiliser together, each keeping its own token's values, so the order of the sums is that of the tokens.
 // normalise: a warp owns one head of one token.
-#include "kernels/cuda/elements.cuh"
+#include "kernels/cuda/gates.cuh"
 
 enum { WARPS = 4, THREADS = WARPS * CUDA_WARP };
 
@@ -14,44 +14,13 @@ static bool is_finite(float x) {
     return x - x == 0;
 }
 
-static __device__ __forceinline__ float sigmoid_decay(const kern_gates &f, float a, float beta) {
-    float g = __fdiv_rn(cuda_log_sigmoid(a), f.divisor);
-    if (f.clamp_min < 0)
-        g = cuda_max(f.clamp_min, g);
-    return f.gamma_cap < 1 ? __fadd_rn(g, log1pf(-__fmul_rn(1.0f - f.gamma_cap, __fmul_rn(beta, beta)))) : g;
-}
-
-// z = a + dt_bias, rate = e^A_log; *dt is the step of the law STEP.
-static __device__ __forceinline__ float parameter_decay(const kern_gates &f, float z, float rate, float *dt) {
-    if (f.decay_law == KERN_DECAY_LAW_BOUNDED)
-        return __fmul_rn(f.lower_bound, cuda_sigmoid(__fmul_rn(rate, z)));
-    *dt = cuda_softplus(z);
-    if (f.decay_law == KERN_DECAY_LAW_STEP)
-        *dt = cuda_min(f.step_max, cuda_max(f.step_min, *dt));
-    return __fmul_rn(-rate, *dt);
-}
-
-static __global__ void gates_kernel(const cuda_table *table, kern_gates_args a, int32_t channels) {
+static __global__ void gates_kernel(const cuda_table *table, const kern_gates_args a, int32_t channels) {
     cuda_begin();
+    const int32_t t = cuda_plane_item(), c = cuda_plane_column();
+    const bool there = t < table->n_tokens && c < a.gates.heads * channels;
     cuda_await();
-    const kern_gates f = a.gates;
-    const int32_t width = f.heads * channels, t = cuda_plane_item(), c = cuda_plane_column();
-    if (t >= table->n_tokens || c >= width)
-        return;
-    const int32_t head = c / channels;
-    const int64_t at = (int64_t)t * width + c, write = (int64_t)t * f.heads + head;
-    const float sigmoid = f.write_law == KERN_WRITE_LAW_SIGMOID ? cuda_sigmoid(a.b.f[write]) : 0.0f;
-    float dt = 0;
-    if (f.decay_law == KERN_DECAY_LAW_SIGMOID)
-        a.g.f[at] = sigmoid_decay(f, a.a.f[at], sigmoid);
-    else if (f.decay_law != KERN_DECAY_LAW_NONE)
-        a.g.f[at] = parameter_decay(f, __fadd_rn(a.a.f[at], a.dt_bias.f[c]), expf(a.A_log.f[head]), &dt);
-    if (f.write_law == KERN_WRITE_LAW_NONE || c != head * channels)
-        return;
-    if (f.write_law == KERN_WRITE_LAW_STEP)
-        a.beta.f[write] = dt;
-    else
-        a.beta.f[write] = f.write_law == KERN_WRITE_LAW_SIGMOID ? f.write_factor * sigmoid : f.write_factor;
+    if (there)
+        cuda_gate(a, channels, t, c);
 }
 
 static bool decay_has_parameters(const kern_gates *f) {
@@ -112,7 +81,7 @@ kern_status cuda_gates_prepare(const kern_cuda *cuda, const void *args, size_t *
 
 kern_status cuda_gates_run(const cuda_step *step, const void *args) {
     const kern_gates_args *a = (const kern_gates_args *)args;
-    const int32_t channels = a->gates.decay_law == KERN_DECAY_LAW_NONE ? 1 : a->gates.channels;
+    const int32_t channels = cuda_gate_channels(&a->gates);
     const cuda_plane plane = cuda_plane_of(step->tokens, a->gates.heads * channels);
     return cuda_start(step, gates_kernel, plane.grid, plane.block, 0, step->table, *a, channels);
 }

@@ -88,7 +88,7 @@ kern_status cuda_l2norm_prepare(const kern_cuda *cuda, const void *args, size_t 
     return a->x.ref && a->y.ref && shape_is_valid(a->groups, a->width, a->eps) ? KERN_OK : KERN_INVALID;
 }
 
-static cuda_norm l2norm_of(const kern_l2norm_args *a) {
+cuda_norm cuda_l2norm_of(const kern_l2norm_args *a) {
     cuda_norm n = {};
     n.x = a->x.f, n.y = a->y.f;
     n.groups = a->groups;
@@ -100,12 +100,12 @@ static cuda_norm l2norm_of(const kern_l2norm_args *a) {
 }
 
 kern_status cuda_l2norm_run(const cuda_step *step, const void *args) {
-    return launch_norms(step, {{l2norm_of((const kern_l2norm_args *)args)}}, 1);
+    return launch_norms(step, {{cuda_l2norm_of((const kern_l2norm_args *)args)}}, 1);
 }
 
 kern_status cuda_l2norms_run(const cuda_step *step, const kern_call *call, int count) {
     norm_group group = {};
     for (int i = 0; i < count; i++)
-        group.part[i] = l2norm_of((const kern_l2norm_args *)call[i].args);
+        group.part[i] = cuda_l2norm_of((const kern_l2norm_args *)call[i].args);
     return launch_norms(step, group, count);
 }

@@ -139,7 +139,8 @@ static __device__ __forceinline__ void cuda_normalise(const cuda_norm &n, int64_
         output(i, cuda_norm_output(cuda_norm_input(n, at, i), cuda_norm_factor(n, weight, at, i), mean, rstd));
 }
 
-// What an rmsnorm asks for.
+// What an operation asks for.
 cuda_norm cuda_norm_of(const kern_rmsnorm_args *a);
+cuda_norm cuda_l2norm_of(const kern_l2norm_args *a);
 
 #endif

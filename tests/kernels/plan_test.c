@@ -215,7 +215,7 @@ END_TEST
 // The step holds what a backend may run as one: products of one vector, behind a norm and before a gated product,
 // convolutions, norms of heads. Everything that they leave in memory is compared.
 enum { MOST = 12, SESSIONS = 16, STEP_FLOATS = MOST * WIDTH, HEADS = 3, WINDOW = (TAPS - 1) * WIDTH, INNER = 32 };
-enum { STEP_SLOT_BYTES = 64 + 3 * WINDOW * 4, SLOT_FLOATS = STEP_SLOT_BYTES / 4, BUFFERS = 16 };
+enum { STEP_SLOT_BYTES = 64 + 3 * WINDOW * 4, SLOT_FLOATS = STEP_SLOT_BYTES / 4, BUFFERS = 18 };
 enum { FREQUENCY = PARAMS, VECTORS, PRODUCT = VECTORS, PAIR, DOWN, STEP_PARAMS };
 _Static_assert(STEP_SLOT_BYTES % 64 == 0 && (int)INNER < (int)WIDTH, "a buffer holds any vector");
 _Static_assert(STEP_FLOATS * 4 % 64 == 0, "offsets are multiples of 64");
@@ -297,7 +297,8 @@ static kern_ptr buffer(const session_memory *m, size_t index) {
     return place(m, KERN_CLASS_SCRATCH, index * STEP_FLOATS);
 }
 
-// n = norm(x); q, k, v = products of n; convolutions; unit vectors; x += products of them, once gated and normed.
+// n = norm(x); q, k, v, a = products of n; convolutions; unit vectors; gates; x += products of them, once gated and
+// normed.
 static void mixer_calls(session_test *s, const session_memory *m, step_call call, const kern_ptr *own, kern_ptr x) {
     const kern_ptr none = {.ref = 0}, n = buffer(m, 2);
     const kern_rmsnorm_args norm = {x, own[NORM], none, n, 1, WIDTH, 1e-5f, 0, KERN_SILU, 0, 0, 0};
@@ -311,6 +312,7 @@ static void mixer_calls(session_test *s, const session_memory *m, step_call call
                                  .cols = WIDTH,
                                  .rows = i == 1 ? WIDTH : WIDTH - i,
                                  .row0 = i == 1 ? 0 : i * WIDTH});
+    call(s, KERN_OP_LINEAR, &(kern_linear_args){n, own[PRODUCT], none, none, buffer(m, 15), WIDTH, HEADS, 1, 0});
     for (size_t i = 0; i < 3; i++)
         call(s, KERN_OP_SHORT_CONV,
              &(kern_short_conv_args){buffer(m, 3 + i), own[CONV], own[BIAS],
@@ -318,6 +320,19 @@ static void mixer_calls(session_test *s, const session_memory *m, step_call call
                                      KERN_SILU, 0});
     for (size_t i = 0; i < 2; i++)
         call(s, KERN_OP_L2NORM, &(kern_l2norm_args){buffer(m, 6 + i), buffer(m, 9 + i), HEADS, WIDTH / HEADS, 1e-6f});
+    const kern_gates gates = {.heads = HEADS,
+                              .channels = 1,
+                              .decay_law = KERN_DECAY_LAW_EXPONENTIAL,
+                              .write_law = KERN_WRITE_LAW_SIGMOID,
+                              .write_factor = 1};
+    call(s, KERN_OP_GATES,
+         &(kern_gates_args){.a = buffer(m, 15),
+                            .b = buffer(m, 15),
+                            .A_log = own[BIAS],
+                            .dt_bias = own[NORM],
+                            .g = buffer(m, 16),
+                            .beta = buffer(m, 17),
+                            .gates = gates});
     const kern_rmsnorm_args gated = {
         buffer(m, 9), none, buffer(m, 8), buffer(m, 11), HEADS, WIDTH / HEADS, 1e-5f, 0, KERN_SILU, 0, 0, 0};
     call(s, KERN_OP_RMSNORM, &gated);

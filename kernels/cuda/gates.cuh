@@ -1,0 +1,51 @@
+// SPDX-License-Identifier: Apache-2.0
+// One decay of a token, and where its channel is its head's first also the head's write weight: what gates.cu launches
+// and prepare.cu does among other things.
+#ifndef KERNELS_CUDA_GATES_CUH
+#define KERNELS_CUDA_GATES_CUH
+
+#include "kernels/cuda/elements.cuh"
+
+static __device__ __forceinline__ float cuda_sigmoid_decay(const kern_gates &f, float a, float beta) {
+    float g = __fdiv_rn(cuda_log_sigmoid(a), f.divisor);
+    if (f.clamp_min < 0)
+        g = cuda_max(f.clamp_min, g);
+    return f.gamma_cap < 1 ? __fadd_rn(g, log1pf(-__fmul_rn(1.0f - f.gamma_cap, __fmul_rn(beta, beta)))) : g;
+}
+
+// z = a + dt_bias, rate = e^A_log; *dt is the step of the law STEP.
+static __device__ __forceinline__ float cuda_parameter_decay(const kern_gates &f, float z, float rate, float *dt) {
+    if (f.decay_law == KERN_DECAY_LAW_BOUNDED)
+        return __fmul_rn(f.lower_bound, cuda_sigmoid(__fmul_rn(rate, z)));
+    *dt = cuda_softplus(z);
+    if (f.decay_law == KERN_DECAY_LAW_STEP)
+        *dt = cuda_min(f.step_max, cuda_max(f.step_min, *dt));
+    return __fmul_rn(-rate, *dt);
+}
+
+// Channels a head whose decays are told apart.
+static inline int32_t cuda_gate_channels(const kern_gates *f) {
+    return f->decay_law == KERN_DECAY_LAW_NONE ? 1 : f->channels;
+}
+
+// c: of the token's heads * channels.
+static __device__ __forceinline__ void cuda_gate(const kern_gates_args &a, int32_t channels, int32_t t, int32_t c) {
+    const kern_gates &f = a.gates;
+    const int32_t width = f.heads * channels;
+    const int32_t head = c / channels;
+    const int64_t at = (int64_t)t * width + c, write = (int64_t)t * f.heads + head;
+    const float sigmoid = f.write_law == KERN_WRITE_LAW_SIGMOID ? cuda_sigmoid(a.b.f[write]) : 0.0f;
+    float dt = 0;
+    if (f.decay_law == KERN_DECAY_LAW_SIGMOID)
+        a.g.f[at] = cuda_sigmoid_decay(f, a.a.f[at], sigmoid);
+    else if (f.decay_law != KERN_DECAY_LAW_NONE)
+        a.g.f[at] = cuda_parameter_decay(f, __fadd_rn(a.a.f[at], a.dt_bias.f[c]), expf(a.A_log.f[head]), &dt);
+    if (f.write_law == KERN_WRITE_LAW_NONE || c != head * channels)
+        return;
+    if (f.write_law == KERN_WRITE_LAW_STEP)
+        a.beta.f[write] = dt;
+    else
+        a.beta.f[write] = f.write_law == KERN_WRITE_LAW_SIGMOID ? f.write_factor * sigmoid : f.write_factor;
+}
+
+#endif
