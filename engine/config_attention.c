@@ -106,7 +106,7 @@ static void read_llama_rope(eng_keys *keys, eng_attention_config *attention) {
 }
 
 // Newer writers list "full_attention" for each layer; any other kind is another model.
-static void check_llama_layer_types(eng_keys *keys) {
+static void check_llama_layer_types(eng_keys *keys, int32_t layers) {
     const json_t *types = eng_keys_value(keys, "layer_types");
     for (size_t i = 0; i < json_array_size(types); i++) {
         const char *name = json_string_value(json_array_get(types, i));
@@ -114,8 +114,8 @@ static void check_llama_layer_types(eng_keys *keys) {
             eng_keys_fail(keys, ENG_UNSUPPORTED, "layer_types", "entry %zu ('%.32s'): only full_attention", i,
                           name ? name : "no string");
     }
-    if (types && !json_is_array(types))
-        eng_keys_fail(keys, ENG_FORMAT, "layer_types", "must be a list of names");
+    if (types && json_array_size(types) != (size_t)layers)
+        eng_keys_fail(keys, ENG_FORMAT, "layer_types", "must be a list of %d names, one a layer", layers);
 }
 
 void eng_config_llama_layers(eng_keys *keys, eng_config *config) {
@@ -131,7 +131,7 @@ void eng_config_llama_layers(eng_keys *keys, eng_config *config) {
     }
     attention->rotary = attention->head_width;
     attention->qkv_bias = attention->output_bias = eng_keys_flag(keys, "attention_bias", false);
-    check_llama_layer_types(keys);
+    check_llama_layer_types(keys, config->layers);
     read_llama_rope(keys, attention);
     eng_config_set_layers(config, &layer);
 }

@@ -310,6 +310,8 @@ static const struct refusal {
     {LLAMA "\"num_key_value_heads\": 5}", ENG_FORMAT, "num_key_value_heads"},
     {LLAMA "\"head_dim\": 33}", ENG_UNSUPPORTED, "head_dim"},
     {LLAMA "\"layer_types\": [\"sliding_attention\"]}", ENG_UNSUPPORTED, "layer_types"},
+    {LLAMA "\"layer_types\": [\"full_attention\"]}", ENG_FORMAT, "layer_types: must be a list of 32 names"},
+    {LLAMA "\"layer_types\": []}", ENG_FORMAT, "layer_types: must be a list of 32 names"},
     {LLAMA "\"rope_scaling\": {\"rope_type\": \"yarn\", \"factor\": 4}}", ENG_UNSUPPORTED,
      "rope_scaling.rope_type: 'yarn'"},
     {LLAMA "\"rope_scaling\": {\"type\": \"linear\"}}", ENG_FORMAT, "rope_scaling.factor: is missing"},
