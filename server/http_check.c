@@ -13,6 +13,7 @@
 typedef struct header_scan {
     unsigned lengths, encodings, hosts, types, authorizations;
     const char *length, *encoding, *type, *content_encoding, *authorization;
+    size_t bytes;
     bool bad_name, bad_value, expects_continue, from_browser;
 } header_scan;
 
@@ -48,6 +49,7 @@ static enum MHD_Result scan_header(void *closure, enum MHD_ValueKind kind, const
 
     if (!value)
         value = "";
+    scan->bytes += strlen(name) + strlen(": ") + strlen(value) + strlen("\r\n");
     if (!is_token(name, strlen(name)) || is_folded(name))
         scan->bad_name = true;
     if (has_control(value))
@@ -145,6 +147,7 @@ void srv_http_check_headers(struct MHD_Connection *mhd, const char *version, boo
 
     *facts = (srv_header_facts){0};
     MHD_get_connection_values(mhd, MHD_HEADER_KIND, scan_header, &scan);
+    facts->bytes = scan.bytes;
     const char *fault = find_framing_fault(&scan, version, facts);
     if (fault) {
         facts->dangerous = true;

@@ -258,7 +258,8 @@ static bool refuse_now(const srv_exchange *exchange, const srv_header_facts *fac
                                         facts->content_length > SRV_REFUSED_BODY_BYTES);
 }
 
-// Everything that the header alone decides; the first of these faults is told: framing, key, path, content, budget.
+// Everything that the header alone decides; the first of these faults is told: framing, size, key, path, content,
+// budget.
 static void examine(srv_exchange *exchange, const char *url, const char *version, srv_header_facts *facts,
                     srv_route_match *match) {
     const srv_connection *connection = exchange->connection;
@@ -270,6 +271,12 @@ static void examine(srv_exchange *exchange, const char *url, const char *version
     srv_http_check_headers(connection->mhd, version, match->route && match->route->takes_body, facts, &content);
     if (facts->dangerous) {
         exchange->problem = content;
+        return;
+    }
+    // The library's own bound is looser: its pool has room for an answer as well.
+    if (facts->bytes + strlen(url) > (uint64_t)server->config->max_headers) {
+        srv_refuse(&exchange->problem, 431, "headers_too_large", NULL, "the header is larger than %lld bytes",
+                   (long long)server->config->max_headers);
         return;
     }
     if (server->keys && !match->is_public && !connection->listener->admin) {

@@ -73,6 +73,7 @@ void srv_http_cancel(srv_exchange *exchange);
 typedef struct srv_header_facts {
     bool chunked, expects_continue;
     uint64_t content_length;
+    size_t bytes;   // of names and values, with what stands between them
     bool dangerous; // the connection must be closed: its framing cannot be trusted
     unsigned authorizations;
     const char *authorization; // NULL: none

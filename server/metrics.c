@@ -20,7 +20,7 @@ const srv_bucket_bounds srv_step_bounds = {16, {0, 1, 2, 3, 4, 5, 6, 8, 10, 12, 
 // ---- counting ------------------------------------------------------------------------------------------------------
 
 // The last one stands for all others.
-static const int statuses[] = {200, 400, 401, 403, 404, 405, 408, 409, 413, 415, 422, 429, 499, 500, 503, 0};
+static const int statuses[] = {200, 400, 401, 403, 404, 405, 408, 409, 413, 415, 422, 429, 431, 499, 500, 503, 0};
 enum { STATUS_COUNT = sizeof statuses / sizeof *statuses };
 _Static_assert((int)STATUS_COUNT <= (int)SRV_STATUS_SLOTS, "a slot for each status");
 
@@ -54,8 +54,11 @@ static void write_label_value(srv_buf *out, const char *value) {
     }
 }
 
-// One sample. model NULL: none of its own; label NULL: no second label.
-static void begin_sample(srv_buf *out, const char *name, const char *model, const char *label, const char *value) {
+static const srv_model_path no_path = {.name = (char[]){""}};
+static const srv_model no_model = {.path = &no_path, .replicas = 1};
+
+// One sample. model NULL: none of its own, of several devices each with its label; label NULL: no other label.
+static void begin_sample(srv_buf *out, const char *name, const srv_model *model, const char *label, const char *value) {
     srv_buf_puts(out, name);
     if (!model && !label) {
         srv_buf_puts(out, " ");
@@ -64,7 +67,9 @@ static void begin_sample(srv_buf *out, const char *name, const char *model, cons
     srv_buf_puts(out, "{");
     if (model) {
         srv_buf_puts(out, "model=\"");
-        write_label_value(out, model);
+        write_label_value(out, model->path->name);
+        if (model->replicas > 1)
+            srv_buf_printf(out, "\",device=\"%s", model->device);
         srv_buf_puts(out, label ? "\"," : "\"");
     }
     if (label)
@@ -72,7 +77,7 @@ static void begin_sample(srv_buf *out, const char *name, const char *model, cons
     srv_buf_puts(out, "} ");
 }
 
-static void write_count(srv_buf *out, const char *name, const char *model, const char *label, const char *value,
+static void write_count(srv_buf *out, const char *name, const srv_model *model, const char *label, const char *value,
                         uint64_t count) {
     begin_sample(out, name, model, label, value);
     srv_buf_printf(out, "%llu\n", (unsigned long long)count);
@@ -89,7 +94,7 @@ static void write_requests(const srv_server *server, srv_buf *out) {
                 continue;
             if (statuses[slot])
                 snprintf(status, sizeof status, "%d", statuses[slot]);
-            write_count(out, "mesa_requests_total", model == SRV_NO_MODEL ? "" : server->models[model].path->name,
+            write_count(out, "mesa_requests_total", model == SRV_NO_MODEL ? &no_model : &server->models[model],
                         "status", status, count);
         }
 }
@@ -124,7 +129,7 @@ static void write_rows(const srv_server *server, srv_buf *out) {
     for (size_t i = 0; i < sizeof rows / sizeof *rows; i++) {
         describe(out, rows[i].name, rows[i].type, rows[i].help);
         for (size_t k = 0; k < server->model_count; k++)
-            write_count(out, rows[i].name, server->models[k].path->name, NULL, NULL,
+            write_count(out, rows[i].name, &server->models[k], NULL, NULL,
                         srv_counter_read(counter_at(&server->models[k], rows[i].offset)));
     }
 }
@@ -141,31 +146,29 @@ static void write_labelled(const srv_server *server, srv_buf *out) {
              "Tokens: of prompts (what choices share counts once), of these read from a cache, and generated.");
     for (size_t k = 0; k < server->model_count; k++)
         for (size_t i = 0; i < sizeof kinds / sizeof *kinds; i++)
-            write_count(out, "mesa_tokens_total", server->models[k].path->name, "kind", kinds[i].value,
+            write_count(out, "mesa_tokens_total", &server->models[k], "kind", kinds[i].value,
                         srv_counter_read(counter_at(&server->models[k], kinds[i].offset)));
     describe(out, "mesa_degraded_total", "counter",
              "Requests that ran with a looser solve, as they permit, because much waited.");
     for (size_t k = 0; k < server->model_count; k++)
-        write_count(out, "mesa_degraded_total", server->models[k].path->name, NULL, NULL, server->metrics.degraded[k]);
+        write_count(out, "mesa_degraded_total", &server->models[k], NULL, NULL, server->metrics.degraded[k]);
     describe(out, "mesa_state_audit_mismatch_total", "counter",
              "Audits of a state that did not match. This version makes none.");
     for (size_t k = 0; k < server->model_count; k++)
-        write_count(out, "mesa_state_audit_mismatch_total", server->models[k].path->name, NULL, NULL, 0);
+        write_count(out, "mesa_state_audit_mismatch_total", &server->models[k], NULL, NULL, 0);
     describe(out, "mesa_states", "gauge", "States in use, by where they are.");
     for (size_t k = 0; k < server->model_count; k++)
-        write_count(out, "mesa_states", server->models[k].path->name, "residence", "device",
+        write_count(out, "mesa_states", &server->models[k], "residence", "device",
                     srv_counter_read(counter_at(&server->models[k], STAT(states_used))));
     describe(out, "mesa_memory_bytes", "gauge", "Memory, by what it is for.");
     for (size_t k = 0; k < server->model_count; k++) {
         const eng_engine *engine = srv_worker_engine(server->models[k].worker);
         if (!engine)
             continue;
-        write_count(out, "mesa_memory_bytes", server->models[k].path->name, "what", "weights",
-                    eng_info(engine)->weight_bytes);
-        write_count(out, "mesa_memory_bytes", server->models[k].path->name, "what", "states",
-                    eng_info(engine)->pool_bytes);
+        write_count(out, "mesa_memory_bytes", &server->models[k], "what", "weights", eng_info(engine)->weight_bytes);
+        write_count(out, "mesa_memory_bytes", &server->models[k], "what", "states", eng_info(engine)->pool_bytes);
     }
-    write_count(out, "mesa_memory_bytes", "", "what", "bodies", srv_http_body_bytes(server->http));
+    write_count(out, "mesa_memory_bytes", &no_model, "what", "bodies", srv_http_body_bytes(server->http));
 }
 
 static void write_histogram(const srv_server *server, srv_buf *out, const char *name, const char *help, size_t offset,
@@ -174,7 +177,7 @@ static void write_histogram(const srv_server *server, srv_buf *out, const char *
 
     describe(out, name, "histogram", help);
     for (size_t k = 0; k < server->model_count; k++) {
-        const char *model = server->models[k].path->name;
+        const srv_model *model = &server->models[k];
         const srv_histogram *histogram =
             (const srv_histogram *)((const char *)srv_worker_stats(server->models[k].worker) + offset);
         uint64_t count = 0;

@@ -184,13 +184,13 @@ typedef struct operation {
 
 static const operation operations[] = {
     {"/v1/completions", "post", "Text from a prompt", "completion_request", "completion", false,
-     "400 401 403 404 408 413 415 422 429 500 503", "error"},
+     "400 401 403 404 408 413 415 422 429 431 500 503", "error"},
     {"/v1/models", "get", "The models, with their knobs", NULL, "models", false, "401", "error"},
     {"/v1/models/{id}", "get", "One model", NULL, "model", false, "401 404", "error"},
     {"/tokenize", "post", "Text to token ids", "tokenize_request", "tokens", false,
-     "400 401 403 404 408 413 415 429 503", "error"},
+     "400 401 403 404 408 413 415 429 431 503", "error"},
     {"/detokenize", "post", "Token ids to text", "detokenize_request", "text", false,
-     "400 401 403 404 408 413 415 429 503", "error"},
+     "400 401 403 404 408 413 415 429 431 503", "error"},
     {"/tokenizer_info", "get", "Special tokens of the first model", NULL, "tokenizer", false, "401 403 503", "error"},
     {"/health", "get", "Whether the server runs", NULL, "health", true, "", NULL},
     {"/health/ready", "get", "Whether it takes requests: not while it loads or drains", NULL, "health", true, "503",

@@ -269,6 +269,22 @@ START_TEST(headers_are_bounded) {
     send(client, request, strlen(request), MSG_NOSIGNAL);
     ck_assert(client_closed(client, 3000));
     close(client);
+    // The bound itself: names, values and the path count.
+    for (int over = 0; over <= 1; over++) {
+        const int others = (int)strlen("/health"
+                                       "Host: t\r\n"
+                                       "X-Long: \r\n");
+        const int last = client_connect(&server);
+        sprintf(request, "GET /health HTTP/1.1\r\nHost: t\r\nX-Long: %0*d\r\n\r\n", 2048 - others + over, 1);
+        client_puts(last, request);
+        client_read(last, &answer, false);
+        if (over)
+            expect_error(&answer, 431, NULL, "headers_too_large");
+        else
+            ck_assert_int_eq(answer.status, 200);
+        answer_free(&answer);
+        close(last);
+    }
     fixture_get(&server, "/health", &answer);
     ck_assert_int_eq(answer.status, 200);
     answer_free(&answer);
