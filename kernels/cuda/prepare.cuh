@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Convolutions, norms of their heads and gates in one launch (prepare.cu).
+// Convolutions, norms of their heads and gates of generated tokens in one launch (prepare.cu). What fuse.cu has found
+// side by side is offered here; shapes that the launch is not made for are left to the operations' own.
 #ifndef KERNELS_CUDA_PREPARE_CUH
 #define KERNELS_CUDA_PREPARE_CUH
 

@@ -29,7 +29,7 @@ static const unsigned ALL = 0xffffffffu;
 
 typedef unsigned long long units; // mass, and keys: what 64-bit atomics and shuffles take
 
-struct block_memory {
+struct __align__(16) block_memory {
     units bucket[BUCKETS];
     units key[LISTED], mass[LISTED];
     units sum[WARPS];
@@ -44,6 +44,7 @@ struct row {
     float *logit; // (vocabulary)
     int32_t vocabulary;
     int32_t unit_bits;
+    float unit; // 2^unit_bits
     float temperature;
     float top, buckets_a_unit; // the largest finite logit; -INFINITY: none
     units edge;                // keys below it are cut off
@@ -122,12 +123,12 @@ static __device__ __forceinline__ bool is_kept(const row &r, float l, int32_t id
 }
 
 static __device__ __forceinline__ float relative_mass(const row &r, float l) {
-    return expf((l - r.top) / r.temperature);
+    return expf(r.temperature == 1.0f ? l - r.top : (l - r.top) / r.temperature);
 }
 
 // MASS: in units; else 1.
 template <bool MASS> static __device__ __forceinline__ units weight_of(const row &r, float l) {
-    return MASS ? __float2ull_rn(ldexpf(relative_mass(r, l), r.unit_bits)) : 1;
+    return MASS ? __float2ull_rn(relative_mass(r, l) * r.unit) : 1;
 }
 
 // Falls as l does.
@@ -135,18 +136,49 @@ static __device__ __forceinline__ int32_t bucket_of(const row &r, float l) {
     return min(__float2int_rz((r.top - l) * r.buckets_a_unit), (int)BUCKETS - 1);
 }
 
-// Sets what follows from the logits: their largest, the width of a bucket; nothing is cut off.
-static __device__ void begin_row(block_memory &m, row &r) {
-    float largest = -INFINITY, smallest = INFINITY;
-    for (int32_t id = (int32_t)threadIdx.x; id < r.vocabulary; id += THREADS) {
-        const float l = r.logit[id];
-        largest = is_finite(l) ? fmaxf(largest, l) : largest;
-        smallest = is_finite(l) ? fminf(smallest, l) : smallest;
-    }
+// Sets what follows from a thread's extremes of the logits: their largest, the width of a bucket; nothing is cut off.
+static __device__ void set_top(block_memory &m, row &r, float largest, float smallest) {
     block_extremes(m, largest, smallest);
     r.top = largest;
     r.buckets_a_unit = largest > smallest ? (BUCKETS - 1) / fminf(largest - smallest, WIDEST) : 0.0f;
     r.edge = 0;
+}
+
+static __device__ __forceinline__ void widen(float &largest, float &smallest, float l) {
+    largest = is_finite(l) ? fmaxf(largest, l) : largest;
+    smallest = is_finite(l) ? fminf(smallest, l) : smallest;
+}
+
+static __device__ void begin_row(block_memory &m, row &r) {
+    float largest = -INFINITY, smallest = INFINITY;
+    for (int32_t id = (int32_t)threadIdx.x; id < r.vocabulary; id += THREADS)
+        widen(largest, smallest, r.logit[id]);
+    set_top(m, r, largest, smallest);
+}
+
+// Begins with the model's logits, AHEAD of them on their way to a thread at a time; four in one access where they lie
+// so.
+template <typename Four> static __device__ void take_logits(block_memory &m, row &r, const float *logits) {
+    constexpr int AHEAD = 4, EACH = sizeof(Four) / sizeof(float);
+    float largest = -INFINITY, smallest = INFINITY;
+    for (int32_t first = (int32_t)threadIdx.x * EACH; first < r.vocabulary; first += AHEAD * THREADS * EACH) {
+        Four got[AHEAD];
+#pragma unroll
+        for (int i = 0; i < AHEAD; i++)
+            if (first + i * THREADS * EACH < r.vocabulary)
+                got[i] = *(const Four *)(logits + first + i * THREADS * EACH);
+#pragma unroll
+        for (int i = 0; i < AHEAD; i++)
+            if (first + i * THREADS * EACH < r.vocabulary) {
+                *(Four *)(r.logit + first + i * THREADS * EACH) = got[i];
+                const float *each = (const float *)&got[i];
+#pragma unroll
+                for (int j = 0; j < EACH; j++)
+                    widen(largest, smallest, each[j]);
+            }
+    }
+    set_top(m, r, largest, smallest);
+    __syncthreads(); // a thread reads what others wrote
 }
 
 // The lowest id whose logit is `value`; 0: none.
@@ -286,29 +318,29 @@ static __device__ __forceinline__ units drawn_weight(const row &r, int32_t id, f
     return is_kept(r, l, id) && relative_mass(r, l) >= least ? weight_of<true>(r, l) : 0;
 }
 
-// Each warp cumulates a range of ids; the one that holds the target looks for it.
+// Each warp sums a range of ids; the range that holds the target is cumulated by the whole block.
 static __device__ int32_t draw(block_memory &m, const row &r, float least, double uniform) {
     const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
-    const int32_t range = (r.vocabulary + THREADS - 1) / THREADS * 32, begin = warp * range;
+    const int32_t range = (r.vocabulary + THREADS - 1) / THREADS * 32;
     units sum = 0;
-    for (int32_t id = begin + lane; id < begin + range; id += 32)
+    for (int32_t id = warp * range + lane; id < (warp + 1) * range; id += 32)
         sum += drawn_weight(r, id, least);
     const units warps = scan_warps(m, warp_sum(sum)), total = __shfl_sync(ALL, warps, WARPS - 1);
     const units target = __umul64hi((units)(uniform * 0x1p53) << 11, total); // floor(uniform * total)
-    const int chosen = __ffs((int)__ballot_sync(ALL, warps > target)) - 1;
+    const int chosen = max(__ffs((int)__ballot_sync(ALL, warps > target)) - 1, 0);
     units before = __shfl_sync(ALL, warps, max(chosen - 1, 0));
     before = chosen > 0 ? before : 0;
-    if (warp == chosen)
-        for (int32_t id0 = begin; id0 < begin + range; id0 += 32) {
-            const units scan = before + warp_scan(drawn_weight(r, id0 + lane, least));
-            const unsigned beyond = __ballot_sync(ALL, scan > target);
-            if (beyond) {
-                if (lane == 0)
-                    m.id = id0 + __ffs((int)beyond) - 1;
-                break;
-            }
-            before = __shfl_sync(ALL, scan, 31);
-        }
+    const int32_t end = (chosen + 1) * range;
+    for (int32_t id0 = chosen * range; id0 < end && before <= target; id0 += THREADS) {
+        const int32_t id = id0 + (int32_t)threadIdx.x;
+        const units scan = warp_scan(id < end ? drawn_weight(r, id, least) : 0);
+        const units blocks = scan_warps(m, __shfl_sync(ALL, scan, 31));
+        const units others = __shfl_sync(ALL, blocks, max(warp - 1, 0)), below = before + (warp > 0 ? others : 0);
+        const unsigned beyond = __ballot_sync(ALL, below + scan > target);
+        if (beyond && below <= target && lane == 0)
+            m.id = id + __ffs((int)beyond) - 1;
+        before += __shfl_sync(ALL, blocks, WARPS - 1);
+    }
     __syncthreads();
     return m.id;
 }
@@ -340,6 +372,7 @@ static __device__ int32_t sample_row(const cuda_table *table, const kern_sampler
 static __device__ void normalize(block_memory &m, row &r) {
     r.temperature = 1.0f;
     units sum = 0;
+#pragma unroll 4
     for (int32_t id = (int32_t)threadIdx.x; id < r.vocabulary; id += THREADS) {
         const float l = r.logit[id];
         sum += is_finite(l) ? weight_of<true>(r, l) : 0;
@@ -387,9 +420,10 @@ static __device__ void write_top(block_memory &m, row &r, int32_t top, int32_t *
 static __device__ void run_row(const cuda_table *table, const kern_sample_args &a, int32_t i, block_memory &m, row &r) {
     const kern_sampler sampler = table->sampler[i];
     const float *logits = a.logits.f + (int64_t)i * r.vocabulary;
-    for (int32_t id = (int32_t)threadIdx.x; id < r.vocabulary; id += THREADS)
-        r.logit[id] = logits[id];
-    begin_row(m, r); // a thread reads what it wrote
+    if (r.vocabulary % 4 == 0 && (uintptr_t)logits % 16 == 0 && (uintptr_t)r.logit % 16 == 0)
+        take_logits<float4>(m, r, logits);
+    else
+        take_logits<float>(m, r, logits);
     const float top = r.top;
     const int32_t likeliest = a.top_id.i ? min(max(sampler.top, 0), (int32_t)KERN_MAX_TOP) : 0;
     if ((a.logprob.f || likeliest > 0) && top > -INFINITY)
@@ -414,6 +448,7 @@ static __global__ void __launch_bounds__(THREADS)
     row r;
     r.vocabulary = a.vocabulary;
     r.unit_bits = 30 + __clz(a.vocabulary);
+    r.unit = ldexpf(1.0f, r.unit_bits);
     r.logit = workspace ? workspace + (int64_t)blockIdx.x * a.vocabulary : (float *)(&m + 1);
     for (int32_t i = (int32_t)blockIdx.x; i < table->n_logits; i += (int32_t)gridDim.x) {
         run_row(table, a, i, m, r);

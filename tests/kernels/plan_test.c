@@ -214,7 +214,7 @@ END_TEST
 //
 // The step holds what a backend may run as one: products of one vector, behind a norm and before a gated product,
 // convolutions, norms of heads. Everything that they leave in memory is compared.
-enum { MOST = 12, SESSIONS = 16, STEP_FLOATS = MOST * WIDTH, HEADS = 3, WINDOW = (TAPS - 1) * WIDTH, INNER = 32 };
+enum { MOST = 16, SESSIONS = 16, STEP_FLOATS = MOST * WIDTH, HEADS = 3, WINDOW = (TAPS - 1) * WIDTH, INNER = 32 };
 enum { STEP_SLOT_BYTES = 64 + 3 * WINDOW * 4, SLOT_FLOATS = STEP_SLOT_BYTES / 4, BUFFERS = 18 };
 enum { FREQUENCY = PARAMS, VECTORS, PRODUCT = VECTORS, PAIR, DOWN, STEP_PARAMS };
 _Static_assert(STEP_SLOT_BYTES % 64 == 0 && (int)INNER < (int)WIDTH, "a buffer holds any vector");
