@@ -211,6 +211,7 @@ static void admit(srv_completion *completion) {
     srv_no_room why = {0};
 
     if (!completion->problem.status) {
+        completion->model = exchange->model = srv_server_least_used(completion->model);
         make_head(completion);
         exchange->log_id = completion->head.id;
         relieve(completion);

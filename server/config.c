@@ -33,8 +33,8 @@ const srv_option srv_config_options[] = {
     {"tls_cert", SRV_OPTION_PATH, AT(tls_cert), 0, 0, NULL, "FILE",
      "certificate chain (PEM): TLS on every TCP address of --listen"},
     {"tls_key", SRV_OPTION_PATH, AT(tls_key), 0, 0, NULL, "FILE", "its private key (PEM)"},
-    {"device", SRV_OPTION_TEXT, AT(device), 0, 0, SRV_DEFAULT_DEVICE, "NAME",
-     "cpu, cuda:N, or auto: cuda:0 where it can be had, else the CPU"},
+    {"device", SRV_OPTION_TEXT, AT(device), 0, 0, SRV_DEFAULT_DEVICE, "NAME,...",
+     "cpu, cuda:N, or auto: cuda:0 where it can be had, else the CPU; each model is on every device of a list"},
     {"socket_mode", SRV_OPTION_MODE, AT(socket_mode), 0, 0777, SRV_DEFAULT_SOCKET_MODE, "OCTAL",
      "access mode of unix sockets"},
     {"log_level", SRV_OPTION_LEVEL, AT(log_level), 0, 0, SRV_DEFAULT_LOG_LEVEL, "LEVEL",
@@ -536,6 +536,47 @@ static eng_status walk_arguments(arguments arguments, loader *loader, const char
     return ENG_OK;
 }
 
+// ---- devices -------------------------------------------------------------------------------------------------------
+
+size_t srv_config_devices(const srv_config *config) {
+    size_t count = 1;
+
+    for (const char *at = config->device; *at; at++)
+        count += *at == ',';
+    return count;
+}
+
+static const char *find_device(const srv_config *config, size_t index, size_t *length) {
+    const char *at = config->device;
+
+    while (index-- > 0)
+        at += strcspn(at, ",") + 1;
+    *length = strcspn(at, ",");
+    return at;
+}
+
+void srv_config_device(const srv_config *config, size_t index, char out[SRV_DEVICE_BYTES]) {
+    size_t length;
+    const char *name = find_device(config, index, &length);
+
+    snprintf(out, SRV_DEVICE_BYTES, "%.*s", (int)length, name);
+}
+
+static eng_status check_devices(const srv_config *config, eng_error *error) {
+    const size_t count = srv_config_devices(config);
+
+    for (size_t i = 0; i < count; i++) {
+        size_t length;
+        (void)find_device(config, i, &length);
+        if (length == 0 || length >= SRV_DEVICE_BYTES)
+            return eng_fail(error, ENG_INVALID, "--device: a name of the list is empty or too long");
+    }
+    if (config->model_count * count > SRV_MAX_MODELS)
+        return eng_fail(error, ENG_INVALID, "--device: %zu models on %zu devices, the limit is %d in all",
+                        config->model_count, count, SRV_MAX_MODELS);
+    return ENG_OK;
+}
+
 static eng_status check_whole(const srv_config *config, eng_error *error) {
     if (config->model_count == 0)
         return eng_fail(error, ENG_INVALID, "--model: no model is named");
@@ -545,7 +586,7 @@ static eng_status check_whole(const srv_config *config, eng_error *error) {
         return eng_fail(error, ENG_INVALID, "--body-memory: smaller than --max-body");
     if (!config->tls_cert != !config->tls_key)
         return eng_fail(error, ENG_INVALID, "--tls-cert and --tls-key: one needs the other");
-    return ENG_OK;
+    return check_devices(config, error);
 }
 
 static const char *find_variable(char *const *environment, const char *name) {

@@ -59,6 +59,9 @@ typedef enum srv_config_action {
 ENG_CHECKED eng_status srv_config_load(srv_config *config, int argument_count, char *const *arguments,
                                        char *const *environment, srv_config_action *action, eng_error *error);
 void srv_config_free(srv_config *config);
+// The names in config->device, and one of them.
+size_t srv_config_devices(const srv_config *config);
+void srv_config_device(const srv_config *config, size_t index, char out[SRV_DEVICE_BYTES]);
 void srv_config_help(FILE *out);
 // The effective values as an INI file that srv_config_load reads back to the same configuration.
 void srv_config_print(const srv_config *config, FILE *out);

@@ -81,7 +81,8 @@ enum {
     SRV_MAX_PEM_BYTES = 1 << 20,
 
     // Configuration and log.
-    SRV_MAX_MODELS = 32,
+    SRV_MAX_MODELS = 32,   // times devices
+    SRV_DEVICE_BYTES = 32, // of a device's name, with its NUL
     SRV_MAX_LISTENERS = 16,
     SRV_MAX_CONFIG_BYTES = 1 << 20,
     SRV_MAX_LOG_LINE = 4096,

@@ -55,7 +55,7 @@ static size_t view_permitted(const srv_exchange *exchange, srv_model_view *views
     size_t count = 0;
 
     for (size_t i = 0; i < server->model_count; i++)
-        if (srv_key_may_use(exchange->key, server->models[i].path->name))
+        if (server->models[i].replica == 0 && srv_key_may_use(exchange->key, server->models[i].path->name))
             srv_server_view(server, i, &views[count++]);
     return count;
 }

@@ -224,34 +224,55 @@ static void wake_for_events(void *context) {
     srv_wake_send(server->events);
 }
 
+static eng_status start_worker(srv_server *server, srv_model *model, eng_error *error) {
+    const srv_config *config = server->config;
+    const srv_worker_options options = {
+        .engine = {.model_dir = model->path->folder,
+                   .device = model->device,
+                   .max_rows = (int32_t)config->rows,
+                   .state_budget = (uint64_t)config->state_budget,
+                   // The worker refuses first; cancelled jobs may linger in the engine for a step.
+                   .queue_requests = (uint64_t)config->queue_requests * 2 + 2 * SRV_MAX_CHOICES + 4096,
+                   .queue_tokens = (uint64_t)config->queue_tokens * 2,
+                   .need_tokenizer = true,
+                   .log = srv_log_engine,
+                   .log_context = server->log},
+        .queue_requests = (uint64_t)config->queue_requests,
+        .queue_tokens = (uint64_t)config->queue_tokens,
+        .wake = wake_for_events,
+        .wake_context = server,
+    };
+    return srv_worker_start(&options, &model->worker, error);
+}
+
+// Each model on each device of the list.
 static eng_status start_workers(srv_server *server, eng_error *error) {
     const srv_config *config = server->config;
+    const size_t devices = srv_config_devices(config);
 
-    for (size_t i = 0; i < config->model_count; i++) {
+    for (size_t i = 0; i < config->model_count * devices; i++) {
         srv_model *model = &server->models[i];
-        const srv_worker_options options = {
-            .engine = {.model_dir = config->models[i].folder,
-                       .device = config->device,
-                       .max_rows = (int32_t)config->rows,
-                       .state_budget = (uint64_t)config->state_budget,
-                       // The worker refuses first; cancelled jobs may linger in the engine for a step.
-                       .queue_requests = (uint64_t)config->queue_requests * 2 + 2 * SRV_MAX_CHOICES + 4096,
-                       .queue_tokens = (uint64_t)config->queue_tokens * 2,
-                       .need_tokenizer = true,
-                       .log = srv_log_engine,
-                       .log_context = server->log},
-            .queue_requests = (uint64_t)config->queue_requests,
-            .queue_tokens = (uint64_t)config->queue_tokens,
-            .wake = wake_for_events,
-            .wake_context = server,
-        };
-        model->path = &config->models[i];
-        const eng_status status = srv_worker_start(&options, &model->worker, error);
+        *model = (srv_model){.path = &config->models[i / devices], .replica = i % devices, .replicas = devices};
+        srv_config_device(config, model->replica, model->device);
+        const eng_status status = start_worker(server, model, error);
         if (status)
             return status;
         server->model_count++;
     }
     return ENG_OK;
+}
+
+const srv_model *srv_server_least_used(const srv_model *model) {
+    const srv_model *const first = model - model->replica, *best = model;
+    uint64_t least = srv_worker_places(model->worker);
+
+    for (size_t i = 0; i < model->replicas; i++) {
+        const bool ready = srv_worker_read_state(first[i].worker) == SRV_WORKER_READY;
+        const uint64_t places = ready ? srv_worker_places(first[i].worker) : UINT64_MAX;
+        best = places < least ? &first[i] : best;
+        least = places < least ? places : least;
+    }
+    return best;
 }
 
 const srv_model *srv_server_model(const srv_server *server, const srv_key *key, const char *name,
@@ -335,7 +356,7 @@ eng_status srv_server_create(const srv_config *config, srv_log *log, srv_server 
     server->log = log;
     server->bounds = bounds_of(config);
     server->started = (int64_t)time(NULL);
-    server->models = calloc(config->model_count, sizeof *server->models);
+    server->models = calloc(config->model_count * srv_config_devices(config), sizeof *server->models);
     eng_status status = server->models ? create_handles(server) : ENG_NO_MEMORY;
     if (status)
         status = eng_fail(error, ENG_NO_MEMORY, "the event loop cannot be made");

@@ -139,8 +139,11 @@ ENG_CHECKED eng_status srv_listen_local(const char *where, bool *local, eng_erro
 
 // ---- server.c ----
 
+// One engine. A model has one a device, next to each other in the server's list.
 typedef struct srv_model {
     const srv_model_path *path;
+    char device[SRV_DEVICE_BYTES];
+    size_t replica, replicas; // number among its model's, and how many these are
     srv_worker *worker;
     srv_worker_state seen; // the state that was acted upon
     int64_t created;
@@ -185,6 +188,8 @@ const char *srv_server_address(const srv_server *server, size_t index); // NULL:
 
 // The model of this name (NULL: the first) if it is ready and the key may use it; NULL with a refusal. Any thread.
 const srv_model *srv_server_model(const srv_server *server, const srv_key *key, const char *name, srv_problem *problem);
+// The same model on the device with the fewest choices that run or wait.
+const srv_model *srv_server_least_used(const srv_model *model);
 void srv_server_view(const srv_server *server, size_t index, srv_model_view *view);
 
 // ---- handlers ----

@@ -86,6 +86,13 @@ double srv_worker_load(srv_worker *worker) {
     return load;
 }
 
+uint64_t srv_worker_places(srv_worker *worker) {
+    pthread_mutex_lock(&worker->lock);
+    const uint64_t places = worker->places;
+    pthread_mutex_unlock(&worker->lock);
+    return places;
+}
+
 void srv_worker_cancel(srv_worker *worker, srv_job *job) {
     job->owner = NULL;
     pthread_mutex_lock(&worker->lock);

@@ -88,6 +88,8 @@ typedef struct srv_no_room {
 bool srv_worker_has_room(srv_worker *worker, const srv_room *room, srv_no_room *why);
 // How full the queue is beyond the rows: the larger share of its requests or tokens, 0 to 1 or a little more.
 double srv_worker_load(srv_worker *worker);
+// Choices that run or wait.
+uint64_t srv_worker_places(srv_worker *worker);
 // Submits all, of one owner, or none. ENG_FULL: too much waits, *why says the rest; ENG_DEVICE: the engine has failed.
 ENG_CHECKED eng_status srv_worker_submit(srv_worker *worker, srv_job *const *jobs, size_t count, double share,
                                          srv_no_room *why);

@@ -1,7 +1,8 @@
 #!/bin/bash
 # SPDX-License-Identifier: Apache-2.0
-# A GPU that is not there, too old, too small, or lost while requests run: what the server says, and how it ends. The
-# GPU is tests/device/module.c, which computes on the CPU; its environment says what it does.
+# A GPU that is not there, too old, too small, or lost while requests run: what the server says, and how it ends; two
+# that share the requests. The GPU is tests/device/module.c, which computes on the CPU; its environment says what it
+# does.
 set -uo pipefail
 source_dir=${MESA_SOURCE:-$(cd "$(dirname "$0")/../.." && pwd)}
 # shellcheck source=tests/clients/server.sh
@@ -33,6 +34,23 @@ grep -q "device auto is cpu (.*), not CUDA: no CUDA module: " "$folder/server.lo
 stop_server
 start_server --device auto
 grep -q 'device auto is cuda:0 (pretended)"' "$folder/server.log" || fail "auto does not tell what it took"
+stop_server
+
+# ---- two devices -----------------------------------------------------------------------------------------------------
+
+expect 2 '' 'device: a name of the list is empty' "${serve[@]}" cuda:0,,cuda:1
+start_server --device cuda:0,cuda:1 --rows 8 --admin-listen "unix:$folder/admin"
+grep -q 'on cuda:0 (pretended), 8 rows, model demo .* on cuda:1 (pretended), 8 rows' "$folder/server.log" ||
+    fail "the server does not tell of both devices"
+[ "$("$mesa" models | grep -c demo)" = 1 ] || fail "a model on two devices is not one model"
+"$mesa" bench --concurrency 8 --requests 16 --max-tokens 16 --prompt-tokens 8 >"$folder/bench" 2>&1 ||
+    fail "$(cat "$folder/bench")"
+curl -sS --unix-socket "$folder/admin" http://localhost/metrics >"$folder/metrics"
+for device in cuda:0 cuda:1; do
+    tokens=$(sed -n "s/^mesa_tokens_total{model=\"demo\",device=\"$device\",kind=\"completion\"} //p" "$folder/metrics")
+    [ "${tokens:-0}" -ge 80 ] || fail "$device wrote ${tokens:-no} of 256 tokens"
+done
+sort "$folder/metrics" | grep -v '^#' | sed 's/ [^ ]*$//' | uniq -d | grep . && fail "a series is there twice"
 stop_server
 
 # ---- a device that is lost -------------------------------------------------------------------------------------------
