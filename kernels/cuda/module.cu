@@ -65,6 +65,14 @@ static void describe(kern_cuda *cuda, const cudaDeviceProp *properties) {
     cuda->overlaps = launches_may_overlap();
 }
 
+// The runtime calls an absent driver too old.
+static const char *text_of(cudaError_t error) {
+    int driver = 0;
+    if (error == cudaErrorInsufficientDriver && cudaDriverGetVersion(&driver) == cudaSuccess && driver == 0)
+        return "this host has no NVIDIA driver";
+    return cudaGetErrorString(error);
+}
+
 static kern_status read_ordinal(const char *name, int *ordinal, char *reason, size_t reason_size) {
     char *end = NULL;
     const char *digits = name + strlen("cuda:");
@@ -76,7 +84,7 @@ static kern_status read_ordinal(const char *name, int *ordinal, char *reason, si
     int count = 0;
     cudaError_t error = cudaGetDeviceCount(&count);
     if (error != cudaSuccess) {
-        host->set_reason(reason, reason_size, "no CUDA device: %s", cudaGetErrorString(error));
+        host->set_reason(reason, reason_size, "no CUDA device: %s", text_of(error));
         return KERN_NO_DEVICE;
     }
     if (value >= count) {
