@@ -439,6 +439,64 @@ START_TEST(steps_of_sessions_equal_launches) {
 }
 END_TEST
 
+// A norm whose vectors are more than a warp's work, before two products: what is left of it and of them.
+START_TEST(wide_norms_before_products) {
+    static const struct { int groups, width; } shapes[] = {{1, 520}, {1, 2048}, {3, 260}, {6, 128}};
+    enum { ROWS = 2, OUTPUTS = 18, WIDEST = 2048, PART = ROWS * WIDEST };
+    for (size_t n = 0; n < sizeof shapes / sizeof shapes[0]; n++) {
+        session_test s = {0};
+        if (!kernel_test_open(&s.test, _i, "cpu"))
+            MESA_TEST_SKIP("device %d is not here", _i);
+        const int width = shapes[n].groups * shapes[n].width;
+        make_weight(&s, PRODUCT, KERN_BF16, 2 * OUTPUTS, width);
+        s.param[NORM] = sent(&s.test, kernel_test_floats(&s.test, WIDEST, 0, 2), WIDEST);
+        const float *x = kernel_test_floats(&s.test, PART, -1, 1), *zeros = kernel_test_zero_floats(&s.test, 4 * PART);
+        float *memory[2];
+        for (int i = 0; i < 2; i++) {
+            memory[i] = sent(&s.test, zeros, 4 * PART);
+            ck_assert_int_eq(kern_upload(s.test.stream, memory[i], x, PART * sizeof *x), KERN_OK);
+        }
+        ck_assert_int_eq(kern_plan_create(s.test.device, &s.plan), KERN_OK);
+        for (int r = 0; r < ROWS; r++)
+            kernel_test_row(&s.test, KERN_ROW_GENERATED, -1, 1, r);
+        kernel_test_prepare(&s.test);
+        for (int planned = 1; planned >= 0; planned--) {
+            kern_ptr at[4];
+            for (size_t i = 0; i < 4; i++)
+                at[i] = planned ? kern_ref(KERN_CLASS_SCRATCH, i * PART * sizeof(float))
+                                : (kern_ptr){.f = memory[1] + i * PART};
+            const kern_ptr none = {.ref = 0}, weight = planned ? param(PRODUCT) : (kern_ptr){.p = s.param[PRODUCT]};
+            const kern_ptr scale = planned ? param(NORM) : (kern_ptr){.p = s.param[NORM]};
+            const step_call call = planned ? add_call : launch_call;
+            call(&s, KERN_OP_RMSNORM,
+                 &(kern_rmsnorm_args){.x = at[0],
+                                      .weight = scale,
+                                      .gate = at[0],
+                                      .y = at[1],
+                                      .groups = shapes[n].groups,
+                                      .width = shapes[n].width,
+                                      .eps = 1e-5f,
+                                      .activation = KERN_SILU,
+                                      .center = 1});
+            for (int i = 0; i < 2; i++)
+                call(&s, KERN_OP_LINEAR,
+                     &(kern_linear_args){at[1], weight, none, none, at[2 + i], width, OUTPUTS, i * OUTPUTS, 0});
+        }
+        ck_assert_int_eq(kern_plan_seal(s.plan), KERN_OK);
+        const kern_memory planned = {s.param, NULL, NULL, NULL, NULL, memory[0]};
+        ck_assert_int_eq(kern_plan_run(s.plan, s.test.stream, s.test.rows, &planned), KERN_OK);
+        assert_same_memory(&s, (const float *const[]){memory[0] + 2 * PART, memory[1] + 2 * PART}, 2 * PART);
+        assert_same_memory(&s, (const float *const[]){memory[0] + PART, memory[1] + PART}, PART);
+        kern_plan_free(s.plan);
+        kern_weight_free(s.param[PRODUCT]);
+        kern_free(s.test.device, s.param[NORM]);
+        for (int i = 0; i < 2; i++)
+            kern_free(s.test.device, memory[i]);
+        kernel_test_close(&s.test);
+    }
+}
+END_TEST
+
 static Suite *plan_suite(void) {
     Suite *suite = suite_create("plan");
     TCase *tests = tcase_create("plan");
@@ -448,6 +506,7 @@ static Suite *plan_suite(void) {
     tcase_add_test(tests, absent_memory_is_refused);
     tcase_add_test(tests, a_long_plan_grows);
     tcase_add_loop_test(tests, steps_of_sessions_equal_launches, 0, KERNEL_TEST_DEVICES);
+    tcase_add_loop_test(tests, wide_norms_before_products, 0, KERNEL_TEST_DEVICES);
     tcase_set_timeout(tests, 60);
     suite_add_tcase(suite, tests);
     return suite;
