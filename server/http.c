@@ -108,20 +108,20 @@ static void *on_request_line(void *closure, const char *uri, struct MHD_Connecti
     return NULL;
 }
 
-// The library cannot answer in the middle of a body, but nothing else is being sent at that point either.
-static void send_timeout(const srv_connection *connection) {
-    char text[512];
+void srv_http_tell(srv_exchange *exchange, const srv_problem *problem) {
+    const srv_connection *connection = exchange->connection;
+    char text[1024];
     srv_buf json;
-    srv_problem problem = {0};
 
-    srv_refuse(&problem, 408, "body_timeout", NULL, "the body did not arrive in time");
+    exchange->reply.status = problem->status; // for the log
+    exchange->queued = true;
     srv_buf_init(&json, sizeof text);
-    srv_write_error(&json, &problem);
-    const int length =
-        snprintf(text, sizeof text,
-                 "HTTP/1.1 408 Request Timeout\r\nConnection: close\r\nContent-Type: application/json\r\n"
-                 "Content-Length: %zu\r\n\r\n%s",
-                 json.length, json.data ? json.data : "");
+    srv_write_error(&json, problem);
+    const int length = snprintf(text, sizeof text,
+                                "HTTP/1.1 %d %s\r\nConnection: close\r\nContent-Type: application/json\r\n"
+                                "Content-Length: %zu\r\n\r\n%s",
+                                problem->status, MHD_get_reason_phrase_for((unsigned)problem->status), json.length,
+                                json.data ? json.data : "");
     // Who does not take it is closed all the same.
     if (srv_buf_ok(&json) && length > 0 && (size_t)length < sizeof text) {
         if (connection->listener->tls)
@@ -142,8 +142,9 @@ static void expire(srv_connection *connection) {
     srv_exchange *exchange = connection->exchange;
 
     if (exchange && exchange->expects_body && !exchange->dispatched) {
-        send_timeout(connection);
-        exchange->reply.status = MHD_HTTP_REQUEST_TIMEOUT; // for the log
+        srv_problem problem = {0};
+        srv_refuse(&problem, 408, "body_timeout", NULL, "the body did not arrive in time");
+        srv_http_tell(exchange, &problem);
     }
     drop(connection);
 }

@@ -325,7 +325,10 @@ static enum MHD_Result take_body(srv_exchange *exchange, const char *data, size_
     *size = 0;
     if (exchange->problem.status) { // read on for a while, so that the client gets to read why
         exchange->dropped += length;
-        return exchange->dropped > SRV_REFUSED_BODY_BYTES ? MHD_NO : MHD_YES;
+        if (exchange->dropped <= SRV_REFUSED_BODY_BYTES)
+            return MHD_YES;
+        srv_http_tell(exchange, &exchange->problem);
+        return MHD_NO;
     }
     const size_t held = exchange->body.length + length;
     if (held > exchange->reserved && !reserve_body(exchange, held - exchange->reserved)) {

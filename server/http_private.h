@@ -59,6 +59,9 @@ struct srv_http {
     uint64_t sweeps;
 };
 
+// http.c: answers in the middle of a body, where the library cannot, but sends nothing else either. Close after it.
+void srv_http_tell(srv_exchange *exchange, const srv_problem *problem);
+
 // http_exchange.c: callbacks of the library; closure: the srv_listener.
 enum MHD_Result srv_http_on_request(void *closure, struct MHD_Connection *mhd, const char *url, const char *method,
                                     const char *version, const char *data, size_t *size, void **slot);
