@@ -42,7 +42,7 @@ START_TEST(activations_equal_reference) {
     static const struct { int32_t tokens, width; } shape[] = {{1, 1}, {3, 37}, {90, 512}, {7, 3001}};
     kernel_test test;
     if (!kernel_test_open(&test, _i, "cpu"))
-        MESA_TEST_SKIP("device %d is not here", _i);
+        MESA_TEST_SKIP("no device %s", kernel_test_device_name(_i));
     for (size_t s = 0; s < sizeof shape / sizeof shape[0]; s++)
         for (int activation = 0; activation < KERN_ACTIVATIONS; activation++)
             check_activation(&test, activation, shape[s].tokens, shape[s].width);
@@ -53,7 +53,7 @@ END_TEST
 START_TEST(far_ends_and_refusals) {
     kernel_test test;
     if (!kernel_test_open(&test, _i, "cpu"))
-        MESA_TEST_SKIP("device %d is not here", _i);
+        MESA_TEST_SKIP("no device %s", kernel_test_device_name(_i));
     static const float end[KERN_ACTIVATIONS][2] = {{-90, 90}, {0, 90}, {0, 1}, {0, 90}, {0, 91}, {0, 90}};
     float x[3] = {-90, 90, NAN}, y[3], one[3] = {1, 1, 1}, dx[3] = {0};
     kernel_test_lend(&test, x, sizeof x);

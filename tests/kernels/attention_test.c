@@ -78,7 +78,7 @@ START_TEST(documents_equal_reference) {
     for (int i = 0; i < SHAPES; i++) {
         kernel_test test;
         if (!kernel_test_open(&test, _i, "cpu"))
-            MESA_TEST_SKIP("no such device");
+            MESA_TEST_SKIP("no device %s", kernel_test_device_name(_i));
         const tensors x = make_tensors(&test, &shapes[i], OWN_TOKENS);
         own_rows(&test);
         const kern_attention_args args = own_args(&shapes[i], &x);
@@ -176,7 +176,7 @@ START_TEST(sessions_equal_reference_however_cut) {
         const kern_attention *s = &shapes[i];
         kernel_test test;
         if (!kernel_test_open(&test, _i, "cpu"))
-            MESA_TEST_SKIP("no such device");
+            MESA_TEST_SKIP("no device %s", kernel_test_device_name(_i));
         tensors x[SLOTS], alone;
         for (int slot = 0; slot < SLOTS; slot++)
             x[slot] = make_tensors(&test, s, LENGTH);
@@ -200,7 +200,7 @@ START_TEST(a_new_document_starts_the_cache_anew) {
         const kern_attention *s = &shapes[i];
         kernel_test test;
         if (!kernel_test_open(&test, _i, "cpu"))
-            MESA_TEST_SKIP("no such device");
+            MESA_TEST_SKIP("no device %s", kernel_test_device_name(_i));
         const cache c = make_cache(&test, s);
         tensors old = make_tensors(&test, s, 90), young = make_tensors(&test, s, 71),
                 both = make_tensors(&test, s, 100);
@@ -268,7 +268,7 @@ START_TEST(backward_equals_reference) {
     for (int i = 0; i < SHAPES; i++) {
         kernel_test test;
         if (!kernel_test_open(&test, _i, "cpu"))
-            MESA_TEST_SKIP("no such device");
+            MESA_TEST_SKIP("no device %s", kernel_test_device_name(_i));
         const tensors x = make_tensors(&test, &shapes[i], OWN_TOKENS);
         const gradients g = run_backward(&test, &shapes[i], &x);
         const kern_ref_attention r = ref_shape(&shapes[i]);
@@ -301,7 +301,7 @@ START_TEST(threads_do_not_matter) {
     for (int i = 0; i < 2; i++) {
         omp_set_num_threads(i + 1);
         if (!kernel_test_open(&test[i], _i, "cpu"))
-            MESA_TEST_SKIP("no such device");
+            MESA_TEST_SKIP("no device %s", kernel_test_device_name(_i));
         x[i] = make_tensors(&test[i], s, OWN_TOKENS);
         g[i] = run_backward(&test[i], s, &x[i]);
     }

@@ -52,7 +52,7 @@ enum { SHAPES = sizeof shape / sizeof shape[0] };
 START_TEST(forward_equals_reference) {
     kernel_test test;
     if (!kernel_test_open(&test, _i, "cpu"))
-        MESA_TEST_SKIP("no such device");
+        MESA_TEST_SKIP("no device %s", kernel_test_device_name(_i));
     for (int s = 0; s < SHAPES; s++) {
         for (int variant = 0; variant < 4; variant++) {
             blocks b = make_blocks(&test, shape[s].blocks, shape[s].width, variant & 2 ? KERN_BF16 : KERN_F32);
@@ -78,7 +78,7 @@ START_TEST(token_alone_equals_token_in_batch) {
     kernel_test test;
     kernel_test_threads(3);
     if (!kernel_test_open(&test, _i, "cpu"))
-        MESA_TEST_SKIP("no such device");
+        MESA_TEST_SKIP("no device %s", kernel_test_device_name(_i));
     for (int bf16 = 0; bf16 < 2; bf16++) {
         blocks b = make_blocks(&test, BLOCKS, WIDTH, bf16 ? KERN_BF16 : KERN_F32);
         float *alone = kernel_test_zero_floats(&test, ALL);
@@ -107,7 +107,7 @@ START_TEST(backward_equals_reference) {
             kernel_test test;
             kernel_test_threads(threads);
             if (!kernel_test_open(&test, _i, "cpu"))
-                MESA_TEST_SKIP("no such device");
+                MESA_TEST_SKIP("no device %s", kernel_test_device_name(_i));
             blocks b = make_blocks(&test, shape[s].blocks, shape[s].width, KERN_F32);
             float *dx = kernel_test_floats(&test, b.count, -1, 1), *dw = kernel_test_floats(&test, b.weights, -1, 1);
             float *db = kernel_test_floats(&test, b.outputs, -1, 1);

@@ -80,7 +80,7 @@ static void check_gradient(kernel_test *test, int32_t width) {
 START_TEST(embed_equals_reference) {
     kernel_test test;
     if (!kernel_test_open(&test, _i, "cpu"))
-        MESA_TEST_SKIP("device %d is not here", _i);
+        MESA_TEST_SKIP("no device %s", kernel_test_device_name(_i));
     static const int32_t widths[] = {1, 33, 64, 768};
     for (int i = 0; i < 4; i++) {
         check_width(&test, widths[i]);
@@ -98,7 +98,7 @@ START_TEST(gradient_is_free_of_threads) {
         kernel_test test;
         kernel_test_threads(threads);
         if (!kernel_test_open(&test, _i, "cpu"))
-            MESA_TEST_SKIP("device %d is not here", _i);
+            MESA_TEST_SKIP("no device %s", kernel_test_device_name(_i));
         rows_with_ids(&test);
         float *dy = kernel_test_floats(&test, TOKENS * WIDTH, -1, 1), *grad = kernel_test_zero_floats(&test, COUNT);
         kern_embed_backward_args args = {{dy}, {grad}, WIDTH, 1.5f};

@@ -53,7 +53,7 @@ START_TEST(maps_equal_reference) {
     } shape[] = {{1, 1, 1}, {1, 1, 2}, {5, 3, 7}, {40, 4, 64}, {3, 2, 37}, {9, 1, 130}};
     kernel_test test;
     if (!kernel_test_open(&test, _i, "cpu"))
-        MESA_TEST_SKIP("device %d is not here", _i);
+        MESA_TEST_SKIP("no device %s", kernel_test_device_name(_i));
     for (size_t s = 0; s < sizeof shape / sizeof shape[0]; s++)
         for (int feature = 0; feature < KERN_FEATURES; feature++)
             check_map(&test, feature, shape[s].tokens, shape[s].groups, shape[s].width);
@@ -67,7 +67,7 @@ START_TEST(bits_are_free_of_batch_and_threads) {
         kernel_test test;
         kernel_test_threads(3);
         if (!kernel_test_open(&test, _i, "cpu"))
-            MESA_TEST_SKIP("device %d is not here", _i);
+            MESA_TEST_SKIP("no device %s", kernel_test_device_name(_i));
         int32_t wide = GROUPS * kern_feature_width(feature, WIDTH);
         float *x = kernel_test_floats(&test, TOKENS * VECTOR, 0, 1);
         float *y = kernel_test_zero_floats(&test, (size_t)(TOKENS * wide)), *alone;
@@ -89,7 +89,7 @@ END_TEST
 START_TEST(far_ends_and_refusals) {
     kernel_test test;
     if (!kernel_test_open(&test, _i, "cpu"))
-        MESA_TEST_SKIP("device %d is not here", _i);
+        MESA_TEST_SKIP("no device %s", kernel_test_device_name(_i));
     float x[3] = {300, -300, 0}, y[24], z[3] = {NAN, 1, 2};
     kernel_test_lend(&test, x, sizeof x);
     kernel_test_lend(&test, y, sizeof y);

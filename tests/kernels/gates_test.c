@@ -141,7 +141,7 @@ static void check_gates(kernel_test *test, int law, int32_t tokens, int32_t head
 START_TEST(gates_equal_reference) {
     kernel_test test;
     if (!kernel_test_open(&test, _i, "cpu"))
-        MESA_TEST_SKIP("device %d is not here", _i);
+        MESA_TEST_SKIP("no device %s", kernel_test_device_name(_i));
     for (int law = 0; law < LAWS; law++) {
         check_gates(&test, law, 1, 1, 5);
         check_gates(&test, law, 3, 7, 5);
@@ -154,7 +154,7 @@ END_TEST
 START_TEST(far_ends) {
     kernel_test test;
     if (!kernel_test_open(&test, _i, "cpu"))
-        MESA_TEST_SKIP("device %d is not here", _i);
+        MESA_TEST_SKIP("no device %s", kernel_test_device_name(_i));
     float a[6] = {-1e30f, -200, 200, 1e30f, 0, NAN}, b[6] = {-1e30f, -200, 200, 1e30f, NAN, 0}, g[6], beta[6];
     kernel_test_lend(&test, a, sizeof a);
     kernel_test_lend(&test, b, sizeof b);
@@ -176,7 +176,7 @@ END_TEST
 START_TEST(far_ends_of_the_laws_with_parameters) {
     kernel_test test;
     if (!kernel_test_open(&test, _i, "cpu"))
-        MESA_TEST_SKIP("device %d is not here", _i);
+        MESA_TEST_SKIP("no device %s", kernel_test_device_name(_i));
     float a[3] = {-1000, 1000, NAN}, A_log[1] = {0}, dt_bias[1] = {0}, g[3], beta[3];
     kernel_test_lend(&test, a, sizeof a);
     kernel_test_lend(&test, A_log, sizeof A_log);
@@ -205,7 +205,7 @@ START_TEST(bits_are_free_of_batch_and_threads) {
         kernel_test test;
         kernel_test_threads(threads);
         if (!kernel_test_open(&test, _i, "cpu"))
-            MESA_TEST_SKIP("device %d is not here", _i);
+            MESA_TEST_SKIP("no device %s", kernel_test_device_name(_i));
         for (int law = 0; law < LAWS; law++) {
             test.seed = 3;
             gates_data d = make_data(&test, laws[law], TOKENS, HEADS, 9);

@@ -39,7 +39,7 @@ static void check_glu(kernel_test *test, int activation, int32_t tokens, int32_t
 START_TEST(glu_equals_reference) {
     kernel_test test;
     if (!kernel_test_open(&test, _i, "cpu"))
-        MESA_TEST_SKIP("device %d is not here", _i);
+        MESA_TEST_SKIP("no device %s", kernel_test_device_name(_i));
     for (int s = 0; s < SHAPES; s++)
         for (int activation = 0; activation < KERN_ACTIVATIONS; activation++)
             check_glu(&test, activation, shape[s].tokens, shape[s].width);
@@ -50,7 +50,7 @@ END_TEST
 START_TEST(add_is_exact) {
     kernel_test test;
     if (!kernel_test_open(&test, _i, "cpu"))
-        MESA_TEST_SKIP("device %d is not here", _i);
+        MESA_TEST_SKIP("no device %s", kernel_test_device_name(_i));
     for (int s = 0; s < SHAPES; s++) {
         size_t count = (size_t)shape[s].tokens * (size_t)shape[s].width;
         float *x = kernel_test_floats(&test, count, -1, 1), *y = kernel_test_floats(&test, count, -1, 1);
@@ -69,7 +69,7 @@ END_TEST
 START_TEST(bits_are_free_of_batch) {
     kernel_test test;
     if (!kernel_test_open(&test, _i, "cpu"))
-        MESA_TEST_SKIP("device %d is not here", _i);
+        MESA_TEST_SKIP("no device %s", kernel_test_device_name(_i));
     enum { TOKENS = 301, WIDTH = 53, COUNT = TOKENS * WIDTH };
     float *gate = kernel_test_floats(&test, COUNT, -9, 9), *up = kernel_test_floats(&test, COUNT, -2, 2);
     float *dy = kernel_test_floats(&test, COUNT, -1, 1);
@@ -102,7 +102,7 @@ END_TEST
 START_TEST(far_ends_and_refusals) {
     kernel_test test;
     if (!kernel_test_open(&test, _i, "cpu"))
-        MESA_TEST_SKIP("device %d is not here", _i);
+        MESA_TEST_SKIP("no device %s", kernel_test_device_name(_i));
     float gate[5] = {-1e30f, -100, 100, 1e30f, NAN}, up[5] = {1, 1, 1, 1, 1}, y[5];
     kernel_test_lend(&test, gate, sizeof gate);
     kernel_test_lend(&test, up, sizeof up);

@@ -60,7 +60,7 @@ START_TEST(logits_equal_reference) {
         const float soft_cap = variant & 1 ? 4.0f : 0.0f;
         kernel_test test;
         if (!kernel_test_open(&test, _i, "cpu"))
-            MESA_TEST_SKIP("no such device");
+            MESA_TEST_SKIP("no device %s", kernel_test_device_name(_i));
         head h = make_head(&test, variant & 2 ? KERN_BF16 : KERN_F32);
         place_rows(&test);
         memcpy(test.rows->logits_token, wanted, sizeof wanted);
@@ -93,7 +93,7 @@ END_TEST
 START_TEST(not_finite_is_told) {
     kernel_test test;
     if (!kernel_test_open(&test, _i, "cpu"))
-        MESA_TEST_SKIP("no such device");
+        MESA_TEST_SKIP("no device %s", kernel_test_device_name(_i));
     head h = make_head(&test, KERN_F32);
     place_rows(&test);
     h.x[0] = NAN;
@@ -190,7 +190,7 @@ START_TEST(loss_equals_reference) {
     for (int variant = 0; variant < 12; variant++) {
         kernel_test test;
         if (!kernel_test_open(&test, _i, "cpu"))
-            MESA_TEST_SKIP("no such device");
+            MESA_TEST_SKIP("no device %s", kernel_test_device_name(_i));
         head h = make_head(&test, KERN_F32);
         place_rows(&test);
         check_loss(&test, &h, tile_tokens[variant % 3], variant / 3 & 1 ? 5.0f : 0.0f, variant / 6 & 1);
@@ -203,7 +203,7 @@ END_TEST
 START_TEST(bf16_loss_without_gradient) {
     kernel_test test;
     if (!kernel_test_open(&test, _i, "cpu"))
-        MESA_TEST_SKIP("no such device");
+        MESA_TEST_SKIP("no device %s", kernel_test_device_name(_i));
     head h = make_head(&test, KERN_BF16);
     place_rows(&test);
     check_loss(&test, &h, 16, 0, false);
@@ -216,7 +216,7 @@ END_TEST
 START_TEST(large_logits_stay_finite) {
     kernel_test test;
     if (!kernel_test_open(&test, _i, "cpu"))
-        MESA_TEST_SKIP("no such device");
+        MESA_TEST_SKIP("no device %s", kernel_test_device_name(_i));
     head h = make_head(&test, KERN_F32);
     place_rows(&test);
     for (int i = 0; i < X; i++)
@@ -234,7 +234,7 @@ START_TEST(threads_do_not_matter) {
     for (int i = 0; i < 2; i++) {
         omp_set_num_threads(i + 1);
         if (!kernel_test_open(&test[i], _i, "cpu"))
-            MESA_TEST_SKIP("no such device");
+            MESA_TEST_SKIP("no device %s", kernel_test_device_name(_i));
         head h = make_head(&test[i], KERN_F32);
         place_rows(&test[i]);
         run[i] = run_loss(&test[i], &h, 16, 0, true);

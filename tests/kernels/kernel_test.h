@@ -50,12 +50,17 @@ static inline void kernel_test_threads(int threads) {
 #endif
 }
 
+// What a loop's _i stands for.
+static inline const char *kernel_test_device_name(int device) {
+    static const char *const names[KERNEL_TEST_DEVICES] = {"portable", "avx2", "avx512", "cuda:0"};
+    return names[device];
+}
+
 // Sends "cuda:0" in place of the CPU's name where _i says so.
 static inline kern_status kernel_test_open_device(kernel_test *test, int device, const char *name, const char **set,
                                                   char *reason, size_t reason_size) {
-    static const char *const sets[KERNEL_TEST_ISAS] = {"portable", "avx2", "avx512"};
     test->cuda = device == KERNEL_TEST_ISAS;
-    *set = test->cuda ? "cuda:0" : sets[device];
+    *set = kernel_test_device_name(device);
     if (!test->cuda)
         setenv("MESA_CPU_ISA", *set, 1);
     return kern_device_open(test->cuda ? *set : name, &test->device, reason, reason_size);

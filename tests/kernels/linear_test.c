@@ -106,7 +106,7 @@ START_TEST(forward_equals_reference) {
     for (int s = 0; s < SHAPES; s++) {
         kernel_test test;
         if (!kernel_test_open(&test, _i, "cpu"))
-            MESA_TEST_SKIP("no such device");
+            MESA_TEST_SKIP("no device %s", kernel_test_device_name(_i));
         for (int variant = 0; variant < 16; variant++) {
             layer l =
                 make_layer(&test, shapes[s].rows, shapes[s].cols, MIXED_TOKENS, variant & 8 ? KERN_BF16 : KERN_F32);
@@ -145,7 +145,7 @@ START_TEST(row_alone_equals_row_in_batch) {
     for (int s = 0; s < SHAPES; s++) {
         kernel_test test;
         if (!kernel_test_open(&test, _i, "cpu"))
-            MESA_TEST_SKIP("no such device");
+            MESA_TEST_SKIP("no device %s", kernel_test_device_name(_i));
         for (int bf16 = 0; bf16 < 2; bf16++) {
             layer l = make_layer(&test, shapes[s].rows, shapes[s].cols, MIXED_TOKENS, bf16 ? KERN_BF16 : KERN_F32);
             check_rows_alone(&test, &l);
@@ -161,7 +161,7 @@ START_TEST(place_and_batch_size_do_not_matter) {
     enum { ROWS = 50, COLS = 70, MOST = 19 };
     kernel_test test;
     if (!kernel_test_open(&test, _i, "cpu:16"))
-        MESA_TEST_SKIP("no such device");
+        MESA_TEST_SKIP("no device %s", kernel_test_device_name(_i));
     layer l = make_layer(&test, ROWS, COLS, MOST, KERN_F32);
     for (int t = 1; t < MOST; t++)
         memcpy(l.x + t * COLS, l.x, COLS * sizeof(float));
@@ -210,7 +210,7 @@ static void check_slice(kernel_test *test, slice s, kern_dtype dtype, bool merge
 START_TEST(slices_and_groups_equal_reference) {
     kernel_test test;
     if (!kernel_test_open(&test, _i, "cpu:16"))
-        MESA_TEST_SKIP("no such device");
+        MESA_TEST_SKIP("no device %s", kernel_test_device_name(_i));
     for (int i = 0; i < SLICES * 4; i++)
         check_slice(&test, slices[i / 4], i & 1 ? KERN_BF16 : KERN_F32, i & 2);
     kernel_test_close(&test);
@@ -222,7 +222,7 @@ START_TEST(row_of_groups_alone_equals_row_in_batch) {
     enum { ROWS = 30, COLS = 20, GROUPS = 5 };
     kernel_test test;
     if (!kernel_test_open(&test, _i, "cpu:32"))
-        MESA_TEST_SKIP("no such device");
+        MESA_TEST_SKIP("no device %s", kernel_test_device_name(_i));
     layer l = make_layer(&test, ROWS, COLS, MIXED_TOKENS * GROUPS, KERN_F32);
     float *alone = kernel_test_zero_floats(&test, l.y_count);
     kern_linear_args args = layer_args(&l, true, false);
@@ -283,7 +283,7 @@ static void check_slice_backward(kernel_test *test, slice s) {
 START_TEST(gradients_of_slices_and_groups) {
     kernel_test test;
     if (!kernel_test_open(&test, _i, "cpu"))
-        MESA_TEST_SKIP("no such device");
+        MESA_TEST_SKIP("no device %s", kernel_test_device_name(_i));
     for (int i = 0; i < SLICES; i++)
         check_slice_backward(&test, slices[i]);
     kernel_test_close(&test);
@@ -321,7 +321,7 @@ START_TEST(backward_equals_reference) {
     for (int s = 0; s < SHAPES; s++) {
         kernel_test test;
         if (!kernel_test_open(&test, _i, "cpu"))
-            MESA_TEST_SKIP("no such device");
+            MESA_TEST_SKIP("no device %s", kernel_test_device_name(_i));
         layer l = make_layer(&test, shapes[s].rows, shapes[s].cols, MIXED_TOKENS, KERN_F32);
         mixed_rows(&test);
         check_backward(&test, &l);
@@ -340,7 +340,7 @@ START_TEST(threads_do_not_matter) {
     for (int i = 0; i < 2; i++) {
         omp_set_num_threads(i + 1);
         if (!kernel_test_open(&test[i], _i, "cpu"))
-            MESA_TEST_SKIP("no such device");
+            MESA_TEST_SKIP("no device %s", kernel_test_device_name(_i));
         layer l = make_layer(&test[i], ROWS, COLS, MIXED_TOKENS, KERN_F32);
         mixed_rows(&test[i]);
         y[i] = l.y;

@@ -99,7 +99,7 @@ static void check_gates(kernel_test *test, int32_t heads, float cap) {
 START_TEST(gates_equal_reference) {
     kernel_test test;
     if (!kernel_test_open(&test, _i, "cpu:16"))
-        MESA_TEST_SKIP("device %d is not here", _i);
+        MESA_TEST_SKIP("no device %s", kernel_test_device_name(_i));
     check_gates(&test, 1, 15);
     check_gates(&test, 8, 15);
     check_gates(&test, 37, 0);
@@ -113,7 +113,7 @@ START_TEST(cuts_and_neighbours_change_nothing) {
     static const int32_t cut[] = {1, 1, 2, 3, 16, 27};
     kernel_test test;
     if (!kernel_test_open(&test, _i, "cpu"))
-        MESA_TEST_SKIP("device %d is not here", _i);
+        MESA_TEST_SKIP("no device %s", kernel_test_device_name(_i));
     kernel_test_clear_rows(&test);
     kernel_test_row(&test, KERN_ROW_GENERATED, 2, AT, 9);
     kernel_test_row(&test, KERN_ROW_PROMPT, 0, LENGTH, 3);
@@ -181,7 +181,7 @@ static void check_normalise(kernel_test *test, int32_t tokens, int32_t heads, in
 START_TEST(normaliser_equals_reference) {
     kernel_test test;
     if (!kernel_test_open(&test, _i, "cpu"))
-        MESA_TEST_SKIP("device %d is not here", _i);
+        MESA_TEST_SKIP("no device %s", kernel_test_device_name(_i));
     for (int stabilised = 0; stabilised < 2; stabilised++) {
         check_normalise(&test, 1, 1, 1, stabilised);
         check_normalise(&test, 5, 3, 37, stabilised);
@@ -292,7 +292,7 @@ static cell_floats run_cell(kernel_test *test, const cell *c) {
 START_TEST(cell_equals_the_plain_formula) {
     kernel_test test;
     if (!kernel_test_open(&test, _i, "cpu:16"))
-        MESA_TEST_SKIP("device %d is not here", _i);
+        MESA_TEST_SKIP("no device %s", kernel_test_device_name(_i));
     kernel_test_clear_rows(&test);
     kernel_test_row(&test, KERN_ROW_PROMPT, -1, T, 0);
     kernel_test_boundary(&test, BOUNDARY);

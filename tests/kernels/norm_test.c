@@ -156,7 +156,7 @@ START_TEST(rmsnorm_equals_reference) {
     for (int s = 0; s < SHAPES; s++) {
         kernel_test test;
         if (!kernel_test_open(&test, _i, "cpu"))
-            MESA_TEST_SKIP("device %d is not here", _i);
+            MESA_TEST_SKIP("no device %s", kernel_test_device_name(_i));
         for (int k = 0; k < KINDS; k++)
             check_rms(&test, kinds[k], shape[s].tokens, shape[s].groups, shape[s].width);
         kernel_test_close(&test);
@@ -188,7 +188,7 @@ static void check_l2(kernel_test *test, int32_t tokens, int32_t groups, int32_t 
 START_TEST(l2norm_equals_reference) {
     kernel_test test;
     if (!kernel_test_open(&test, _i, "cpu"))
-        MESA_TEST_SKIP("device %d is not here", _i);
+        MESA_TEST_SKIP("no device %s", kernel_test_device_name(_i));
     for (int s = 0; s < SHAPES; s++)
         check_l2(&test, shape[s].tokens, shape[s].groups, shape[s].width);
     kernel_test_close(&test);
@@ -203,7 +203,7 @@ START_TEST(bits_are_free_of_batch_and_threads) {
         kernel_test test;
         kernel_test_threads(threads);
         if (!kernel_test_open(&test, _i, "cpu"))
-            MESA_TEST_SKIP("device %d is not here", _i);
+            MESA_TEST_SKIP("no device %s", kernel_test_device_name(_i));
         for (int k = 0; k < KINDS; k++) {
             test.seed = 3;
             rms_case c = make_rms(&test, kinds[k], TOKENS, GROUPS, WIDTH);
@@ -244,7 +244,7 @@ END_TEST
 START_TEST(nan_stays) {
     kernel_test test;
     if (!kernel_test_open(&test, _i, "cpu"))
-        MESA_TEST_SKIP("device %d is not here", _i);
+        MESA_TEST_SKIP("no device %s", kernel_test_device_name(_i));
     rms_case c = make_rms(&test, kinds[SILU_KIND], 2, 1, 40);
     float *y = kernel_test_zero_floats(&test, 80);
     c.x[3] = NAN;

@@ -43,7 +43,7 @@ static void check_adamw(kernel_test *test, int64_t length, bool scaled) {
 START_TEST(adamw_equals_reference) {
     kernel_test test;
     if (!kernel_test_open(&test, _i, "cpu"))
-        MESA_TEST_SKIP("device %d is not here", _i);
+        MESA_TEST_SKIP("no device %s", kernel_test_device_name(_i));
     check_adamw(&test, 1, false);
     check_adamw(&test, 37, true);
     check_adamw(&test, 20011, false);
@@ -61,7 +61,7 @@ START_TEST(square_sum_is_double_and_fixed) {
             kernel_test test;
             kernel_test_threads(threads);
             if (!kernel_test_open(&test, _i, "cpu"))
-                MESA_TEST_SKIP("device %d is not here", _i);
+                MESA_TEST_SKIP("no device %s", kernel_test_device_name(_i));
             float *x = kernel_test_floats(&test, (size_t)counts[i], -1e-3, 1e3);
             long double exact = 7; // a plain sum in double is less accurate than the blocks are
             double sum = 7;
@@ -90,7 +90,7 @@ static float scale_of(kernel_test *test, double sum, float clip) {
 START_TEST(clip_scale) {
     kernel_test test;
     if (!kernel_test_open(&test, _i, "cpu"))
-        MESA_TEST_SKIP("device %d is not here", _i);
+        MESA_TEST_SKIP("no device %s", kernel_test_device_name(_i));
     ck_assert(scale_of(&test, 0, 1) == 1);
     ck_assert(scale_of(&test, 0.25, 1) == 1);
     ck_assert_double_le(fabs((double)scale_of(&test, 16, 1) - 0.25), 1e-6);

@@ -427,7 +427,7 @@ START_TEST(steps_of_sessions_equal_launches) {
     for (int i = 0; i < 2; i++) {
         session_test s = {0};
         if (!kernel_test_open(&s.test, _i, "cpu"))
-            MESA_TEST_SKIP("device %d is not here", _i);
+            MESA_TEST_SKIP("no device %s", kernel_test_device_name(_i));
         make_memory(&s, dtype[i]);
         ck_assert_int_eq(kern_plan_create(s.test.device, &s.plan), KERN_OK);
         step_calls(&s, NULL, add_call);
@@ -446,7 +446,7 @@ START_TEST(wide_norms_before_products) {
     for (size_t n = 0; n < sizeof shapes / sizeof shapes[0]; n++) {
         session_test s = {0};
         if (!kernel_test_open(&s.test, _i, "cpu"))
-            MESA_TEST_SKIP("device %d is not here", _i);
+            MESA_TEST_SKIP("no device %s", kernel_test_device_name(_i));
         const int width = shapes[n].groups * shapes[n].width;
         make_weight(&s, PRODUCT, KERN_BF16, 2 * OUTPUTS, width);
         s.param[NORM] = sent(&s.test, kernel_test_floats(&s.test, WIDEST, 0, 2), WIDEST);

@@ -78,7 +78,7 @@ START_TEST(forward_equals_reference) {
     static const int32_t width[] = {1, 37, 256, 300};
     kernel_test test;
     if (!kernel_test_open(&test, _i, "cpu:16"))
-        MESA_TEST_SKIP("device %d is not here", _i);
+        MESA_TEST_SKIP("no device %s", kernel_test_device_name(_i));
     for (int i = 0; i < 4; i++) {
         sequence_mixed_rows(&test);
         lru_data d = make_data(&test, width[i], -6, 4);
@@ -99,7 +99,7 @@ START_TEST(decays_near_one_keep_their_digits) {
     enum { LENGTH = 500, W = 16 };
     kernel_test test;
     if (!kernel_test_open(&test, _i, "cpu"))
-        MESA_TEST_SKIP("device %d is not here", _i);
+        MESA_TEST_SKIP("no device %s", kernel_test_device_name(_i));
     kernel_test_clear_rows(&test);
     kernel_test_row(&test, KERN_ROW_PROMPT, -1, LENGTH, 0);
     kernel_test_prepare(&test);
@@ -119,7 +119,7 @@ START_TEST(cuts_and_neighbours_change_nothing) {
     static const int32_t cut[] = {1, 1, 2, 3, 16, 27};
     kernel_test test;
     if (!kernel_test_open(&test, _i, "cpu"))
-        MESA_TEST_SKIP("device %d is not here", _i);
+        MESA_TEST_SKIP("no device %s", kernel_test_device_name(_i));
     kernel_test_clear_rows(&test);
     kernel_test_row(&test, KERN_ROW_GENERATED, 2, AT, 9);
     kernel_test_row(&test, KERN_ROW_PROMPT, 0, LENGTH, 0);
@@ -208,7 +208,7 @@ static void check_backward(kernel_test *test, int32_t width, double low, double 
 START_TEST(backward_equals_reference) {
     kernel_test test;
     if (!kernel_test_open(&test, _i, "cpu:16"))
-        MESA_TEST_SKIP("device %d is not here", _i);
+        MESA_TEST_SKIP("no device %s", kernel_test_device_name(_i));
     check_backward(&test, 1, -6, 4);
     check_backward(&test, 300, -6, 4);
     check_backward(&test, 37, -20, -10); // the slope of the root at its bound
@@ -221,7 +221,7 @@ START_TEST(decay_of_exactly_one) {
     enum { LENGTH = 3 };
     kernel_test test;
     if (!kernel_test_open(&test, _i, "cpu"))
-        MESA_TEST_SKIP("device %d is not here", _i);
+        MESA_TEST_SKIP("no device %s", kernel_test_device_name(_i));
     kernel_test_clear_rows(&test);
     kernel_test_row(&test, KERN_ROW_PROMPT, -1, LENGTH, 0);
     kernel_test_prepare(&test);
@@ -255,7 +255,7 @@ START_TEST(bits_are_free_of_threads) {
         kernel_test test;
         kernel_test_threads(threads);
         if (!kernel_test_open(&test, _i, "cpu"))
-            MESA_TEST_SKIP("device %d is not here", _i);
+            MESA_TEST_SKIP("no device %s", kernel_test_device_name(_i));
         training_rows(&test);
         lru_data d = make_data(&test, W, -6, 4);
         lru_gradients g = make_gradients(&test, &d);

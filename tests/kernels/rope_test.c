@@ -57,7 +57,7 @@ static void check_rope(kernel_test *test, int s, int64_t position0) {
 START_TEST(rope_equals_reference) {
     kernel_test test;
     if (!kernel_test_open(&test, _i, "cpu"))
-        MESA_TEST_SKIP("device %d is not here", _i);
+        MESA_TEST_SKIP("no device %s", kernel_test_device_name(_i));
     static const int64_t positions[] = {0, 12345, 1 << 24, (int64_t)3 << 30};
     for (int s = 0; s < SHAPES; s++)
         for (int p = 0; p < 4; p++)
@@ -69,7 +69,7 @@ END_TEST
 START_TEST(bits_are_free_of_batch) {
     kernel_test test;
     if (!kernel_test_open(&test, _i, "cpu"))
-        MESA_TEST_SKIP("device %d is not here", _i);
+        MESA_TEST_SKIP("no device %s", kernel_test_device_name(_i));
     enum { TOKENS = 90, WIDTH = 8 * 64 };
     float *x = kernel_test_floats(&test, TOKENS * WIDTH, -1, 1), *alone = kernel_test_copy(&test, x, TOKENS * WIDTH);
     kern_rope_args args = {{x}, {frequencies(&test, 62)}, 8, 64, 62, 0};

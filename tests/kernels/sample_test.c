@@ -121,7 +121,7 @@ enum { SAMPLERS = sizeof samplers / sizeof samplers[0] };
 START_TEST(draws_follow_the_exact_distribution) {
     kernel_test test;
     if (!kernel_test_open(&test, _i, "cpu"))
-        MESA_TEST_SKIP("no such device");
+        MESA_TEST_SKIP("no device %s", kernel_test_device_name(_i));
     const float *logits = peaked_logits(&test, VOCABULARY);
     batch b = make_batch(&test, logits, VOCABULARY);
     for (int s = 0; s < SAMPLERS; s++) {
@@ -149,7 +149,7 @@ START_TEST(truncation_sets_are_exact) {
     enum { FEW = 60, LAUNCHES = 30 };
     kernel_test test;
     if (!kernel_test_open(&test, _i, "cpu"))
-        MESA_TEST_SKIP("no such device");
+        MESA_TEST_SKIP("no device %s", kernel_test_device_name(_i));
     float *logits = kernel_test_floats(&test, FEW, -1, 1);
     logits[17] = logits[3] = logits[41] = logits[55]; // ties, cut at the lowest ids
     int exact = 0;
@@ -184,7 +184,7 @@ END_TEST
 START_TEST(ties_go_to_the_lowest_ids) {
     kernel_test test;
     if (!kernel_test_open(&test, _i, "cpu"))
-        MESA_TEST_SKIP("no such device");
+        MESA_TEST_SKIP("no device %s", kernel_test_device_name(_i));
     float logits[VOCABULARY];
     for (int id = 0; id < VOCABULARY; id++)
         logits[id] = id % 2 ? 0.0f : -0.0f; // equal
@@ -209,7 +209,7 @@ END_TEST
 START_TEST(edits_come_first) {
     kernel_test test;
     if (!kernel_test_open(&test, _i, "cpu"))
-        MESA_TEST_SKIP("no such device");
+        MESA_TEST_SKIP("no device %s", kernel_test_device_name(_i));
     float *logits = peaked_logits(&test, VOCABULARY);
     const kern_logit_edit edit[] = {
         {5, -INFINITY, 1, 0}, {42, 2, 1.5f, 0.25f}, {79, -9, 1.5f, 0.25f}, {116, 0, 0.5f, -1}, {700, 12, 1, 0}};
@@ -240,7 +240,7 @@ END_TEST
 START_TEST(everything_banned_still_gives_an_id) {
     kernel_test test;
     if (!kernel_test_open(&test, _i, "cpu"))
-        MESA_TEST_SKIP("no such device");
+        MESA_TEST_SKIP("no device %s", kernel_test_device_name(_i));
     enum { FEW = 40 };
     float *logits = kernel_test_floats(&test, FEW, -1, 1);
     logits[23] = 2;
@@ -259,7 +259,7 @@ END_TEST
 START_TEST(not_finite_never_wins) {
     kernel_test test;
     if (!kernel_test_open(&test, _i, "cpu"))
-        MESA_TEST_SKIP("no such device");
+        MESA_TEST_SKIP("no device %s", kernel_test_device_name(_i));
     enum { FEW = 40 };
     float logits[FEW];
     const kern_sampler greedy = {.forced = -1, .temperature = 0, .top_p = 1};
@@ -284,7 +284,7 @@ END_TEST
 START_TEST(place_does_not_matter) {
     kernel_test test;
     if (!kernel_test_open(&test, _i, "cpu"))
-        MESA_TEST_SKIP("no such device");
+        MESA_TEST_SKIP("no device %s", kernel_test_device_name(_i));
     const float *logits = peaked_logits(&test, VOCABULARY);
     kern_sampler sampler = {
         .forced = -1, .temperature = 1.2f, .top_p = 0.95f, .seed = 0xfedcba9876543210u, .position = 1u << 31};
@@ -327,7 +327,7 @@ static void assert_top(const batch *b, const float *logits, int vocabulary, int 
 START_TEST(likeliest_ids_are_the_models) {
     kernel_test test;
     if (!kernel_test_open(&test, _i, "cpu"))
-        MESA_TEST_SKIP("no such device");
+        MESA_TEST_SKIP("no device %s", kernel_test_device_name(_i));
     const float *logits = peaked_logits(&test, VOCABULARY);
     float tied[VOCABULARY], rising[VOCABULARY];
     for (int id = 0; id < VOCABULARY; id++) {
@@ -362,7 +362,7 @@ END_TEST
 START_TEST(a_forced_id_is_scored) {
     kernel_test test;
     if (!kernel_test_open(&test, _i, "cpu"))
-        MESA_TEST_SKIP("no such device");
+        MESA_TEST_SKIP("no device %s", kernel_test_device_name(_i));
     float *logits = peaked_logits(&test, VOCABULARY);
     double logprob[VOCABULARY], sum = 0;
     logits[77] = -INFINITY;

@@ -99,7 +99,7 @@ static void reference_forward(const conv_data *d, size_t first, size_t length, d
 START_TEST(forward_equals_reference) {
     kernel_test test;
     if (!kernel_test_open(&test, _i, "cpu:16"))
-        MESA_TEST_SKIP("device %d is not here", _i);
+        MESA_TEST_SKIP("no device %s", kernel_test_device_name(_i));
     for (int i = 0; i < CASES; i++) {
         mixed_rows(&test);
         conv_data d = make_data(&test, cases[i]);
@@ -120,7 +120,7 @@ END_TEST
 START_TEST(cuts_change_nothing) {
     kernel_test test;
     if (!kernel_test_open(&test, _i, "cpu"))
-        MESA_TEST_SKIP("device %d is not here", _i);
+        MESA_TEST_SKIP("no device %s", kernel_test_device_name(_i));
     enum { LENGTH = 50 };
     static const int32_t cut[] = {1, 1, 2, 3, 16, 27};
     kernel_test_clear_rows(&test);
@@ -192,7 +192,7 @@ static void check_backward(kernel_test *test, conv_case shape) {
 START_TEST(backward_equals_reference) {
     kernel_test test;
     if (!kernel_test_open(&test, _i, "cpu:16"))
-        MESA_TEST_SKIP("device %d is not here", _i);
+        MESA_TEST_SKIP("no device %s", kernel_test_device_name(_i));
     for (int i = 0; i < CASES; i++) {
         kernel_test_clear_rows(&test);
         kernel_test_row(&test, KERN_ROW_PROMPT, -1, 71, 0);
@@ -215,7 +215,7 @@ START_TEST(bits_are_free_of_threads) {
         kernel_test test;
         kernel_test_threads(threads);
         if (!kernel_test_open(&test, _i, "cpu"))
-            MESA_TEST_SKIP("device %d is not here", _i);
+            MESA_TEST_SKIP("no device %s", kernel_test_device_name(_i));
         kernel_test_clear_rows(&test);
         kernel_test_row(&test, KERN_ROW_PROMPT, -1, TOKENS, 0);
         kernel_test_prepare(&test);
