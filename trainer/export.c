@@ -19,7 +19,8 @@ typedef struct arguments {
 static eng_status parse_form(const char *text, eng_form *form, eng_error *error) {
     *form = ENG_FORM_MESA;
     if (text && !eng_form_find(text, form))
-        return eng_fail(error, ENG_INVALID, "--as: transformers, fla, state-spaces or mesa");
+        return eng_fail(error, ENG_INVALID,
+                        "--as: \"%.40s\" is not transformers, fla, state-spaces (of mamba_ssm) or mesa", text);
     return ENG_OK;
 }
 
@@ -74,7 +75,8 @@ static int run(const char *command, const char *usage, const char *about, bool f
         {"out", "DIR", TRN_STRING, &given.out, "folder to write; a checkpoint that stands there is replaced"},
         {"dtype", "TYPE", TRN_STRING, &given.type,
          "bf16 (rounded to nearest, ties to even) or f32 (default: bf16 where every tensor is, else f32)"},
-        {"as", "FORM", TRN_STRING, &given.form, "transformers, fla, state-spaces or mesa (default mesa)"},
+        {"as", "FORM", TRN_STRING, &given.form,
+         "transformers, fla, state-spaces (of mamba_ssm) or mesa (default mesa)"},
     };
     size_t count = sizeof options / sizeof *options - (forms ? 0 : 1);
     const trn_command_line line = {usage, about, options, count, 1, 1};
