@@ -69,6 +69,8 @@ struct srv_job {
     srv_job_choice choices[];
 };
 
+enum { SRV_CALENDAR_TENTHS = 10 * (SRV_RETRY_MOST_S + 1) };
+
 struct srv_worker {
     srv_worker_options options;
     pthread_t thread;
@@ -86,7 +88,9 @@ struct srv_worker {
     uint64_t rows;                            // of the engine; 0 until it is open
     srv_holder *holders;
     srv_pace pace;
-    double promised; // when the last of those who were refused would have its turn, in seconds of the clock
+    double calendar[SRV_CALENDAR_TENTHS]; // seconds of work promised for each tenth of a second from calendar_from on
+    uint64_t calendar_from;               // in tenths of the clock
+    bool owes;                            // something is promised
     bool stop, failed;
 
     // Written by the engine thread, read by any.

@@ -5,10 +5,13 @@
 // but of what may wait beyond them only its share, so that the others find room however much it sends.
 //
 // A refused request is told when its turn would come: after the places (or tokens) that must become free at the rate at
-// which they have of late, and after those who were refused before it, who come back too. That spreads them over the
-// time in which they can be served. Once nobody waits, nothing is owed to anyone. Everything here is under the lock.
+// which they have of late, at a time that is not promised to others who were refused and come back too. Since the
+// answer is in whole seconds, clients come back as bunched as they came; so a calendar in tenths of a second holds the
+// work that is promised for each, and the first whole number of seconds is told that leads to one with room. Once
+// nobody waits, nothing is owed to anyone. Everything here is under the lock.
 #include <math.h>
 #include <stdlib.h>
+#include <string.h>
 
 #include "server/worker_private.h"
 
@@ -69,16 +72,26 @@ void srv_queue_pace(srv_worker *worker, double seconds) {
     pace->new_places = pace->new_tokens = 0;
 }
 
-// Seconds until this many places are free. Before any has become free the running choices tell: the first of them may
-// end when it has made all its tokens, and as many as there are rows may end in that time.
-static double seconds_of_places(const srv_worker *worker, double places) {
+// Until one of the running choices has made all its tokens.
+static double seconds_to_soonest(const srv_worker *worker) {
+    return (double)srv_counter_read(&worker->soonest_tokens) * (double)srv_counter_read(&worker->step_us) / 1e6;
+}
+
+// How far apart places become free. Before any has, the running choices tell: as many as there are rows may end in the
+// time that the first of them takes.
+static double seconds_a_place(const srv_worker *worker) {
     const srv_pace *pace = &worker->pace;
-    const double soonest =
-        (double)srv_counter_read(&worker->soonest_tokens) * (double)srv_counter_read(&worker->step_us) / 1e6;
 
     if (pace->places >= 1)
-        return places * pace->seconds / pace->places;
-    return soonest * (1 + (places - 1) / (double)(worker->rows ? worker->rows : 1));
+        return pace->seconds / pace->places;
+    return seconds_to_soonest(worker) / (double)(worker->rows ? worker->rows : 1);
+}
+
+// Seconds until this many places are free.
+static double seconds_of_places(const srv_worker *worker, double places) {
+    if (worker->pace.places >= 1)
+        return places * seconds_a_place(worker);
+    return seconds_to_soonest(worker) + (places - 1) * seconds_a_place(worker);
 }
 
 static double seconds_of_tokens(const srv_worker *worker, double tokens) {
@@ -128,15 +141,41 @@ static int whole_seconds(double seconds) {
     return seconds <= 1 ? 1 : (int)ceil(seconds);
 }
 
-// When the turn of one who is refused now would come. Promises take nine tenths of the pace: others come as well.
-static int promise(srv_worker *worker, want want, uint64_t places, uint64_t tokens) {
-    const double now = (double)srv_clock_us() / 1e6;
-    const double own =
-        want.places > 0 ? seconds_of_places(worker, (double)places) : seconds_of_tokens(worker, (double)tokens);
-    const double turn = fmax(now + seconds_of(worker, want, 1), worker->promised + own / 0.9);
+// Seconds of work that may be promised for a tenth of a second: nine tenths of it, for others come as well.
+static const double tenth_work = 0.09;
 
-    worker->promised = fmin(turn, now + SRV_RETRY_MOST_S);
-    return whole_seconds(turn - now);
+static double *promised_for(srv_worker *worker, uint64_t tenth) {
+    return &worker->calendar[tenth % SRV_CALENDAR_TENTHS];
+}
+
+// Forgets the promises for times that have passed, and all of them where the calendar is older than it is long.
+static void turn_calendar(srv_worker *worker, uint64_t now) {
+    const uint64_t from = worker->calendar_from;
+    const uint64_t passed = now - from < SRV_CALENDAR_TENTHS ? now - from : SRV_CALENDAR_TENTHS;
+
+    for (uint64_t i = 0; i < passed; i++)
+        *promised_for(worker, from + i) = 0;
+    worker->calendar_from = now;
+}
+
+// When one who is refused now may come back: its work is promised to it from then on.
+static int promise(srv_worker *worker, want want, uint64_t places, uint64_t tokens) {
+    const uint64_t now = srv_clock_us() / 100000;
+    double work =
+        want.places > 0 ? (double)places * seconds_a_place(worker) : seconds_of_tokens(worker, (double)tokens);
+    int seconds = whole_seconds(seconds_of(worker, want, 1));
+
+    turn_calendar(worker, now);
+    worker->owes = true;
+    while (seconds < SRV_RETRY_MOST_S && *promised_for(worker, now + 10 * (uint64_t)seconds) >= tenth_work)
+        seconds++;
+    for (uint64_t tenth = now + 10 * (uint64_t)seconds; work > 0 && tenth < now + SRV_CALENDAR_TENTHS; tenth++) {
+        double *promised = promised_for(worker, tenth);
+        const double taken = fmin(work, fmax(tenth_work - *promised, 0));
+        *promised += taken;
+        work -= taken;
+    }
+    return seconds;
 }
 
 bool srv_queue_has_room(srv_worker *worker, const srv_room *room, srv_no_room *why) {
@@ -164,8 +203,10 @@ eng_status srv_queue_enter(srv_worker *worker, srv_job *job) {
         *holder = (srv_holder){.next = worker->holders, .owner = job->request.owner};
         worker->holders = holder;
     }
-    if (worker->waiting == 0)
-        worker->promised = 0;
+    if (worker->waiting == 0 && worker->owes) {
+        memset(worker->calendar, 0, sizeof worker->calendar);
+        worker->owes = false;
+    }
     job->holder = holder;
     job->places = job->waiting = job->choice_count;
     job->waiting_tokens = job->request.count;

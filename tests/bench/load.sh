@@ -8,8 +8,8 @@
 # (default cpu; cuda:0), REQUESTS a level for each one at a time (default 4), PROMPT and TOKENS (default 128 and 64),
 # KINDS (default all three). Kind `light` is a stream that tells its usage at the end, `stream` with each event. CPU
 # figures are the kernel's own: of the loop thread and of the pool that parses bodies, which is all that the server
-# does beside its engine, and of the engine with its team. Offline is one stream on a CPU; on a GPU it is as many
-# sessions as the level has requests, which only generate. A model to measure: mesa-trainer init.
+# does beside its engine, and of the engine with its team. Offline is as many sessions as the level has requests, which
+# only generate; on a CPU the share of it is without the generator's own time. A model to measure: mesa-trainer init.
 set -euo pipefail
 build=${MESA_BUILD:-$(dirname "$0")/../../build}
 model=$1
@@ -43,19 +43,13 @@ cpu_ns() { # loop | engine: time on a processor of the threads, in nanoseconds
         [ "$name" != "$1" ] || cut -d' ' -f1 "$task/schedstat"
     done | awk '{ sum += $1 } END { printf "%.0f", sum }'
 }
-offline() { # SESSIONS: tokens a second
-    case $device in
-    cpu*)
-        "$build/mesa-trainer" bench "$model" --device "$device" --rounds 1 --tokens "${TOKENS:-64}" \
-            --prompt "${PROMPT:-128}" --context 64 --rows 1 |
-            awk -F'|' '/generating/ { split($3, rate, " ") } END { print rate[1] }'
-        ;;
-    *)
-        "$build/mesa-trainer" bench "$model" --device "$device" --sessions "$1" --rounds 3 --tokens "${TOKENS:-64}" |
-            awk -F'|' -v sessions="$1" '$2 + 0 == sessions { rate = $3 } END { print rate + 0 }'
-        ;;
-    esac
+offline() { # SESSIONS that only generate, in one program: tokens a second
+    "$build/mesa-trainer" bench "$model" --device "$device" --sessions "$1" --rounds 3 --tokens "${TOKENS:-64}" |
+        awk -F'|' -v sessions="$1" '$2 + 0 == sessions { rate = $3 } END { print rate + 0 }'
 }
+# The generator's time on a processor, spread over all of them, is the server's to lose where it computes on them.
+shared=0
+[[ $device != cpu* ]] || shared=$(nproc)
 column() { # NAME, of a CSV with a heading and one line
     awk -F, -v name="$1" 'NR == 1 { for (i = 1; i <= NF; i++) if ($i == name) at = i } NR == 2 { print $at }' \
         "$folder/csv"
@@ -86,11 +80,13 @@ for level in "${levels[@]}"; do
             -v seconds="$(column seconds)" -v f50="$(column first_p50_ms)" -v f99="$(column first_p99_ms)" \
             -v fm="$(column first_max_ms)" -v b50="$(column between_p50_ms)" -v b99="$(column between_p99_ms)" \
             -v w50="$(column whole_p50_ms)" -v l="$loop" -v la="$loop_after" -v e="$engine" -v ea="$engine_after" \
-            -v g="$(column generator_cpu_seconds)" -v rss="$resident" -v before="$before" -v after="$after" '
+            -v g="$(column generator_cpu_seconds)" -v rss="$resident" -v before="$before" -v after="$after" \
+            -v shared="$shared" '
             function ms(x) { return x == "" ? "-" : sprintf("%.1f", x) }
             BEGIN {
-                printf "| %d | %s | %.0f | %.2f | %.0f |", level, kind, rate, 2 * rate / (before + after),
-                    prompt / seconds
+                own = shared ? seconds - g / shared : seconds
+                printf "| %d | %s | %.0f | %.2f | %.0f |", level, kind, rate,
+                    2 * rate * seconds / own / (before + after), prompt / seconds
                 printf " %s, %s | %s, %s | %s |", ms(f50), ms(f99 == "" ? fm : f99), ms(b50), ms(b99), ms(w50)
                 printf " %.0f | %.0f | %.0f | %s | %.0f, %.0f |\n", 1e-3 * (la - l) / tokens,
                     1e-3 * (ea - e) / tokens, 1e6 * g / tokens, rss, before, after

@@ -59,7 +59,7 @@ static int refused(const char *headers, const char *code) {
 
 // ---- Retry-After ---------------------------------------------------------------------------------------------------
 
-// Those who are refused one after the other get their turns one after the other, at the pace that was seen.
+// Those who are refused get their turns at the pace that was seen, however close together they came.
 START_TEST(turns_are_spread) {
     static const char *const options[] = {"--rows", "2", "--queue-requests", "2", NULL};
     enum { SERVED = 16, REFUSED = 60 };
@@ -83,18 +83,26 @@ START_TEST(turns_are_spread) {
     }
     const double rate = SERVED / (now_s() - began);
     block(clients, 4, "");
+    int last = 0;
     for (int i = 0; i < REFUSED; i++) {
         told[i] = refused("", "queue_full");
-        ck_assert_int_ge(told[i], i ? told[i - 1] : 1);
+        last = told[i] > last ? told[i] : last;
     }
     const double wanted = REFUSED / rate;
     ck_assert_int_le(told[0], 1 + (int)ceil(2 / rate));
-    ck_assert_msg(told[REFUSED - 1] >= wanted / 2 && told[REFUSED - 1] <= 2 * wanted + 2, "%d s, by the pace %.1f s",
-                  told[REFUSED - 1], wanted);
+    ck_assert_msg(last >= wanted / 2 && last <= REFUSED, "%d s, by the pace %.1f s", last, wanted);
+    // They came at one moment and will again: no more at a time than rows and queue take in, or twice that where the
+    // moment was the turn of a tenth of a second.
+    for (int second = 1; second <= last; second++) {
+        int come = 0;
+        for (int i = 0; i < REFUSED; i++)
+            come += told[i] == second;
+        ck_assert_msg(come <= 8, "%d are told %d s, of %.1f a second", come, second, rate);
+    }
     // Nobody waits: nothing is owed to those who did not come back.
     unblock(clients, 4);
     block(clients, 4, "");
-    ck_assert_int_lt(refused("", "queue_full"), told[REFUSED - 1]);
+    ck_assert_int_lt(refused("", "queue_full"), last);
     unblock(clients, 4);
     ck_assert_int_eq(fixture_stop(&server), 0);
 }
