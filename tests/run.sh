@@ -63,7 +63,7 @@ cmake -S "$source_dir" -B "$build" -G Ninja "${options[@]}" >"$build.configure.l
     fault "configuring failed"
 }
 mv "$build.configure.log" "$build/configure.log"
-grep -E "^-- .*(CUDA|left out)|Warning" "$build/configure.log" | sort -u
+grep -E "^-- .*(CUDA module|left out)|Warning" "$build/configure.log" | sort -u
 
 ninja -C "$build" -j "$jobs" >"$build/build.log" 2>&1 || {
     grep -vE '^\[[0-9]+/[0-9]+\] (Building|Linking)|^ninja: Entering' "$build/build.log"
