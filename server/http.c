@@ -94,16 +94,22 @@ static void on_connection(void *closure, struct MHD_Connection *mhd, void **cont
     }
 }
 
+// The library hands paths over as strings, which end at a NUL.
+static bool holds_nul(const char *uri) {
+    const char *nul = strstr(uri, "%00");
+    return nul && nul < uri + strcspn(uri, "?");
+}
+
 // The request line is there: from now on the header must come in time. Before it, a kept-alive connection is idle.
 static void *on_request_line(void *closure, const char *uri, struct MHD_Connection *mhd) {
     const union MHD_ConnectionInfo *info = MHD_get_connection_info(mhd, MHD_CONNECTION_INFO_SOCKET_CONTEXT);
     srv_listener *listener = closure;
-    (void)uri;
 
     if (info && info->socket_context) {
         const srv_server *server = listener->http->server;
         srv_connection *connection = info->socket_context;
         connection->deadline_ms = srv_loop_now(server->loop) + (uint64_t)server->config->header_time_ms;
+        connection->cut_path = holds_nul(uri);
     }
     return NULL;
 }

@@ -266,7 +266,7 @@ static void examine(srv_exchange *exchange, const char *url, const char *version
     srv_server *server = exchange->server;
     srv_problem content = {0}, path = {0};
 
-    srv_route_find(exchange->method, url, connection->listener->admin, match, &path);
+    srv_route_find(exchange->method, connection->cut_path ? "" : url, connection->listener->admin, match, &path);
     exchange->route = match->route;
     srv_http_check_headers(connection->mhd, version, match->route && match->route->takes_body, facts, &content);
     if (facts->dangerous) {

@@ -46,6 +46,7 @@ typedef struct srv_connection {
     srv_watch *hangup; // made at the first suspend
     srv_exchange *exchange;
     uint64_t deadline_ms; // 0: none. For a header, a body, or the next request
+    bool cut_path;        // of the request that is read: what stands behind a %00 is not seen
 } srv_connection;
 
 struct srv_http {
