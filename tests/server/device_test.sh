@@ -48,7 +48,8 @@ grep -q 'on cuda:0 (pretended), 8 rows, model demo .* on cuda:1 (pretended), 8 r
 curl -sS --unix-socket "$folder/admin" http://localhost/metrics >"$folder/metrics"
 for device in cuda:0 cuda:1; do
     tokens=$(sed -n "s/^mesa_tokens_total{model=\"demo\",device=\"$device\",kind=\"completion\"} //p" "$folder/metrics")
-    [ "${tokens:-0}" -ge 80 ] || fail "$device wrote ${tokens:-no} of 256 tokens"
+    # How the rest is shared out is up to which of them is quicker.
+    [ "${tokens:-0}" -ge 32 ] || fail "$device wrote ${tokens:-no} of 256 tokens"
 done
 sort "$folder/metrics" | grep -v '^#' | sed 's/ [^ ]*$//' | uniq -d | grep . && fail "a series is there twice"
 stop_server
