@@ -10,7 +10,7 @@
 
 #include "kernels/kernels.h"
 
-enum { KERN_ABI = 5 };
+enum { KERN_ABI = 6 };
 
 // The head of every backend's device; a backend's own struct begins with it.
 struct kern_device {
@@ -25,9 +25,8 @@ struct kern_stream {
     kern_device *device;
 };
 
-typedef struct kern_host { // given to a module
+typedef struct kern_host { // given to a module, which keeps nothing of it
     uint32_t abi;
-    void (*set_reason)(char *reason, size_t size, const char *format, ...);
 } kern_host;
 
 // The one symbol of a module; NULL when the host's ABI is not its own.

@@ -62,7 +62,7 @@ static kern_status check_abi(const kern_backend *backend, char *reason, size_t r
 }
 
 kern_status kern_module_open(void **module, const kern_backend **backend, char *reason, size_t reason_size) {
-    static const kern_host host = {KERN_ABI, kern_set_reason};
+    const kern_host host = {KERN_ABI};
     module_path path;
     if (!find_module(path)) {
         kern_set_reason(reason, reason_size, "MESA_LIBRARY_DIR is too long a path");

@@ -4,13 +4,21 @@
 // A device is opened by number. No driver, no such device and a chip below sm_80 are refused with a sentence. Every
 // entry makes its device the current one, so that one process may drive several, each from one thread. A fault of the
 // device that cannot be undone is KERN_DEVICE_LOST at the next call that sees it.
+#include <stdarg.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
 #include "kernels/cuda/cuda.cuh"
 
-static const kern_host *host;
+static void set_reason(char *reason, size_t size, const char *format, ...) {
+    va_list arguments;
+    if (!reason || size == 0)
+        return;
+    va_start(arguments, format);
+    vsnprintf(reason, size, format, arguments);
+    va_end(arguments);
+}
 
 kern_status cuda_status(cudaError_t error) {
     switch (error) {
@@ -78,18 +86,18 @@ static kern_status read_ordinal(const char *name, int *ordinal, char *reason, si
     const char *digits = name + strlen("cuda:");
     long value = strtol(digits, &end, 10);
     if (*digits < '0' || *digits > '9' || *end || value > 1023) {
-        host->set_reason(reason, reason_size, "device \"%.64s\": a number follows the colon, as in cuda:0", name);
+        set_reason(reason, reason_size, "device \"%.64s\": a number follows the colon, as in cuda:0", name);
         return KERN_INVALID;
     }
     int count = 0;
     cudaError_t error = cudaGetDeviceCount(&count);
     if (error != cudaSuccess) {
-        host->set_reason(reason, reason_size, "no CUDA device: %s", text_of(error));
+        set_reason(reason, reason_size, "no CUDA device: %s", text_of(error));
         return KERN_NO_DEVICE;
     }
     if (value >= count) {
-        host->set_reason(reason, reason_size, "device \"%.64s\": this host has %d CUDA device%s", name, count,
-                         count == 1 ? "" : "s");
+        set_reason(reason, reason_size, "device \"%.64s\": this host has %d CUDA device%s", name, count,
+                   count == 1 ? "" : "s");
         return KERN_NO_DEVICE;
     }
     *ordinal = (int)value;
@@ -104,8 +112,8 @@ static kern_status open_device(const char *name, kern_device **out, char *reason
     cudaDeviceProp properties;
     cudaError_t error = cudaGetDeviceProperties(&properties, ordinal);
     if (error == cudaSuccess && properties.major < LOWEST_MAJOR) {
-        host->set_reason(reason, reason_size, "%s (%.60s) has compute capability %d.%d; at least %d.0 is needed", name,
-                         properties.name, properties.major, properties.minor, (int)LOWEST_MAJOR);
+        set_reason(reason, reason_size, "%s (%.60s) has compute capability %d.%d; at least %d.0 is needed", name,
+                   properties.name, properties.major, properties.minor, (int)LOWEST_MAJOR);
         return KERN_NO_DEVICE;
     }
     if (error == cudaSuccess)
@@ -113,7 +121,7 @@ static kern_status open_device(const char *name, kern_device **out, char *reason
     if (error == cudaSuccess)
         error = cudaFree(NULL); // makes the context now, so that its faults are told here
     if (error != cudaSuccess) {
-        host->set_reason(reason, reason_size, "%s: %s", name, cudaGetErrorString(error));
+        set_reason(reason, reason_size, "%s: %s", name, cudaGetErrorString(error));
         return KERN_NO_DEVICE;
     }
     kern_cuda *cuda = (kern_cuda *)calloc(1, sizeof *cuda);
@@ -291,8 +299,5 @@ static const kern_backend backend = {
 };
 
 extern "C" __attribute__((visibility("default"))) const kern_backend *kern_module_v1(const kern_host *caller) {
-    if (caller->abi != KERN_ABI)
-        return NULL;
-    host = caller;
-    return &backend;
+    return caller->abi == KERN_ABI ? &backend : NULL;
 }

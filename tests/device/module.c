@@ -5,6 +5,7 @@
 // The environment says what happens. PRETEND_REFUSAL: opening fails with this sentence. PRETEND_MEMORY: bytes of
 // memory; what is given back does not return. PRETEND_LOST: the device is lost from the moment when this file exists.
 // Sizes of batch that a plan meets for the first time count as allocations, as graphs do.
+#include <stdatomic.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -14,8 +15,8 @@
 
 enum { ORDINALS = 2 };
 
-static const kern_host *host;
-static uint64_t handed_out; // bytes, of all devices
+static struct kern_backend backend;     // made when the module is opened, before any of its devices
+static atomic_uint_fast64_t handed_out; // bytes, of all devices
 
 static uint64_t memory(void) {
     const char *text = getenv("PRETEND_MEMORY");
@@ -31,8 +32,8 @@ static kern_status open_device(const char *name, kern_device **out, char *reason
     const char *refusal = getenv("PRETEND_REFUSAL");
     int ordinal = name[strlen("cuda:")] - '0';
     if (refusal || ordinal < 0 || ordinal >= ORDINALS || name[strlen("cuda:0")]) {
-        host->set_reason(reason, reason_size, refusal ? "%.128s" : "device \"%.64s\": this host has 2 CUDA devices",
-                         refusal ? refusal : name);
+        kern_set_reason(reason, reason_size, refusal ? "%.128s" : "device \"%.64s\": this host has 2 CUDA devices",
+                        refusal ? refusal : name);
         return KERN_NO_DEVICE;
     }
     kern_status status = kern_cpu_backend.open("cpu:64", out, reason, reason_size);
@@ -94,13 +95,7 @@ static void calls_forget(kern_calls *calls) {
     calls->made = NULL;
 }
 
-__attribute__((visibility("default"))) kern_module_function kern_module_v1;
-
-const struct kern_backend *kern_module_v1(const kern_host *caller) {
-    static struct kern_backend backend;
-    if (caller->abi != KERN_ABI)
-        return NULL;
-    host = caller;
+__attribute__((constructor)) static void make_backend(void) {
     backend = kern_cpu_backend;
     backend.open = open_device;
     backend.alloc = allocate;
@@ -108,5 +103,10 @@ const struct kern_backend *kern_module_v1(const kern_host *caller) {
     backend.synchronize = synchronize;
     backend.calls_run = calls_run;
     backend.calls_forget = calls_forget;
-    return &backend;
+}
+
+__attribute__((visibility("default"))) kern_module_function kern_module_v1;
+
+const struct kern_backend *kern_module_v1(const kern_host *caller) {
+    return caller->abi == KERN_ABI ? &backend : NULL;
 }
