@@ -16,6 +16,7 @@
 enum { ORDINALS = 2 };
 
 static struct kern_backend backend;     // made when the module is opened, before any of its devices
+static atomic_bool made;                // says so to ThreadSanitizer, which does not see the loader's lock
 static atomic_uint_fast64_t handed_out; // bytes, of all devices
 
 static uint64_t memory(void) {
@@ -103,10 +104,11 @@ __attribute__((constructor)) static void make_backend(void) {
     backend.synchronize = synchronize;
     backend.calls_run = calls_run;
     backend.calls_forget = calls_forget;
+    atomic_store(&made, true);
 }
 
 __attribute__((visibility("default"))) kern_module_function kern_module_v1;
 
 const struct kern_backend *kern_module_v1(const kern_host *caller) {
-    return caller->abi == KERN_ABI ? &backend : NULL;
+    return atomic_load(&made) && caller->abi == KERN_ABI ? &backend : NULL;
 }
