@@ -104,7 +104,7 @@ It works. What next:
   $build/mesa-server --model $model
       serves it on 127.0.0.1:8080; any Hugging Face folder of a supported model will do
   ninja -C $build && $build/mesa-trainer --help
-      train, evaluate, convert
+      train, evaluate, export
   tests/run.sh
       build everything and run the tests
 Knobs of a request are fields of its body: cg_tolerance, cg_max_steps; usage.compute says what they cost.
