@@ -7,6 +7,7 @@
 #ifndef KERNELS_CPU_CPU_H
 #define KERNELS_CPU_CPU_H
 
+#include "kernels/arguments.h"
 #include "kernels/backend.h"
 
 typedef struct kern_cpu kern_cpu;

@@ -442,14 +442,10 @@ kern_status cuda_attention_prepare(const kern_cuda *cuda, const void *args, size
     (void)cuda;
     (void)workspace_bytes;
     const kern_attention_args *a = (const kern_attention_args *)args;
-    const kern_attention *s = &a->attention;
-    if (s->heads < 1 || s->kv_heads < 1 || s->heads % s->kv_heads != 0 || s->head_width < 1 || s->window < 0 ||
-        !isfinite(s->scale) || a->page_offset < 0)
-        return KERN_INVALID;
-    if (!a->q.ref || !a->k.ref || !a->v.ref || !a->o.ref || (s->window > 0 && a->pages.ref) ||
-        (s->window == 0 && a->ring.ref))
-        return KERN_INVALID;
-    return s->head_width <= MAX_WIDTH ? KERN_OK : KERN_UNSUPPORTED;
+    const kern_status status = kern_attention_args_check(a);
+    if (status)
+        return status;
+    return a->attention.head_width <= MAX_WIDTH ? KERN_OK : KERN_UNSUPPORTED;
 }
 
 // Generated tokens share keys inside a group of heads alone, prompt tokens with their neighbours too.

@@ -14,6 +14,7 @@
 #include <cuda_bf16.h>
 #include <cuda_runtime.h>
 
+#include "kernels/arguments.h"
 #include "kernels/backend.h"
 
 // Raised by a change that alters the bits of any operation; part of the numeric profile.

@@ -8,10 +8,6 @@
 
 #include "kernels/cuda/cuda.cuh"
 
-static inline bool cuda_activation_is_valid(int32_t activation) {
-    return activation >= 0 && activation < KERN_ACTIVATIONS;
-}
-
 // ------------------------------------------------------------------------------------------------------- activations
 
 static __device__ __forceinline__ float cuda_max(float a, float b) {

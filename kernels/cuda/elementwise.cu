@@ -67,7 +67,7 @@ kern_status cuda_activation_prepare(const kern_cuda *cuda, const void *args, siz
     (void)cuda;
     (void)workspace_bytes;
     const kern_activation_args *a = (const kern_activation_args *)args;
-    const bool valid = a->width >= 1 && cuda_activation_is_valid(a->activation);
+    const bool valid = a->width >= 1 && kern_activation_is_valid(a->activation);
     return a->x.ref && a->y.ref && valid ? KERN_OK : KERN_INVALID;
 }
 
@@ -99,7 +99,7 @@ kern_status cuda_glu_prepare(const kern_cuda *cuda, const void *args, size_t *wo
     (void)cuda;
     (void)workspace_bytes;
     const kern_glu_args *a = (const kern_glu_args *)args;
-    const bool valid = a->width >= 1 && cuda_activation_is_valid(a->activation);
+    const bool valid = a->width >= 1 && kern_activation_is_valid(a->activation);
     return a->gate.ref && a->up.ref && a->y.ref && valid ? KERN_OK : KERN_INVALID;
 }
 

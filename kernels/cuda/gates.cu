@@ -10,10 +10,6 @@
 
 enum { WARPS = 4, THREADS = WARPS * CUDA_WARP };
 
-static bool is_finite(float x) {
-    return x - x == 0;
-}
-
 static __global__ void gates_kernel(const cuda_table *table, const kern_gates_args a, int32_t channels) {
     cuda_begin();
     const int32_t t = cuda_plane_item(), c = cuda_plane_column();
@@ -23,60 +19,10 @@ static __global__ void gates_kernel(const cuda_table *table, const kern_gates_ar
         cuda_gate(a, channels, t, c);
 }
 
-static bool decay_has_parameters(const kern_gates *f) {
-    return f->decay_law == KERN_DECAY_LAW_EXPONENTIAL || f->decay_law == KERN_DECAY_LAW_BOUNDED ||
-           f->decay_law == KERN_DECAY_LAW_STEP;
-}
-
-static kern_status check_decay(const kern_gates *f) {
-    switch (f->decay_law) {
-    case KERN_DECAY_LAW_NONE:
-    case KERN_DECAY_LAW_EXPONENTIAL:
-        return KERN_OK;
-    case KERN_DECAY_LAW_SIGMOID:
-        if (!(f->divisor > 0) || !(f->clamp_min <= 0) || !(f->gamma_cap > 0 && f->gamma_cap <= 1))
-            return KERN_INVALID;
-        if (f->gamma_cap < 1 && (f->channels != 1 || f->write_law != KERN_WRITE_LAW_SIGMOID || f->write_factor != 1))
-            return KERN_INVALID;
-        return f->gamma_cap < 0.5f ? KERN_UNSUPPORTED : KERN_OK;
-    case KERN_DECAY_LAW_BOUNDED:
-        return f->lower_bound < 0 && is_finite(f->lower_bound) ? KERN_OK : KERN_INVALID;
-    case KERN_DECAY_LAW_STEP:
-        return f->channels == 1 && f->step_min >= 0 && f->step_max >= f->step_min ? KERN_OK : KERN_INVALID;
-    default:
-        return KERN_INVALID;
-    }
-}
-
-static kern_status check_gates(const kern_gates *f) {
-    if (f->heads < 1 || f->channels < 1 || f->write_law < KERN_WRITE_LAW_NONE || f->write_law > KERN_WRITE_LAW_STEP)
-        return KERN_INVALID;
-    if (f->decay_law == KERN_DECAY_LAW_NONE && f->write_law == KERN_WRITE_LAW_NONE)
-        return KERN_INVALID;
-    if (f->write_law == KERN_WRITE_LAW_STEP && f->decay_law != KERN_DECAY_LAW_STEP)
-        return KERN_INVALID;
-    const bool factor = f->write_law == KERN_WRITE_LAW_SIGMOID || f->write_law == KERN_WRITE_LAW_CONSTANT;
-    return factor && !is_finite(f->write_factor) ? KERN_INVALID : check_decay(f);
-}
-
-static bool there(kern_ptr operand, bool wanted) {
-    return (operand.ref != 0) == wanted;
-}
-
 kern_status cuda_gates_prepare(const kern_cuda *cuda, const void *args, size_t *workspace_bytes) {
     (void)cuda;
     (void)workspace_bytes;
-    const kern_gates_args *a = (const kern_gates_args *)args;
-    const kern_gates *f = &a->gates;
-    const kern_status status = check_gates(f);
-    if (status)
-        return status;
-    const bool decay = f->decay_law != KERN_DECAY_LAW_NONE, parameters = decay_has_parameters(f);
-    const bool complete = there(a->a, decay) && there(a->g, decay) &&
-                          there(a->b, f->write_law == KERN_WRITE_LAW_SIGMOID) &&
-                          there(a->beta, f->write_law != KERN_WRITE_LAW_NONE) && there(a->A_log, parameters) &&
-                          there(a->dt_bias, parameters);
-    return complete ? KERN_OK : KERN_INVALID;
+    return kern_gates_args_check((const kern_gates_args *)args);
 }
 
 kern_status cuda_gates_run(const cuda_step *step, const void *args) {
@@ -131,7 +77,7 @@ kern_status cuda_maxplus_gates_prepare(const kern_cuda *cuda, const void *args, 
     (void)workspace_bytes;
     const kern_maxplus_gates_args *a = (const kern_maxplus_gates_args *)args;
     const bool complete = a->input.ref && a->forget.ref && a->g.ref && a->beta.ref && a->m.ref;
-    return complete && a->heads >= 1 && a->soft_cap >= 0 && is_finite(a->soft_cap) ? KERN_OK : KERN_INVALID;
+    return complete && a->heads >= 1 && a->soft_cap >= 0 && isfinite(a->soft_cap) ? KERN_OK : KERN_INVALID;
 }
 
 kern_status cuda_maxplus_gates_run(const cuda_step *step, const void *args) {
@@ -166,7 +112,7 @@ kern_status cuda_normalise_prepare(const kern_cuda *cuda, const void *args, size
     (void)workspace_bytes;
     const kern_normalise_args *a = (const kern_normalise_args *)args;
     const bool complete = a->o.ref && a->h.ref && a->o.ref != a->h.ref;
-    const bool valid = a->heads >= 1 && a->value_width >= 1 && a->eps >= 0 && is_finite(a->eps);
+    const bool valid = a->heads >= 1 && a->value_width >= 1 && a->eps >= 0 && isfinite(a->eps);
     return complete && valid ? KERN_OK : KERN_INVALID;
 }
 

@@ -473,10 +473,9 @@ static int any_blocks(const kern_cuda *cuda) {
 kern_status cuda_mesa_prepare(const kern_cuda *cuda, const void *args, size_t *workspace_bytes) {
     const kern_mesa_args *a = (const kern_mesa_args *)args;
     const kern_mesa *m = &a->mesa;
-    if (m->heads < 1 || m->key_width < 1 || m->value_width < 1 || !(m->lambda_bound >= 0))
-        return KERN_INVALID;
-    if (m->key_width > KEY_MAX || m->value_width > VALUE_MAX)
-        return KERN_UNSUPPORTED;
+    const kern_status status = kern_mesa_check(m, KEY_MAX, VALUE_MAX);
+    if (status)
+        return status;
     if (!a->q.ref || !a->k.ref || !a->v.ref || !a->g.ref || !a->beta.ref || !a->lambda_params.ref || !a->o.ref)
         return KERN_INVALID;
     if (a->snapshots.ref)

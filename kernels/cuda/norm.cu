@@ -57,7 +57,7 @@ kern_status cuda_rmsnorm_prepare(const kern_cuda *cuda, const void *args, size_t
     (void)workspace_bytes;
     const kern_rmsnorm_args *a = (const kern_rmsnorm_args *)args;
     const bool complete =
-        a->x.ref && a->y.ref && cuda_activation_is_valid(a->activation) && (a->gate.ref || !a->gate_first);
+        a->x.ref && a->y.ref && kern_activation_is_valid(a->activation) && (a->gate.ref || !a->gate_first);
     return complete && shape_is_valid(a->groups, a->width, a->eps) ? KERN_OK : KERN_INVALID;
 }
 

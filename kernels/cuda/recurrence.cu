@@ -401,19 +401,6 @@ static __global__ void __launch_bounds__(WIDE_THREADS) wide_kernel(const cuda_ta
 // ------------------------------------------------------------------------------------------------------------
 // launching
 
-// a is divided into groups of b's, or the other way round.
-static bool divides(int32_t a, int32_t b) {
-    return a > b ? a % b == 0 : b % a == 0;
-}
-
-static bool heads_are_valid(const kern_recurrence *f) {
-    if (f->heads < 1 || f->query_heads < 0 || f->key_heads < 0 || f->value_heads < 0 || f->key_heads > f->heads ||
-        f->value_heads > f->heads)
-        return false;
-    return (!f->query_heads || divides(f->query_heads, f->heads)) && (!f->key_heads || f->heads % f->key_heads == 0) &&
-           (!f->value_heads || f->heads % f->value_heads == 0);
-}
-
 static size_t wide_bytes(int32_t depth) {
     return (size_t)depth * WIDE_SLICE * sizeof(float);
 }
@@ -422,15 +409,10 @@ kern_status cuda_recurrence_prepare(const kern_cuda *cuda, const void *args, siz
     (void)workspace_bytes;
     const kern_recurrence_args *a = (const kern_recurrence_args *)args;
     const kern_recurrence *f = &a->family;
-    if (!heads_are_valid(f) || f->key_width < 1 || f->value_width < 1)
-        return KERN_INVALID;
-    if (f->decay < KERN_DECAY_NONE || f->decay > KERN_DECAY_CHANNEL || f->update < KERN_UPDATE_ADD ||
-        f->update > KERN_UPDATE_DELTA || (f->skip_width != 0 && f->skip_width != 1 && f->skip_width != f->value_width))
-        return KERN_INVALID;
-    if (f->key_width > WIDTH_MAX || f->value_width > WIDTH_MAX)
-        return KERN_UNSUPPORTED;
-    if ((f->decay != KERN_DECAY_NONE) != (a->g.ref != 0) || (f->weighted != 0) != (a->beta.ref != 0) ||
-        (f->skip_width != 0) != (a->skip.ref != 0) || !a->q.ref || !a->k.ref || !a->v.ref || !a->o.ref)
+    const kern_status status = kern_recurrence_check(f, WIDTH_MAX, a->g.ref != 0, a->beta.ref != 0, a->skip.ref != 0);
+    if (status)
+        return status;
+    if (!a->q.ref || !a->k.ref || !a->v.ref || !a->o.ref)
         return KERN_INVALID;
     if (a->snapshots.ref)
         return KERN_UNSUPPORTED; // there is no backward pass to read them

@@ -134,7 +134,7 @@ kern_status cuda_short_conv_prepare(const kern_cuda *cuda, const void *args, siz
     const kern_short_conv_args *a = (const kern_short_conv_args *)args;
     if (!a->x.ref || !a->weight.ref || !a->y.ref || a->x.ref == a->y.ref)
         return KERN_INVALID;
-    if (a->channels < 1 || a->channel0 < 0 || a->taps < 1 || !cuda_activation_is_valid(a->activation))
+    if (a->channels < 1 || a->channel0 < 0 || a->taps < 1 || !kern_activation_is_valid(a->activation))
         return KERN_INVALID;
     return a->taps > MAX_TAPS ? KERN_UNSUPPORTED : KERN_OK;
 }

@@ -129,8 +129,4 @@ static inline __attribute__((always_inline)) vf vf_activation_slope(int kind, vf
         break;                             \
     }
 
-static inline bool kern_activation_is_valid(int32_t activation) {
-    return activation >= 0 && activation < KERN_ACTIVATIONS;
-}
-
 #endif

@@ -326,14 +326,10 @@ static void keep_row(const task *t, const kern_row *row) {
 
 KERN_PREPARE(attention, kern_attention_args) {
     (void)cpu;
-    const kern_attention *s = &a->attention;
-    if (s->heads < 1 || s->kv_heads < 1 || s->heads % s->kv_heads != 0 || s->head_width < 1 || s->window < 0 ||
-        !isfinite(s->scale) || a->page_offset < 0)
-        return KERN_INVALID;
-    if (!a->q.ref || !a->k.ref || !a->v.ref || !a->o.ref || (s->window > 0 && a->pages.ref) ||
-        (s->window == 0 && a->ring.ref))
-        return KERN_INVALID;
-    *thread_bytes = task_bytes(s);
+    const kern_status status = kern_attention_args_check(a);
+    if (status != KERN_OK)
+        return status;
+    *thread_bytes = task_bytes(&a->attention);
     return KERN_OK;
 }
 

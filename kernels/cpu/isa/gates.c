@@ -194,70 +194,10 @@ static void add_parameter_gradients(const kern_cpu *cpu, const kern_gates_backwa
 
 // ---------------------------------------------------------------------------------------------------------- launchers
 
-static bool decay_has_parameters(const kern_gates *f) {
-    return f->decay_law == KERN_DECAY_LAW_EXPONENTIAL || f->decay_law == KERN_DECAY_LAW_BOUNDED ||
-           f->decay_law == KERN_DECAY_LAW_STEP;
-}
-
-static kern_status check_decay(const kern_gates *f) {
-    switch (f->decay_law) {
-    case KERN_DECAY_LAW_NONE:
-    case KERN_DECAY_LAW_EXPONENTIAL:
-        return KERN_OK;
-    case KERN_DECAY_LAW_SIGMOID:
-        if (!(f->divisor > 0) || !(f->clamp_min <= 0) || !(f->gamma_cap > 0 && f->gamma_cap <= 1))
-            return KERN_INVALID;
-        if (f->gamma_cap < 1 && (f->channels != 1 || f->write_law != KERN_WRITE_LAW_SIGMOID || f->write_factor != 1))
-            return KERN_INVALID;
-        return f->gamma_cap < 0.5f ? KERN_UNSUPPORTED : KERN_OK;
-    case KERN_DECAY_LAW_BOUNDED:
-        return f->lower_bound < 0 && isfinite(f->lower_bound) ? KERN_OK : KERN_INVALID;
-    case KERN_DECAY_LAW_STEP:
-        return f->channels == 1 && f->step_min >= 0 && f->step_max >= f->step_min ? KERN_OK : KERN_INVALID;
-    default:
-        return KERN_INVALID;
-    }
-}
-
-static kern_status check_gates(const kern_gates *f) {
-    if (f->heads < 1 || f->channels < 1 || f->write_law < KERN_WRITE_LAW_NONE || f->write_law > KERN_WRITE_LAW_STEP)
-        return KERN_INVALID;
-    if (f->decay_law == KERN_DECAY_LAW_NONE && f->write_law == KERN_WRITE_LAW_NONE)
-        return KERN_INVALID;
-    if (f->write_law == KERN_WRITE_LAW_STEP && f->decay_law != KERN_DECAY_LAW_STEP)
-        return KERN_INVALID;
-    bool factor = f->write_law == KERN_WRITE_LAW_SIGMOID || f->write_law == KERN_WRITE_LAW_CONSTANT;
-    if (factor && !isfinite(f->write_factor))
-        return KERN_INVALID;
-    return check_decay(f);
-}
-
-// Which operands the laws need: a with g, b, beta, the parameters.
-typedef struct operands {
-    bool decay, b, beta, parameters;
-} operands;
-
-static operands operands_of(const kern_gates *f) {
-    return (operands){.decay = f->decay_law != KERN_DECAY_LAW_NONE,
-                      .b = f->write_law == KERN_WRITE_LAW_SIGMOID,
-                      .beta = f->write_law != KERN_WRITE_LAW_NONE,
-                      .parameters = decay_has_parameters(f)};
-}
-
-static bool there(kern_ptr operand, bool wanted) {
-    return (operand.ref != 0) == wanted;
-}
-
 KERN_PREPARE(gates, kern_gates_args) {
     (void)cpu;
     *thread_bytes = 0;
-    kern_status status = check_gates(&a->gates);
-    if (status != KERN_OK)
-        return status;
-    operands has = operands_of(&a->gates);
-    bool complete = there(a->a, has.decay) && there(a->g, has.decay) && there(a->b, has.b) &&
-                    there(a->beta, has.beta) && there(a->A_log, has.parameters) && there(a->dt_bias, has.parameters);
-    return complete ? KERN_OK : KERN_INVALID;
+    return kern_gates_args_check(a);
 }
 
 KERN_RUN(gates, kern_gates_args) {
@@ -274,15 +214,16 @@ KERN_RUN(gates, kern_gates_args) {
 
 KERN_PREPARE(gates_backward, kern_gates_backward_args) {
     *thread_bytes = 0;
-    kern_status status = check_gates(&a->gates);
+    kern_status status = kern_gates_check(&a->gates);
     if (status != KERN_OK)
         return status;
-    operands has = operands_of(&a->gates);
+    kern_gates_operands has = kern_gates_operands_of(&a->gates);
     bool trained_write = has.b || a->gates.write_law == KERN_WRITE_LAW_STEP;
-    bool complete = there(a->a, has.decay) && there(a->dg, has.decay) && there(a->da, has.decay) &&
-                    there(a->b, has.b) && there(a->db, has.b) && (!trained_write || a->dbeta.ref) &&
-                    there(a->A_log, has.parameters) && there(a->dt_bias, has.parameters) &&
-                    there(a->grad_A_log, has.parameters) && there(a->grad_dt_bias, has.parameters);
+    bool complete = kern_operand_is(a->a, has.decay) && kern_operand_is(a->dg, has.decay) &&
+                    kern_operand_is(a->da, has.decay) && kern_operand_is(a->b, has.b) &&
+                    kern_operand_is(a->db, has.b) && (!trained_write || a->dbeta.ref) &&
+                    kern_operand_is(a->A_log, has.parameters) && kern_operand_is(a->dt_bias, has.parameters) &&
+                    kern_operand_is(a->grad_A_log, has.parameters) && kern_operand_is(a->grad_dt_bias, has.parameters);
     if (!complete)
         return KERN_INVALID;
     if (has.parameters)

@@ -23,12 +23,6 @@ static inline mesa_shape mesa_shape_of(const kern_mesa *mesa, int chunk) {
     return (mesa_shape){mesa->heads, mesa->key_width, mesa->value_width, d, w, d + w, chunk};
 }
 
-static inline kern_status mesa_check(const kern_mesa *mesa) {
-    if (mesa->heads < 1 || mesa->key_width < 1 || mesa->value_width < 1 || !(mesa->lambda_bound >= 0))
-        return KERN_INVALID;
-    return mesa->key_width > MESA_KEY_MAX || mesa->value_width > MESA_VALUE_MAX ? KERN_UNSUPPORTED : KERN_OK;
-}
-
 // log(1 + e^x) = max(x, 0) + log1p(y), y = e^-|x|; log1p(y) = 2 artanh(z), z = y / (2 + y) <= 1/3.
 static inline vf mesa_softplus(vf x) {
     vf y = vf_exp(vf_min(x, -x)), z = y / (2.0f + y), s = z * z;

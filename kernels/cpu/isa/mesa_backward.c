@@ -49,7 +49,7 @@ static workspace lay_out(char *base, const mesa_shape *shape) {
 }
 
 KERN_PREPARE(mesa_backward, kern_mesa_backward_args) {
-    kern_status status = mesa_check(&a->mesa);
+    kern_status status = kern_mesa_check(&a->mesa, MESA_KEY_MAX, MESA_VALUE_MAX);
     if (status != KERN_OK)
         return status;
     if (!a->q.ref || !a->k.ref || !a->v.ref || !a->g.ref || !a->beta.ref || !a->lambda_params.ref || !a->x.ref ||

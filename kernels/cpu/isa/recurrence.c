@@ -38,31 +38,10 @@ static workspace lay_out(char *base, const recurrence_shape *s, const kern_recur
     return ws;
 }
 
-// a is divided into groups of b's, or the other way round.
-static bool divides(int a, int b) {
-    return a > b ? a % b == 0 : b % a == 0;
-}
-
-kern_status KERN_NAME(recurrence_check)(const kern_recurrence *f, bool g, bool beta, bool skip) {
-    if (f->heads < 1 || f->query_heads < 0 || f->key_heads < 0 || f->value_heads < 0 || f->key_width < 1 ||
-        f->value_width < 1 || f->key_heads > f->heads || f->value_heads > f->heads)
-        return KERN_INVALID;
-    if ((f->query_heads && !divides(f->query_heads, f->heads)) || (f->key_heads && f->heads % f->key_heads) ||
-        (f->value_heads && f->heads % f->value_heads))
-        return KERN_INVALID;
-    if (f->decay < KERN_DECAY_NONE || f->decay > KERN_DECAY_CHANNEL || f->update < KERN_UPDATE_ADD ||
-        f->update > KERN_UPDATE_DELTA || (f->skip_width != 0 && f->skip_width != 1 && f->skip_width != f->value_width))
-        return KERN_INVALID;
-    if (f->key_width > RECURRENCE_WIDTH_MAX || f->value_width > RECURRENCE_WIDTH_MAX)
-        return KERN_UNSUPPORTED;
-    if ((f->decay != KERN_DECAY_NONE) != g || (f->weighted != 0) != beta || (f->skip_width != 0) != skip)
-        return KERN_INVALID;
-    return KERN_OK;
-}
-
 KERN_PREPARE(recurrence, kern_recurrence_args) {
     const kern_recurrence *f = &a->family;
-    kern_status status = KERN_NAME(recurrence_check)(f, a->g.ref != 0, a->beta.ref != 0, a->skip.ref != 0);
+    kern_status status =
+        kern_recurrence_check(f, RECURRENCE_WIDTH_MAX, a->g.ref != 0, a->beta.ref != 0, a->skip.ref != 0);
     if (status != KERN_OK)
         return status;
     if (!a->q.ref || !a->k.ref || !a->v.ref || !a->o.ref)

@@ -65,7 +65,8 @@ static workspace lay_out(char *base, const recurrence_shape *s, const kern_recur
 
 KERN_PREPARE(recurrence_backward, kern_recurrence_backward_args) {
     const kern_recurrence *f = &a->family;
-    kern_status status = KERN_NAME(recurrence_check)(f, a->g.ref != 0, a->beta.ref != 0, a->skip.ref != 0);
+    kern_status status =
+        kern_recurrence_check(f, RECURRENCE_WIDTH_MAX, a->g.ref != 0, a->beta.ref != 0, a->skip.ref != 0);
     if (status != KERN_OK)
         return status;
     const bool decays = f->decay == KERN_DECAY_SCALAR || f->decay == KERN_DECAY_CHANNEL;

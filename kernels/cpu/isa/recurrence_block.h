@@ -18,9 +18,6 @@
 
 enum { RECURRENCE_WIDTH_MAX = 4096, RECURRENCE_STRIP = 256 };
 
-// Whether the family is one that can be run, and the operands beside q, k, v and o are those that it needs.
-kern_status KERN_NAME(recurrence_check)(const kern_recurrence *family, bool g, bool beta, bool skip);
-
 typedef struct recurrence_shape {
     int states, queries, keys, values; // heads of each
     int outputs, readers;              // heads of o, and of these those that read one state
