@@ -20,18 +20,9 @@ case $device in
 cpu*) [ ${#levels[@]} -gt 0 ] || levels=(1 8 32) ;;
 *) [ ${#levels[@]} -gt 0 ] || levels=(1 64 256) ;;
 esac
-folder=$(mktemp -d)
-server=
-trap '[ -z "$server" ] || kill "$server"; rm -rf "$folder"' EXIT
-
-OMP_WAIT_POLICY=passive GOMP_SPINCOUNT=20000 "$build/mesa-server" --model "bench=$model" --device "$device" \
-    --listen "unix:$folder/socket" >"$folder/log" 2>&1 &
-server=$!
-export MESA_URL=unix:$folder/socket
-until "$build/mesa" complete --no-stream --max-tokens 1 a >/dev/null 2>&1; do
-    kill -0 "$server" 2>/dev/null || { cat "$folder/log" >&2; exit 1; }
-    sleep 0.1
-done
+# shellcheck source=tests/bench/serving.sh
+. "$(dirname "$0")/serving.sh"
+serve --model "bench=$model" --device "$device"
 
 cpu_ns() { # loop | engine: time on a processor of the threads, in nanoseconds
     local task name
@@ -50,10 +41,6 @@ offline() { # SESSIONS that only generate, in one program: tokens a second
 # The generator's time on a processor, spread over all of them, is the server's to lose where it computes on them.
 shared=0
 [[ $device != cpu* ]] || shared=$(nproc)
-column() { # NAME, of a CSV with a heading and one line
-    awk -F, -v name="$1" 'NR == 1 { for (i = 1; i <= NF; i++) if ($i == name) at = i } NR == 2 { print $at }' \
-        "$folder/csv"
-}
 
 "$build/mesa" bench --requests 4 --concurrency 4 --max-tokens 8 >/dev/null
 echo "| at a time | kind | written/s | of offline | read/s | first token p50, p99 ms | between p50, p99 ms |" \

@@ -14,25 +14,12 @@ shift
 times=("$@")
 [ ${#times[@]} -gt 0 ] || times=(4)
 rows=${ROWS:-32} queue=${QUEUE:-64}
-folder=$(mktemp -d)
-server=
-trap '[ -z "$server" ] || kill "$server"; rm -rf "$folder"' EXIT
-
-OMP_WAIT_POLICY=passive GOMP_SPINCOUNT=20000 "$build/mesa-server" --model "bench=$model" --rows "$rows" \
-    --queue-requests "$queue" --listen "unix:$folder/socket" >"$folder/log" 2>&1 &
-server=$!
-export MESA_URL=unix:$folder/socket
-for _ in $(seq 300); do
-    curl -fsS -o /dev/null --unix-socket "$folder/socket" http://localhost/health/ready 2>/dev/null && break
-    sleep 0.1
-done
+# shellcheck source=tests/bench/serving.sh
+. "$(dirname "$0")/serving.sh"
+serve --model "bench=$model" --rows "$rows" --queue-requests "$queue"
 
 bench() {
     "$build/mesa" bench --csv --prompt-tokens "${PROMPT:-32}" --max-tokens "${TOKENS:-32}" "$@" >"$folder/csv" || true
-}
-column() { # NAME, of a CSV with a heading and one line
-    awk -F, -v name="$1" 'NR == 1 { for (i = 1; i <= NF; i++) if ($i == name) at = i } NR == 2 { print $at }' \
-        "$folder/csv"
 }
 
 bench --concurrency "$rows" --requests $((rows * 32)) --warm-up "$rows"
