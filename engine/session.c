@@ -99,6 +99,14 @@ void *eng_pool_pages(const eng_pool *pool) {
     return pool->pages;
 }
 
+void *eng_pool_slot(const eng_pool *pool, int32_t slot) {
+    return (char *)pool->states + (size_t)slot * pool->slot_stride;
+}
+
+void *eng_pool_page(const eng_pool *pool, int32_t page) {
+    return (char *)pool->pages + (size_t)page * pool->page_stride;
+}
+
 size_t eng_pool_slot_stride(const eng_pool *pool) {
     return pool->slot_stride;
 }
@@ -119,27 +127,19 @@ int32_t eng_pool_page_count(const eng_pool *pool, int32_t *used) {
     return pool->page_count;
 }
 
-// ---------------------------------------------------------------------------------------------------------- sessions
-
-static int64_t pages_for(const eng_pool *pool, int64_t length) {
+int64_t eng_pool_pages_for(const eng_pool *pool, int64_t length) {
     return pool->page_stride ? length / KERN_PAGE_TOKENS + (length % KERN_PAGE_TOKENS != 0) : 0;
 }
 
+// ---------------------------------------------------------------------------------------------------------- sessions
+
 eng_status eng_pool_check_length(const eng_pool *pool, int64_t max_length, eng_error *error) {
-    int64_t pages = pages_for(pool, max_length);
+    int64_t pages = eng_pool_pages_for(pool, max_length);
     if (pages <= pool->page_count)
         return ENG_OK;
     return eng_fail(error, ENG_TOO_LONG, "%" PRId64 " tokens need %.0f bytes of KV pages; the pool has %.0f",
                     max_length, (double)pages * (double)pool->page_stride,
                     (double)pool->page_count * (double)pool->page_stride);
-}
-
-static void *slot_address(const eng_pool *pool, int32_t slot) {
-    return (char *)pool->states + (size_t)slot * pool->slot_stride;
-}
-
-static void *page_address(const eng_pool *pool, int32_t page) {
-    return (char *)pool->pages + (size_t)page * pool->page_stride;
 }
 
 // A slot and a promise of pages beside `shared` ones that others hold already; the slot's content is the caller's.
@@ -149,7 +149,7 @@ static eng_status reserve(eng_pool *pool, int64_t max_length, int32_t shared, en
     eng_status fits = eng_pool_check_length(pool, max_length, error);
     if (fits != ENG_OK)
         return fits;
-    int32_t pages = (int32_t)pages_for(pool, max_length);
+    int32_t pages = (int32_t)eng_pool_pages_for(pool, max_length);
     if (pool->free_slots == 0)
         return eng_fail(error, ENG_FULL, "all %" PRId32 " state slots are in use", pool->slots);
     if (pages - shared > pool->free_pages - pool->promised)
@@ -179,7 +179,7 @@ eng_status eng_session_open(eng_pool *pool, kern_stream *stream, int64_t max_len
     if (status != ENG_OK)
         return status;
     kern_status cleared =
-        pool->slot_stride ? kern_zero(stream, slot_address(pool, session.slot), pool->slot_stride) : KERN_OK;
+        pool->slot_stride ? kern_zero(stream, eng_pool_slot(pool, session.slot), pool->slot_stride) : KERN_OK;
     if (cleared) {
         eng_session_close(&session);
         return eng_fail_kernel(error, cleared, "clearing a state slot");
@@ -192,12 +192,12 @@ static kern_status copy_state(const eng_session *from, kern_stream *stream, eng_
     eng_pool *pool = from->pool;
     kern_status status = KERN_OK;
     if (pool->slot_stride)
-        status = kern_copy(stream, slot_address(pool, to->slot), slot_address(pool, from->slot), pool->slot_stride);
+        status = kern_copy(stream, eng_pool_slot(pool, to->slot), eng_pool_slot(pool, from->slot), pool->slot_stride);
     if (status || !pool->page_stride || from->read % KERN_PAGE_TOKENS == 0)
         return status;
     take_page(to);
-    return kern_copy(stream, page_address(pool, to->page[to->pages - 1]), page_address(pool, from->page[to->pages - 1]),
-                     pool->page_stride);
+    return kern_copy(stream, eng_pool_page(pool, to->page[to->pages - 1]),
+                     eng_pool_page(pool, from->page[to->pages - 1]), pool->page_stride);
 }
 
 eng_status eng_session_fork(const eng_session *from, kern_stream *stream, int64_t max_length, eng_session *out,
@@ -228,13 +228,13 @@ eng_status eng_session_fork(const eng_session *from, kern_stream *stream, int64_
 
 eng_status eng_session_grow(eng_session *session, kern_stream *stream, int64_t length, eng_error *error) {
     eng_pool *pool = session->pool;
-    int64_t wanted = pages_for(pool, length);
+    int64_t wanted = eng_pool_pages_for(pool, length);
     if (wanted > session->page_capacity)
         return eng_fail(error, ENG_TOO_LONG, "%" PRId64 " tokens exceed the %" PRId32 " pages reserved for the session",
                         length, session->page_capacity);
     while (session->pages < wanted) {
         int32_t page = pool->free_page[pool->free_pages - 1];
-        kern_status status = kern_zero(stream, page_address(pool, page), pool->page_stride);
+        kern_status status = kern_zero(stream, eng_pool_page(pool, page), pool->page_stride);
         if (status)
             return eng_fail_kernel(error, status, "clearing a KV page");
         take_page(session);

@@ -17,10 +17,13 @@ ENG_CHECKED eng_status eng_pool_create(const eng_model *model, kern_device *devi
 void eng_pool_free(eng_pool *pool);
 void *eng_pool_states(const eng_pool *pool);
 void *eng_pool_pages(const eng_pool *pool);
+void *eng_pool_slot(const eng_pool *pool, int32_t slot); // their device addresses
+void *eng_pool_page(const eng_pool *pool, int32_t page);
 size_t eng_pool_slot_stride(const eng_pool *pool);
 size_t eng_pool_page_stride(const eng_pool *pool);
 int32_t eng_pool_slots(const eng_pool *pool, int32_t *used);
 int32_t eng_pool_page_count(const eng_pool *pool, int32_t *used); // a page is in use from the moment it is promised
+int64_t eng_pool_pages_for(const eng_pool *pool, int64_t length); // that many tokens; 0 without full attention
 // ENG_TOO_LONG, naming the bytes, when a session of max_length tokens could never be opened.
 ENG_CHECKED eng_status eng_pool_check_length(const eng_pool *pool, int64_t max_length, eng_error *error);
 

@@ -31,21 +31,13 @@ _Static_assert(sizeof(header) == 112 && offsetof(header, digest) == 80, "no padd
 #error "states are little-endian"
 #endif
 
-static size_t pages_of(size_t page_bytes, int64_t read) {
-    return page_bytes ? ((size_t)read + KERN_PAGE_TOKENS - 1) / KERN_PAGE_TOKENS : 0;
+// Of slot and pages that a session of `read` tokens fills.
+static size_t content_bytes(const eng_pool *pool, int64_t read) {
+    return eng_pool_slot_stride(pool) + (size_t)eng_pool_pages_for(pool, read) * eng_pool_page_stride(pool);
 }
 
 size_t eng_state_bytes(const eng_session *session) {
-    size_t page = eng_pool_page_stride(session->pool);
-    return sizeof(header) + eng_pool_slot_stride(session->pool) + pages_of(page, session->read) * page;
-}
-
-static char *slot_of(const eng_session *session) {
-    return (char *)eng_pool_states(session->pool) + (size_t)session->slot * eng_pool_slot_stride(session->pool);
-}
-
-static char *page_of(const eng_session *session, size_t index) {
-    return (char *)eng_pool_pages(session->pool) + (size_t)session->page[index] * eng_pool_page_stride(session->pool);
+    return sizeof(header) + content_bytes(session->pool, session->read);
 }
 
 static eng_status digest(const void *bytes, size_t count, unsigned char out[ENG_DIGEST_BYTES]) {
@@ -63,11 +55,12 @@ static eng_status digest(const void *bytes, size_t count, unsigned char out[ENG_
 }
 
 static kern_status download(const eng_session *session, kern_stream *stream, char *to) {
-    size_t slot = eng_pool_slot_stride(session->pool), page = eng_pool_page_stride(session->pool);
-    size_t pages = pages_of(page, session->read);
-    kern_status status = slot ? kern_download(stream, to, slot_of(session), slot) : KERN_OK;
-    for (size_t i = 0; status == KERN_OK && i < pages; i++)
-        status = kern_download(stream, to + slot + i * page, page_of(session, i), page);
+    const eng_pool *pool = session->pool;
+    size_t slot = eng_pool_slot_stride(pool), page = eng_pool_page_stride(pool);
+    int64_t pages = eng_pool_pages_for(pool, session->read);
+    kern_status status = slot ? kern_download(stream, to, eng_pool_slot(pool, session->slot), slot) : KERN_OK;
+    for (int64_t i = 0; status == KERN_OK && i < pages; i++)
+        status = kern_download(stream, to + slot + (size_t)i * page, eng_pool_page(pool, session->page[i]), page);
     return status == KERN_OK ? kern_synchronize(stream) : status;
 }
 
@@ -108,7 +101,7 @@ static eng_status check(const eng_pool *pool, const unsigned char fingerprint[EN
                         "a state of %" PRIu64 " bytes and pages of %" PRIu64 ", this model has %zu and %zu",
                         head->slot_bytes, head->page_bytes, slot, page);
     bool sane = head->read >= 0 && head->read <= max_read && head->tail_count >= 0 && head->tail_count <= 1;
-    if (!sane || count - sizeof *head != slot + pages_of(page, head->read) * page)
+    if (!sane || count - sizeof *head != content_bytes(pool, head->read))
         return eng_fail(error, ENG_FORMAT, "a state of %zu bytes does not hold what its header says", count);
     unsigned char found[ENG_DIGEST_BYTES];
     eng_status status = digest(bytes, count, found);
@@ -119,10 +112,11 @@ static eng_status check(const eng_pool *pool, const unsigned char fingerprint[EN
 }
 
 static kern_status upload(const eng_session *session, kern_stream *stream, const char *from) {
-    size_t slot = eng_pool_slot_stride(session->pool), page = eng_pool_page_stride(session->pool);
-    kern_status status = slot ? kern_upload(stream, slot_of(session), from, slot) : KERN_OK;
+    const eng_pool *pool = session->pool;
+    size_t slot = eng_pool_slot_stride(pool), page = eng_pool_page_stride(pool);
+    kern_status status = slot ? kern_upload(stream, eng_pool_slot(pool, session->slot), from, slot) : KERN_OK;
     for (int32_t i = 0; status == KERN_OK && i < session->pages; i++)
-        status = kern_upload(stream, page_of(session, (size_t)i), from + slot + (size_t)i * page, page);
+        status = kern_upload(stream, eng_pool_page(pool, session->page[i]), from + slot + (size_t)i * page, page);
     return status == KERN_OK ? kern_synchronize(stream) : status;
 }
 
