@@ -1,284 +1,34 @@
 // SPDX-License-Identifier: Apache-2.0
-// The Mesa layer's core, token by token (models.md 2):
-//
-//   Hk = gamma Hk + beta k k^T      Hv = gamma Hv + beta k v^T      (Hk + Lambda) x = q      o = Hv^T x
-//
-// tile_kernel, D = V of 64 or 128: a block has one head of a row. Hk goes to registers (mesa_solve.cuh) and, for the
-// row's last token, back as soon as it is updated, so that it is read once and written once whatever the solver does;
-// Hv comes to shared memory by asynchronous copies while the first solve runs, and is updated, read with x and written
-// in one pass. Between the tokens of a row both stay on chip. beta k k^T is formed of sqrt(beta) k: Hk keeps its
-// symmetry bit for bit.
-//
-// any_kernel, every other shape: a few blocks take the heads of all rows in turn, Hk and Hv in the slot or, without
-// one, in the block's piece of the workspace; vectors in shared memory, dot products by every warp for itself.
-#include <cuda_pipeline_primitives.h>
-
-#include "kernels/cuda/mesa_solve.cuh"
+// The Mesa layer's core. tile_kernel, D = V of 64 or 128: a block has one head of a row (mesa.cuh). any_kernel, every
+// other shape: a few blocks take the heads of all rows in turn, Hk and Hv in the slot or, without one, in the block's
+// piece of the workspace; vectors in shared memory, dot products by every warp for itself.
+#include "kernels/cuda/mesa.cuh"
 
 constexpr int KEY_MAX = 256, VALUE_MAX = 1024, ANY_THREADS = 256, ANY_BLOCKS_A_PROCESSOR = 2;
 
-struct mesa {
-    const float *q, *k, *v, *g, *beta, *lambda_params;
-    kern_ptr slots;
-    float *o, *x;
-    kern_solve_report *report;
-    kern_solve_sum *sum;
-    int32_t heads, depth, width; // H, D, V
-    float lambda_bound;
-};
+// ----------------------------------------------------------------------------------------------- two shapes, any row
 
-// Hk and Hv of a head in its slot, NULL without a slot.
-struct head_state {
-    float *hk, *hv;
-};
-static __device__ __forceinline__ head_state state_of(const cuda_table *table, const mesa &a, int32_t slot,
-                                                      int32_t head) {
-    float *base = cuda_slot(table, a.slots, slot);
-    if (!base)
-        return {NULL, NULL};
-    const int64_t keys = (int64_t)a.depth * a.depth, values = (int64_t)a.depth * a.width;
-    return {base + head * keys, base + a.heads * keys + head * values};
-}
+static_assert(2 * (sizeof(mesa_row_memory<128>) + 1024) <= 228 * 1024, "two blocks a processor");
 
-static __device__ __forceinline__ float lambda_of(const mesa &a, int32_t head, int32_t d) {
-    return cuda_softplus(a.lambda_params[(int64_t)head * a.depth + d]) + a.lambda_bound;
-}
-
-// One thread of a solve's block. Heads and layers add to a token's sum, integers, so their order is free.
-static __device__ __forceinline__ void tell(const mesa &a, int64_t at, const kern_solve_report &report) {
-    if (a.report)
-        a.report[at] = report;
-    if (!a.sum)
+template <int D>
+static __global__ void __launch_bounds__(mesa_work<D>::THREADS, D == 128 ? 2 : 6)
+    tile_kernel(const cuda_table *table, const mesa a) {
+    cuda_begin();
+    extern __shared__ __align__(16) char memory[];
+    const int32_t item = (int32_t)blockIdx.x / a.heads, head = (int32_t)blockIdx.x % a.heads;
+    if (item >= table->n_rows) {
+        cuda_await();
         return;
-    kern_solve_sum *sum = &a.sum[at / a.heads];
-    atomicAdd(&sum->solves, 1u);
-    atomicAdd(&sum->steps, (uint32_t)report.steps);
-    atomicMax(&sum->steps_max, (uint32_t)report.steps);
-    if (report.flags)
-        atomicAdd(&sum->unconverged, 1u);
-}
-
-// Whether a document that is not the row's first begins at token t.
-static __device__ __forceinline__ bool begins_anew(const cuda_table *table, const kern_row &row, int32_t t) {
-    return t > row.token0 && table->token_start[t] == t;
-}
-
-// The decay of a state, minus 1; a state that begins anew is not looked at.
-static __device__ __forceinline__ float decayed(float h, float gamma_m1, bool anew) {
-    return anew ? 0 : fmaf(h, gamma_m1, h);
-}
-
-// --------------------------------------------------------------------------------------------------- keys in registers
-
-// A token as it lies in global memory.
-template <int D> struct raw_token {
-    float q[D], k[D], v[D], g, beta;
-    int32_t start; // of its document
-};
-
-template <int D> struct alignas(16) tile_shared {
-    static constexpr int LANES = D / 4, PARTS = mesa_tile<D>::THREADS / LANES, ROWS = D / PARTS; // of the read-out
-    float hv[D * D];
-    float key[D], root_key[D], value[D]; // k, sqrt(beta) k, beta v
-    float part[PARTS][D];                // of the output
-    raw_token<D> next;                   // on its way while this one is solved
-    mesa_shared<D> solve;
-    // What holds for the row and the token: kept here, as the solver leaves no register free.
-    kern_row row;
-    head_state home;
-    int32_t head;
-    float gamma_m1;
-    bool anew;
-};
-
-static_assert(2 * (sizeof(tile_shared<128>) + 1024) <= 228 * 1024, "two blocks a processor");
-
-template <int D> static __device__ __forceinline__ void stage_values(tile_shared<D> &shared, const float *hv) {
-    constexpr int STRIDE = 4 * mesa_tile<D>::THREADS;
-    for (int32_t i = 4 * threadIdx.x; i < D * D; i += STRIDE)
-        if (hv)
-            __pipeline_memcpy_async(shared.hv + i, hv + i, sizeof(float4));
-        else
-            *(float4 *)(shared.hv + i) = make_float4(0, 0, 0, 0);
-    __pipeline_commit();
-}
-
-template <int D> static __device__ __forceinline__ void load_keys(mesa_tile<D> &tile, const float *hk) {
-#pragma unroll
-    for (int i = 0; i < 8; i++)
-        if (hk)
-            mesa_take(tile, hk + (tile.row0() + i) * D, tile.h[i]);
-        else
-#pragma unroll
-            for (int j = 0; j < 8; j++)
-                tile.h[i][j] = 0;
-}
-
-template <int D>
-static __device__ __forceinline__ void stage_token(const cuda_table *table, const mesa &a, int32_t head, int32_t t,
-                                                   raw_token<D> &token) {
-    const int32_t d = threadIdx.x;
-    const int64_t at = (int64_t)t * a.heads + head;
-    if (d < D) {
-        __pipeline_memcpy_async(token.q + d, a.q + at * D + d, sizeof(float));
-        __pipeline_memcpy_async(token.k + d, a.k + at * D + d, sizeof(float));
-        __pipeline_memcpy_async(token.v + d, a.v + at * D + d, sizeof(float));
     }
-    if (d == 0) {
-        __pipeline_memcpy_async(&token.g, a.g + at, sizeof(float));
-        __pipeline_memcpy_async(&token.beta, a.beta + at, sizeof(float));
-        __pipeline_memcpy_async(&token.start, table->token_start + t, sizeof(int32_t));
-    }
-    __pipeline_commit();
-}
-
-// The staged token becomes the one that is worked on.
-template <int D>
-static __device__ __forceinline__ void take_token(const kern_row &row, int32_t t, tile_shared<D> &shared) {
-    const int32_t d = threadIdx.x;
-    const raw_token<D> &token = shared.next;
-    if (d < D) {
-        shared.solve.q[d] = token.q[d];
-        shared.key[d] = token.k[d];
-        shared.root_key[d] = sqrtf(token.beta) * token.k[d];
-        shared.value[d] = token.beta * token.v[d];
-    }
-    if (d == 0) {
-        shared.gamma_m1 = expm1f(token.g);
-        shared.anew = t > row.token0 && token.start == t;
-    }
-}
-
-// Hk of this token; its diagonal to shared memory.
-template <int D> static __device__ __forceinline__ void update_keys(mesa_tile<D> &tile, tile_shared<D> &shared) {
-    const float gamma_m1 = shared.gamma_m1;
-    const bool anew = shared.anew;
-    float key[8];
-    mesa_take(tile, shared.root_key, key);
-#pragma unroll
-    for (int i = 0; i < 8; i++) {
-        const float row_key = shared.root_key[tile.row0() + i];
-#pragma unroll
-        for (int j = 0; j < 8; j++)
-            tile.h[i][j] = fmaf(row_key, key[j], decayed(tile.h[i][j], gamma_m1, anew));
-    }
-    mesa_diagonal(tile, [&](int i, int j, int32_t row) { shared.solve.diagonal[row] = tile.h[i][j]; });
-}
-
-// Hv of this token and its share of the output: a warp's lanes stand along the columns, PARTS groups of lanes have ROWS
-// rows each. The row's last state goes home.
-template <int D> static __device__ __forceinline__ void read_values(tile_shared<D> &shared, bool last) {
-    const float gamma_m1 = shared.gamma_m1;
-    const bool anew = shared.anew;
-    float *home = shared.home.hv;
-    const int32_t part = threadIdx.x / shared.LANES, column = threadIdx.x % shared.LANES * 4;
-    const float4 value = *(const float4 *)(shared.value + column);
-    float4 o = make_float4(0, 0, 0, 0);
-#pragma unroll 4
-    for (int i = 0; i < shared.ROWS; i++) {
-        const int32_t row = part * shared.ROWS + i;
-        const float key = shared.key[row], x = shared.solve.x[row];
-        float4 h = *(const float4 *)(shared.hv + row * D + column);
-        h.x = fmaf(key, value.x, decayed(h.x, gamma_m1, anew));
-        h.y = fmaf(key, value.y, decayed(h.y, gamma_m1, anew));
-        h.z = fmaf(key, value.z, decayed(h.z, gamma_m1, anew));
-        h.w = fmaf(key, value.w, decayed(h.w, gamma_m1, anew));
-        o.x = fmaf(x, h.x, o.x);
-        o.y = fmaf(x, h.y, o.y);
-        o.z = fmaf(x, h.z, o.z);
-        o.w = fmaf(x, h.w, o.w);
-        if (!last)
-            *(float4 *)(shared.hv + row * D + column) = h;
-        else if (home)
-            *(float4 *)(home + row * D + column) = h;
-    }
-    *(float4 *)(shared.part[part] + column) = o;
-}
-
-template <int D>
-static __device__ __forceinline__ void write_results(const mesa &a, int32_t t, const tile_shared<D> &shared,
-                                                     const kern_solve_report &report) {
-    const int32_t d = threadIdx.x;
-    const int64_t at = (int64_t)t * a.heads + shared.head;
-    if (d == 0)
-        tell(a, at, report);
-    if (d >= D)
-        return;
-    float o = shared.part[0][d];
-#pragma unroll
-    for (int part = 1; part < shared.PARTS; part++)
-        o += shared.part[part][d];
-    a.o[at * D + d] = o;
-    if (a.x)
-        a.x[at * D + d] = shared.solve.x[d];
-}
-
-// The row's facts, its first token, its states on their way. The token is waited for, the values are not.
-template <int D>
-static __device__ __forceinline__ void begin_row(const cuda_table *table, const mesa &a, mesa_tile<D> &tile,
-                                                 tile_shared<D> &shared) {
-    const kern_row row = table->row[blockIdx.x / a.heads];
-    const int32_t head = blockIdx.x % a.heads;
-    const head_state home = state_of(table, a, row.slot, head);
+    const kern_row row = table->row[item];
+    const mesa_state home = mesa_state_of(table, a, row.slot, head);
     if (home.hk && gridDim.x <= CUDA_FEW_BLOCKS)
-        for (int32_t i = threadIdx.x * 32; i < D * D; i += tile.THREADS * 32) {
+        for (int32_t i = threadIdx.x * 32; i < D * D; i += blockDim.x * 32) {
             cuda_prefetch(home.hk + i);
             cuda_prefetch(home.hv + i);
         }
     cuda_await();
-    stage_token(table, a, head, row.token0, shared.next);
-    stage_values(shared, home.hv);
-    load_keys(tile, home.hk);
-    for (int32_t d = threadIdx.x; d < D; d += tile.THREADS)
-        shared.solve.lambda[d] = lambda_of(a, head, d);
-    if (threadIdx.x == 0) {
-        shared.row = row;
-        shared.home = home;
-        shared.head = head;
-    }
-    __pipeline_wait_prior(1);
-    __syncthreads();
-    take_token(row, row.token0, shared);
-}
-
-// A barrier stands between every write to shared memory and the reads of other threads. The next token's operands may
-// be written while this one's results still are: those read only what no operand overwrites.
-template <int D>
-static __global__ void __launch_bounds__(mesa_tile<D>::THREADS, D == 128 ? 2 : 6)
-    tile_kernel(const cuda_table *table, const mesa a) {
-    cuda_begin();
-    extern __shared__ __align__(16) char memory[];
-    tile_shared<D> &shared = *(tile_shared<D> *)memory;
-    if (blockIdx.x / a.heads >= table->n_rows) {
-        cuda_await();
-        return;
-    }
-    mesa_tile<D> tile;
-    begin_row(table, a, tile, shared);
-    for (int32_t n = 0;;) {
-        __syncthreads();
-        update_keys(tile, shared);
-        const bool last = ++n == shared.row.length;
-        if (last && shared.home.hk)
-#pragma unroll
-            for (int i = 0; i < 8; i++)
-                mesa_give(tile, shared.home.hk + (tile.row0() + i) * D, tile.h[i]);
-        if (!last)
-            stage_token(table, a, shared.head, shared.row.token0 + n, shared.next);
-        __syncthreads();
-        float x[8];
-        const kern_solve_report report = mesa_solve(tile, shared.solve, shared.row.solver, x);
-        if (tile.row0() == 0)
-            mesa_give(tile, shared.solve.x, x);
-        __pipeline_wait_prior(0);
-        __syncthreads();
-        read_values(shared, n == shared.row.length);
-        __syncthreads();
-        write_results(a, shared.row.token0 + n - 1, shared, report);
-        if (n == shared.row.length)
-            return;
-        take_token(shared.row, shared.row.token0 + n, shared);
-    }
+    mesa_row<D, cuda_whole_block>(table, a, row, head, home, *(mesa_row_memory<D> *)memory);
 }
 
 // ------------------------------------------------------------------------------------------------------- every shape
@@ -336,7 +86,7 @@ static __device__ kern_solve_report any_solve_exact(any_shared &shared, const fl
     const int32_t d = threadIdx.x;
     if (d < depth)
         shared.solution[d] = shared.q[d];
-    if (!mesa_factorise(factor, depth, shared.column)) {
+    if (!mesa_factorise<cuda_whole_block>(factor, depth, shared.column)) {
         if (d < depth)
             shared.x[d] = NAN;
         kern_solve_report report = mesa_report_of(0, KERN_REPORT_BREAKDOWN, 0, 0);
@@ -415,7 +165,7 @@ static __device__ void any_token(const mesa &a, const kern_solver &solver, int64
     }
     __syncthreads();
     for (int32_t i = threadIdx.x; i < depth * depth; i += ANY_THREADS)
-        hk[i] = fmaf(shared.root_key[i / depth], shared.root_key[i % depth], decayed(hk[i], gamma_m1, anew));
+        hk[i] = fmaf(shared.root_key[i / depth], shared.root_key[i % depth], mesa_decayed(hk[i], gamma_m1, anew));
     __syncthreads();
     const kern_solve_report report = any_solve(shared, hk, depth, solver, factor);
     __syncthreads();
@@ -424,7 +174,7 @@ static __device__ void any_token(const mesa &a, const kern_solver &solver, int64
         float o = 0;
         for (int32_t i = 0; i < depth; i++) {
             float &h = hv[(int64_t)i * width + j];
-            h = fmaf(shared.key[i], value, decayed(h, gamma_m1, anew));
+            h = fmaf(shared.key[i], value, mesa_decayed(h, gamma_m1, anew));
             o = fmaf(shared.x[i], h, o);
         }
         a.o[at * width + j] = o;
@@ -432,7 +182,7 @@ static __device__ void any_token(const mesa &a, const kern_solver &solver, int64
     if (a.x && d < depth)
         a.x[at * depth + d] = shared.x[d];
     if (threadIdx.x == 0)
-        tell(a, at, report);
+        mesa_tell(a, at, report);
 }
 
 static __global__ void __launch_bounds__(ANY_THREADS)
@@ -444,7 +194,7 @@ static __global__ void __launch_bounds__(ANY_THREADS)
     for (int64_t item = blockIdx.x; item < (int64_t)table->n_rows * a.heads; item += gridDim.x) {
         const kern_row row = table->row[item / a.heads];
         const int32_t head = (int32_t)(item % a.heads);
-        head_state state = state_of(table, a, row.slot, head);
+        mesa_state state = mesa_state_of(table, a, row.slot, head);
         __syncthreads();
         if (!state.hk) {
             state = {own.hk, own.hv};
@@ -452,9 +202,9 @@ static __global__ void __launch_bounds__(ANY_THREADS)
                 own.hk[i] = 0;
         }
         if (threadIdx.x < a.depth)
-            shared.lambda[threadIdx.x] = lambda_of(a, head, threadIdx.x);
+            shared.lambda[threadIdx.x] = mesa_lambda_of(a, head, threadIdx.x);
         for (int32_t t = row.token0; t < row.token0 + row.length; t++)
-            any_token(a, row.solver, (int64_t)t * a.heads + head, begins_anew(table, row, t), state.hk, state.hv,
+            any_token(a, row.solver, (int64_t)t * a.heads + head, mesa_begins_anew(table, row, t), state.hk, state.hv,
                       own.factor, shared);
     }
 }
@@ -463,7 +213,7 @@ static __global__ void __launch_bounds__(ANY_THREADS)
 
 static bool has_tile(const kern_cuda *cuda, const kern_mesa *mesa) {
     const int32_t width = mesa->key_width;
-    const size_t bytes = width == 64 ? sizeof(tile_shared<64>) : sizeof(tile_shared<128>);
+    const size_t bytes = width == 64 ? sizeof(mesa_row_memory<64>) : sizeof(mesa_row_memory<128>);
     return width == mesa->value_width && (width == 64 || width == 128) && bytes <= cuda->shared_limit;
 }
 static int any_blocks(const kern_cuda *cuda) {
@@ -489,10 +239,10 @@ kern_status cuda_mesa_prepare(const kern_cuda *cuda, const void *args, size_t *w
 template <int D> static kern_status launch_tiles(const cuda_step *step, const mesa &a) {
     if (!cuda_is_wide(a.slots.p))
         return KERN_INVALID;
-    const kern_status status = cuda_allow_shared(tile_kernel<D>, sizeof(tile_shared<D>));
+    const kern_status status = cuda_allow_shared(tile_kernel<D>, sizeof(mesa_row_memory<D>));
     if (status)
         return status;
-    return cuda_start(step, tile_kernel<D>, step->rows * a.heads, mesa_tile<D>::THREADS, sizeof(tile_shared<D>),
+    return cuda_start(step, tile_kernel<D>, step->rows * a.heads, mesa_work<D>::THREADS, sizeof(mesa_row_memory<D>),
                       step->table, a);
 }
 

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// The solver of a Mesa layer on a block of threads: (H + Lambda) x = q for one token, the rules of models.md 2.6b.
+// The solver of a Mesa layer on a team of threads: (H + Lambda) x = q for one token, the rules of models.md 2.6b.
 //
 // H (D, D) lies in registers, 8 x 8 a thread: lane = row group x one of D / 8 column groups, group c holding columns
 // 4 c .. and D / 2 + 4 c .., so that a piece of a row moves as two 16-byte accesses. Vectors are replicated: every lane
@@ -15,44 +15,47 @@
 #define KERNELS_CUDA_MESA_SOLVE_CUH
 
 #include "kernels/cuda/elements.cuh"
+#include "kernels/cuda/team.cuh"
 
-template <int D> struct mesa_tile {
+template <int D, typename Team> struct mesa_tile {
     static constexpr int COLUMN_GROUPS = D / 8, HALF = D / 2;
     static constexpr int THREADS = COLUMN_GROUPS * COLUMN_GROUPS;
     static_assert(COLUMN_GROUPS == 8 || COLUMN_GROUPS == 16, "a row is shared by 8 or 16 lanes of a warp");
     float h[8][8];
 
     static __device__ __forceinline__ int32_t group(void) { // of columns
-        return threadIdx.x % COLUMN_GROUPS;
+        return Team::thread() % COLUMN_GROUPS;
     }
     static __device__ __forceinline__ int32_t row0(void) { // first of the thread's eight rows
-        return threadIdx.x / COLUMN_GROUPS * 8;
+        return Team::thread() / COLUMN_GROUPS * 8;
     }
     static __device__ __forceinline__ int32_t column(int j) {
         return j < 4 ? 4 * group() + j : HALF + 4 * group() + j - 4;
     }
 };
 
-// What a block keeps in shared memory for one token's solve.
+// Floats of a lower triangle.
+template <int D> constexpr int MESA_FACTOR = D *(D + 1) / 2;
+
+// What a team keeps in shared memory for one token's solve.
 template <int D> struct alignas(16) mesa_shared {
     float exchange[2][D];
     float q[D], lambda[D], diagonal[D], x[D];
-    float factor[D * (D + 1) / 2]; // exact: L, packed by rows
     double solution[D];
     float rest[D];
 };
 
 // ----------------------------------------------------------------------------------------------------------- vectors
 
-template <int D>
-static __device__ __forceinline__ void mesa_take(const mesa_tile<D> &tile, const float *from, float (&to)[8]) {
+template <int D, typename Team>
+static __device__ __forceinline__ void mesa_take(const mesa_tile<D, Team> &tile, const float *from, float (&to)[8]) {
     const float4 low = *(const float4 *)(from + 4 * tile.group());
     const float4 high = *(const float4 *)(from + tile.HALF + 4 * tile.group());
     to[0] = low.x, to[1] = low.y, to[2] = low.z, to[3] = low.w;
     to[4] = high.x, to[5] = high.y, to[6] = high.z, to[7] = high.w;
 }
-template <int D>
-static __device__ __forceinline__ void mesa_give(const mesa_tile<D> &tile, float *to, const float (&from)[8]) {
+template <int D, typename Team>
+static __device__ __forceinline__ void mesa_give(const mesa_tile<D, Team> &tile, float *to, const float (&from)[8]) {
     *(float4 *)(to + 4 * tile.group()) = make_float4(from[0], from[1], from[2], from[3]);
     *(float4 *)(to + tile.HALF + 4 * tile.group()) = make_float4(from[4], from[5], from[6], from[7]);
 }
@@ -63,13 +66,14 @@ template <int D> static __device__ __forceinline__ float mesa_dot(const float (&
     for (int j = 0; j < 8; j++)
         sum = fmaf(a[j], b[j], sum);
 #pragma unroll
-    for (int distance = mesa_tile<D>::COLUMN_GROUPS / 2; distance > 0; distance /= 2)
+    for (int distance = D / 16; distance > 0; distance /= 2)
         sum += __shfl_xor_sync(~0u, sum, distance);
     return sum;
 }
 
 // Calls use(i, j, row) for the elements of the diagonal of H that are this thread's.
-template <int D, typename Use> static __device__ __forceinline__ void mesa_diagonal(const mesa_tile<D> &tile, Use use) {
+template <int D, typename Team, typename Use>
+static __device__ __forceinline__ void mesa_diagonal(const mesa_tile<D, Team> &tile, Use use) {
 #pragma unroll
     for (int i = 0; i < 8; i++)
 #pragma unroll
@@ -80,8 +84,8 @@ template <int D, typename Use> static __device__ __forceinline__ void mesa_diago
 
 // ---------------------------------------------------------------------------------------------------------- products
 
-template <int D>
-static __device__ __forceinline__ void mesa_partial_rows(const mesa_tile<D> &tile, const float (&p)[8],
+template <int D, typename Team>
+static __device__ __forceinline__ void mesa_partial_rows(const mesa_tile<D, Team> &tile, const float (&p)[8],
                                                          float (&row)[8]) {
 #pragma unroll
     for (int i = 0; i < 8; i++) {
@@ -94,10 +98,10 @@ static __device__ __forceinline__ void mesa_partial_rows(const mesa_tile<D> &til
 
 // y, the product, from its partial rows. Every exchange halves the rows that a lane still sums. step: consecutive
 // products of a solve take turns with the shared memory.
-template <int D>
-static __device__ __forceinline__ void mesa_finish_product(const mesa_tile<D> &tile, mesa_shared<D> &shared,
+template <int D, typename Team>
+static __device__ __forceinline__ void mesa_finish_product(const mesa_tile<D, Team> &tile, mesa_shared<D> &shared,
                                                            int32_t step, float (&row)[8], float (&y)[8]) {
-    constexpr int GROUPS = mesa_tile<D>::COLUMN_GROUPS;
+    constexpr int GROUPS = tile.COLUMN_GROUPS;
 #pragma unroll
     for (int rows = 4; rows > 0; rows /= 2) {
         const int distance = GROUPS / 8 * rows;
@@ -112,14 +116,14 @@ static __device__ __forceinline__ void mesa_finish_product(const mesa_tile<D> &t
         row[0] += __shfl_xor_sync(~0u, row[0], 1);
     float *exchange = shared.exchange[step & 1];
     if (GROUPS == 8 || (tile.group() & 1) == 0)
-        exchange[threadIdx.x / (GROUPS / 8)] = row[0]; // the row that this lane has finished
-    __syncthreads();
+        exchange[Team::thread() / (GROUPS / 8)] = row[0]; // the row that this lane has finished
+    Team::sync();
     mesa_take(tile, exchange, y);
 }
 
-template <int D>
-static __device__ __forceinline__ void mesa_product(const mesa_tile<D> &tile, mesa_shared<D> &shared, int32_t step,
-                                                    const float (&p)[8], float (&y)[8]) {
+template <int D, typename Team>
+static __device__ __forceinline__ void mesa_product(const mesa_tile<D, Team> &tile, mesa_shared<D> &shared,
+                                                    int32_t step, const float (&p)[8], float (&y)[8]) {
     float row[8];
     mesa_partial_rows(tile, p, row);
     mesa_finish_product(tile, shared, step, row, y);
@@ -144,8 +148,8 @@ static __device__ __forceinline__ kern_solve_report mesa_report_of(int32_t steps
 
 // Modes tolerance and steps. The test for the end stands behind the multiply-adds of the next product, which hide the
 // latency of its sum.
-template <int D>
-static __device__ __forceinline__ kern_solve_report mesa_solve_gradients(const mesa_tile<D> &tile,
+template <int D, typename Team>
+static __device__ __forceinline__ kern_solve_report mesa_solve_gradients(const mesa_tile<D, Team> &tile,
                                                                          mesa_shared<D> &shared,
                                                                          const kern_solver &solver, float (&x)[8]) {
     float r[8], p[8], s[8], y[8], row[8];
@@ -198,9 +202,10 @@ static __device__ __forceinline__ kern_solve_report mesa_solve_gradients(const m
 }
 
 // Mode fixed: zero start, 1e-5 in both divisions, nothing but a number that is not finite ends it early.
-template <int D>
-static __device__ __forceinline__ kern_solve_report mesa_solve_fixed(const mesa_tile<D> &tile, mesa_shared<D> &shared,
-                                                                     int32_t max_steps, float (&x)[8]) {
+template <int D, typename Team>
+static __device__ __forceinline__ kern_solve_report mesa_solve_fixed(const mesa_tile<D, Team> &tile,
+                                                                     mesa_shared<D> &shared, int32_t max_steps,
+                                                                     float (&x)[8]) {
     constexpr float EPSILON = 1e-5f;
     float r[8], p[8], y[8];
     mesa_take(tile, shared.q, r);
@@ -245,26 +250,26 @@ template <typename T> static __device__ __forceinline__ T mesa_warp_sum(T x) {
     return x;
 }
 
-// A = L L^T in place by the whole block, the packed lower triangle; column: n numbers in shared memory. False: not
+// A = L L^T in place by the whole team, the packed lower triangle; column: n numbers in shared memory. False: not
 // positive definite. Begins and ends with a barrier.
-template <typename T> static __device__ bool mesa_factorise(T *l, int32_t n, T *column) {
-    const int32_t warp = threadIdx.x / 32, lane = threadIdx.x % 32, warps = blockDim.x / 32;
+template <typename Team, typename T> static __device__ bool mesa_factorise(T *l, int32_t n, T *column) {
+    const int32_t warp = Team::thread() / 32, lane = Team::thread() % 32, warps = Team::size() / 32;
     for (int32_t k = 0; k < n; k++) {
-        __syncthreads();
+        Team::sync();
         const T pivot = l[mesa_packed(k, k)];
         if (!(pivot > 0))
             return false;
         const T inverse = 1 / sqrt(pivot);
-        for (int32_t i = k + 1 + threadIdx.x; i < n; i += blockDim.x)
+        for (int32_t i = k + 1 + Team::thread(); i < n; i += Team::size())
             column[i] = l[mesa_packed(i, k)] *= inverse;
-        __syncthreads();
-        if (threadIdx.x == 0)
+        Team::sync();
+        if (Team::thread() == 0)
             l[mesa_packed(k, k)] = pivot * inverse;
         for (int32_t i = k + 1 + warp; i < n; i += warps)
             for (int32_t j = k + 1 + lane; j <= i; j += 32)
                 l[mesa_packed(i, j)] -= column[i] * column[j];
     }
-    __syncthreads();
+    Team::sync();
     return true;
 }
 
@@ -292,8 +297,8 @@ template <typename T> static __device__ void mesa_substitute(const T *l, int32_t
 }
 
 // rest = q - (H + Lambda) solution, in double.
-template <int D>
-static __device__ __forceinline__ void mesa_residual(const mesa_tile<D> &tile, mesa_shared<D> &shared) {
+template <int D, typename Team>
+static __device__ __forceinline__ void mesa_residual(const mesa_tile<D, Team> &tile, mesa_shared<D> &shared) {
 #pragma unroll
     for (int i = 0; i < 8; i++) {
         double sum = 0;
@@ -310,8 +315,9 @@ static __device__ __forceinline__ void mesa_residual(const mesa_tile<D> &tile, m
 }
 
 // Not positive definite: x is NaN and the report says so. shared.diagonal is overwritten.
-template <int D>
-static __device__ __forceinline__ kern_solve_report mesa_solve_exact(const mesa_tile<D> &tile, mesa_shared<D> &shared,
+template <int D, typename Team>
+static __device__ __forceinline__ kern_solve_report mesa_solve_exact(const mesa_tile<D, Team> &tile,
+                                                                     mesa_shared<D> &shared, float *factor,
                                                                      float (&x)[8]) {
     constexpr int REFINEMENTS = 2;
 #pragma unroll
@@ -320,24 +326,24 @@ static __device__ __forceinline__ kern_solve_report mesa_solve_exact(const mesa_
         for (int j = 0; j < 8; j++) {
             const int32_t row = tile.row0() + i, column = tile.column(j);
             if (column <= row)
-                shared.factor[mesa_packed(row, column)] = tile.h[i][j] + (row == column ? shared.lambda[row] : 0);
+                factor[mesa_packed(row, column)] = tile.h[i][j] + (row == column ? shared.lambda[row] : 0);
         }
-    for (int32_t i = threadIdx.x; i < D; i += blockDim.x) {
+    for (int32_t i = Team::thread(); i < D; i += Team::size()) {
         shared.rest[i] = shared.q[i];
         shared.solution[i] = 0;
     }
-    const bool definite = mesa_factorise(shared.factor, D, shared.diagonal);
+    const bool definite = mesa_factorise<Team>(factor, D, shared.diagonal);
     for (int pass = 0; pass <= REFINEMENTS && definite; pass++) {
-        if (threadIdx.x < 32) {
-            mesa_substitute(shared.factor, D, shared.rest);
-            for (int32_t i = threadIdx.x; i < D; i += 32) {
+        if (Team::thread() < 32) {
+            mesa_substitute(factor, D, shared.rest);
+            for (int32_t i = Team::thread(); i < D; i += 32) {
                 const double better = shared.solution[i] + (double)shared.rest[i];
                 shared.solution[i] = pass == REFINEMENTS ? (double)(float)better : better;
             }
         }
-        __syncthreads();
+        Team::sync();
         mesa_residual(tile, shared);
-        __syncthreads();
+        Team::sync();
     }
     float q[8], rest[8];
     mesa_take(tile, shared.q, q);
@@ -352,13 +358,14 @@ static __device__ __forceinline__ kern_solve_report mesa_solve_exact(const mesa_
     return report;
 }
 
-// x for the q, lambda and diagonal of H in shared memory. Every thread of the block has the report. While gradients
-// run, the tile's diagonal is that of H + Lambda.
-template <int D>
-static __device__ __forceinline__ kern_solve_report mesa_solve(mesa_tile<D> &tile, mesa_shared<D> &shared,
-                                                               const kern_solver &solver, float (&x)[8]) {
+// x for the q, lambda and diagonal of H in shared memory; factor: MESA_FACTOR floats there, for exact solves. Every
+// thread of the team has the report. While gradients run, the tile's diagonal is that of H + Lambda.
+template <int D, typename Team>
+static __device__ __forceinline__ kern_solve_report mesa_solve(mesa_tile<D, Team> &tile, mesa_shared<D> &shared,
+                                                               float *factor, const kern_solver &solver,
+                                                               float (&x)[8]) {
     if (solver.mode == KERN_SOLVE_EXACT)
-        return mesa_solve_exact(tile, shared, x);
+        return mesa_solve_exact(tile, shared, factor, x);
     mesa_diagonal(tile, [&](int i, int j, int32_t row) { tile.h[i][j] += shared.lambda[row]; });
     const kern_solve_report report = solver.mode == KERN_SOLVE_FIXED
                                          ? mesa_solve_fixed(tile, shared, solver.max_steps, x)
