@@ -93,7 +93,8 @@ static inline kern_status kern_recurrence_check(const kern_recurrence *f, int32_
         (f->value_heads && f->heads % f->value_heads))
         return KERN_INVALID;
     if (f->decay < KERN_DECAY_NONE || f->decay > KERN_DECAY_CHANNEL || f->update < KERN_UPDATE_ADD ||
-        f->update > KERN_UPDATE_DELTA || (f->skip_width != 0 && f->skip_width != 1 && f->skip_width != f->value_width))
+        f->update > KERN_UPDATE_DELTA || f->storage < KERN_STORE_F32 || f->storage > KERN_STORE_BF16 ||
+        (f->skip_width != 0 && f->skip_width != 1 && f->skip_width != f->value_width))
         return KERN_INVALID;
     if (f->key_width > most_width || f->value_width > most_width)
         return KERN_UNSUPPORTED;

@@ -433,6 +433,12 @@ typedef struct kern_normalise_backward_args {
     float eps;
 } kern_normalise_backward_args;
 
+// How a matrix state lies in its slot. BF16 is for CUDA devices alone (KERN_UNSUPPORTED on the CPU): arithmetic stays
+// float32, and what is stored is rounded up or down at random, in the mean exactly, by bits that depend on the token's
+// position and the element's place alone. A row rounds after each of its tokens, so that a row cut anywhere leaves the
+// same bits.
+typedef enum kern_storage { KERN_STORE_F32, KERN_STORE_BF16 } kern_storage;
+
 // The recurrence family, models.md 11:  S~ = decay S;  u = w v | beta (v - S~^T k);  S = S~ + k u^T;
 // o = scale S^T q [+ skip * v].  H states; V' = V + (1 with unit_column) columns of a state; O = max(H, query heads)
 // heads of o. State s uses key head s / (H / key heads) and value head s / (H / value heads). With fewer query heads
@@ -449,13 +455,14 @@ typedef struct kern_recurrence {
     int32_t unit_column;                         // a constant 1 stands behind the V values of v (normalisers)
     int32_t skip_width;                          // 0: no skip; 1 or V: its floats a head
     float scale;
+    int32_t storage; // of the state, kern_storage
 } kern_recurrence;
 typedef struct kern_recurrence_args {
     kern_ptr q, k, v;   // (T, query heads * D), (T, key heads * D), (T, value heads * V)
     kern_ptr g;         // log decay <= 0: HEAD (H), SCALAR (T, H), CHANNEL (T, H * D)
     kern_ptr beta;      // with weighted (T, H)
     kern_ptr skip;      // with skip_width (O * skip_width)
-    kern_ptr state;     // optional slot memory (H, D, V') float32
+    kern_ptr state;     // optional slot memory (H, D, V') of `storage`
     kern_ptr o;         // (T, O * V')
     kern_ptr snapshots; // optional: the state before each chunk (n_chunks, H, D, V'), for backward
     kern_recurrence family;

@@ -121,6 +121,8 @@ kern_status cuda_recurrence_prepare(const kern_cuda *cuda, const void *args, siz
         return status;
     if (!a->q.ref || !a->k.ref || !a->v.ref || !a->o.ref)
         return KERN_INVALID;
+    if (f->storage != KERN_STORE_F32)
+        return KERN_UNSUPPORTED;
     if (a->snapshots.ref)
         return KERN_UNSUPPORTED; // there is no backward pass to read them
     if (f->key_width > REGISTER_DEPTH && wide_bytes(f->key_width) + sizeof(wide_sums[2]) > cuda->shared_limit)

@@ -222,11 +222,12 @@ START_TEST(impossible_shapes_are_refused) {
     make_problem(&p, &test, good, 0.9);
     kern_recurrence bad = good;
     refused(&test, &p, good, KERN_OK);
-    for (int field = 0; field < 10; field++) {
+    for (int field = 0; field < 11; field++) {
         bad = good;
-        int32_t *const value[] = {&bad.heads,       &bad.query_heads, &bad.key_heads, &bad.value_heads, &bad.key_heads,
-                                  &bad.value_heads, &bad.decay,       &bad.update,    &bad.skip_width,  &bad.key_width};
-        static const int32_t wrong[] = {0, 3, -1, -1, 4, 3, 7, 2, 1, 0};
+        int32_t *const value[] = {&bad.heads,      &bad.query_heads, &bad.key_heads, &bad.value_heads,
+                                  &bad.key_heads,  &bad.value_heads, &bad.decay,     &bad.update,
+                                  &bad.skip_width, &bad.key_width,   &bad.storage};
+        static const int32_t wrong[] = {0, 3, -1, -1, 4, 3, 7, 2, 1, 0, 2};
         *value[field] = wrong[field];
         refused(&test, &p, bad, KERN_INVALID);
     }

@@ -44,6 +44,8 @@ KERN_PREPARE(recurrence, kern_recurrence_args) {
         kern_recurrence_check(f, RECURRENCE_WIDTH_MAX, a->g.ref != 0, a->beta.ref != 0, a->skip.ref != 0);
     if (status != KERN_OK)
         return status;
+    if (f->storage != KERN_STORE_F32)
+        return KERN_UNSUPPORTED;
     if (!a->q.ref || !a->k.ref || !a->v.ref || !a->o.ref)
         return KERN_INVALID;
     const recurrence_shape shape = recurrence_shape_of(f, cpu->chunk);

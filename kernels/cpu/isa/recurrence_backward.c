@@ -69,6 +69,8 @@ KERN_PREPARE(recurrence_backward, kern_recurrence_backward_args) {
         kern_recurrence_check(f, RECURRENCE_WIDTH_MAX, a->g.ref != 0, a->beta.ref != 0, a->skip.ref != 0);
     if (status != KERN_OK)
         return status;
+    if (f->storage != KERN_STORE_F32)
+        return KERN_UNSUPPORTED;
     const bool decays = f->decay == KERN_DECAY_SCALAR || f->decay == KERN_DECAY_CHANNEL;
     if (!a->q.ref || !a->k.ref || !a->v.ref || !a->snapshots.ref || !a->d_o.ref || !a->dq.ref || !a->dk.ref ||
         !a->dv.ref || (f->weighted != 0) != (a->dbeta.ref != 0) || decays != (a->dg.ref != 0) ||
