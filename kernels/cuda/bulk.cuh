@@ -1,0 +1,65 @@
+// SPDX-License-Identifier: Apache-2.0
+// Copies of whole runs of memory into shared memory by the copy engine (sm_90), and the barriers in shared memory
+// (mbarrier) that count what has come. Nothing here exists for older chips: a kernel that uses it has an empty body
+// there and is not started (kern_cuda.overlaps).
+//
+// A barrier's phase is over when as many threads have arrived as it was made for and all bytes expected have come; what
+// they wrote before is then seen by those who waited. Phases are told apart by parity: the first is 0. Waiting for 1 of
+// a new barrier returns at once. Addresses and sizes are multiples of 16 bytes.
+#ifndef KERNELS_CUDA_BULK_CUH
+#define KERNELS_CUDA_BULK_CUH
+
+#include "kernels/cuda/cuda.cuh"
+
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
+
+typedef uint64_t cuda_mbarrier;
+
+static __device__ __forceinline__ uint32_t cuda_shared_address(const void *p) {
+    return (uint32_t)__cvta_generic_to_shared(p);
+}
+
+// By one thread; the others of the block see it behind a cuda_mbarrier_made by that thread and a barrier of the block.
+static __device__ __forceinline__ void cuda_mbarrier_make(cuda_mbarrier *barrier, uint32_t arrivals) {
+    asm volatile("mbarrier.init.shared::cta.b64 [%0], %1;" ::"r"(cuda_shared_address(barrier)), "r"(arrivals)
+                 : "memory");
+}
+static __device__ __forceinline__ void cuda_mbarrier_made(void) {
+    asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
+}
+
+// Bytes that belong to the phase that is on; before their copies are asked for.
+static __device__ __forceinline__ void cuda_mbarrier_expect(cuda_mbarrier *barrier, uint32_t bytes) {
+    asm volatile("mbarrier.expect_tx.relaxed.cta.shared::cta.b64 [%0], %1;" ::"r"(cuda_shared_address(barrier)),
+                 "r"(bytes)
+                 : "memory");
+}
+static __device__ __forceinline__ void cuda_mbarrier_arrive(cuda_mbarrier *barrier) {
+    asm volatile("mbarrier.arrive.release.cta.shared::cta.b64 _, [%0];" ::"r"(cuda_shared_address(barrier)) : "memory");
+}
+static __device__ __forceinline__ void cuda_mbarrier_wait(cuda_mbarrier *barrier, uint32_t parity) {
+    uint32_t over;
+    do
+        asm volatile("{\n\t.reg .pred p;\n\t"
+                     "mbarrier.try_wait.parity.acquire.cta.shared::cta.b64 p, [%1], %2;\n\t"
+                     "selp.u32 %0, 1, 0, p;\n\t}"
+                     : "=r"(over)
+                     : "r"(cuda_shared_address(barrier)), "r"(parity)
+                     : "memory");
+    while (!over);
+}
+
+static __device__ __forceinline__ void cuda_bulk_load(void *shared, const void *from, uint32_t bytes,
+                                                      cuda_mbarrier *barrier) {
+    asm volatile("cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];" ::"r"(
+                     cuda_shared_address(shared)),
+                 "l"(from), "r"(bytes), "r"(cuda_shared_address(barrier))
+                 : "memory");
+}
+// As cuda_prefetch, of a whole run.
+static __device__ __forceinline__ void cuda_bulk_prefetch(const void *from, uint32_t bytes) {
+    asm volatile("cp.async.bulk.prefetch.L2.global [%0], %1;" ::"l"(from), "r"(bytes) : "memory");
+}
+
+#endif
+#endif
