@@ -1,0 +1,93 @@
+// SPDX-License-Identifier: Apache-2.0
+// Elements of a matrix state as they lie in its slot (kern_storage): float, or bfloat16 rounded at random.
+//
+// A float x between two bfloat16 a < b becomes b with probability (x - a) / (b - a): 16 random bits are added to the 16
+// that go. The bits are a function of a token's position, the state's number and the element's place, so they depend on
+// neither the batch nor the kernel: Philox makes a key of position and state, and the finaliser of MurmurHash3 (A.
+// Appleby, 2011), keyed at its start and in its middle, two elements' bits of that and the place. Places are counted in
+// quads: four columns of a row that begin at a multiple of four, ceil(columns / 4) of them a row.
+#ifndef KERNELS_CUDA_STORAGE_CUH
+#define KERNELS_CUDA_STORAGE_CUH
+
+#include "kernels/cuda/elements.cuh"
+#include "kernels/philox.h"
+
+typedef __nv_bfloat16 cuda_bf16;
+
+// ---------------------------------------------------------------------------------------------------------- rounding
+
+struct cuda_rounding {
+    uint32_t start, middle;
+};
+
+static __host__ __device__ __forceinline__ cuda_rounding cuda_rounding_of(int64_t position, int32_t state) {
+    constexpr uint32_t KEY0 = 0x243F6A88u, KEY1 = 0x85A308D3u; // pi
+    const kern_philox counter = {{(uint32_t)position, (uint32_t)((uint64_t)position >> 32), (uint32_t)state, 0}};
+    const kern_philox random = kern_philox_4x32_10(counter, KEY0, KEY1);
+    return {random.word[0], random.word[1]};
+}
+
+// Of elements 2 pair and 2 pair + 1: the low 16 bits and the high ones.
+static __host__ __device__ __forceinline__ uint32_t cuda_rounding_bits(const cuda_rounding &key, uint32_t pair) {
+    uint32_t h = pair * 0x9E3779B9u + key.start;
+    h = (h ^ h >> 16) * 0x85EBCA6Bu + key.middle;
+    h = (h ^ h >> 13) * 0xC2B2AE35u;
+    return h ^ h >> 16;
+}
+
+static __device__ __forceinline__ float cuda_rounded(float x, uint32_t bits) {
+    return x == x ? __uint_as_float((__float_as_uint(x) + bits) & 0xFFFF0000u) : x;
+}
+
+// To what is stored. float: as it is.
+template <typename Stored>
+static __device__ __forceinline__ void cuda_round(cuda_quad &x, const cuda_rounding &key, uint32_t quad) {
+    if (sizeof(Stored) == sizeof(float))
+        return;
+#pragma unroll
+    for (int pair = 0; pair < 2; pair++) {
+        const uint32_t bits = cuda_rounding_bits(key, 2 * quad + pair);
+        x.v[2 * pair] = cuda_rounded(x.v[2 * pair], bits & 0xFFFFu);
+        x.v[2 * pair + 1] = cuda_rounded(x.v[2 * pair + 1], bits >> 16);
+    }
+}
+
+// --------------------------------------------------------------------------------------------------- four at a time
+
+static __device__ __forceinline__ float cuda_widened(cuda_bf16 x) {
+    return __bfloat162float(x);
+}
+// Of a rounded number: nothing is lost.
+static __device__ __forceinline__ cuda_bf16 cuda_narrowed(float x) {
+    return __ushort_as_bfloat16((unsigned short)(__float_as_uint(x) >> 16));
+}
+
+// As cuda_load and cuda_store of floats; wide: p is a multiple of 8 bytes.
+static __device__ __forceinline__ cuda_quad cuda_load(const cuda_bf16 *p, int64_t left, bool wide) {
+    cuda_quad q;
+    if (wide && left >= 4) {
+        const uint2 all = *(const uint2 *)p;
+        q.v[0] = __uint_as_float(all.x << 16), q.v[1] = __uint_as_float(all.x & 0xFFFF0000u);
+        q.v[2] = __uint_as_float(all.y << 16), q.v[3] = __uint_as_float(all.y & 0xFFFF0000u);
+        return q;
+    }
+#pragma unroll
+    for (int i = 0; i < 4; i++)
+        q.v[i] = i < left ? cuda_widened(p[i]) : 0.0f;
+    return q;
+}
+
+static __device__ __forceinline__ void cuda_store(cuda_bf16 *p, const cuda_quad &q, int64_t left, bool wide) {
+    if (wide && left >= 4) {
+        const uint32_t low = __byte_perm(__float_as_uint(q.v[0]), __float_as_uint(q.v[1]), 0x7632);
+        const uint32_t high = __byte_perm(__float_as_uint(q.v[2]), __float_as_uint(q.v[3]), 0x7632);
+        *(uint2 *)p = make_uint2(low, high);
+        return;
+    }
+#pragma unroll
+    for (int i = 0; i < 4; i++)
+        if (i < left)
+            p[i] = cuda_narrowed(q.v[i]);
+}
+
+#endif
