@@ -1,10 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
-// A step: one serving plan over the pieces that were added, and what came out of it.
+// Steps: one serving plan over the pieces that were added, and what came out of it.
 //
 // One plan of the largest size serves every step, since its operations run over the tokens that the row table counts;
-// an idle row costs nothing. After creation neither the device nor the host allocates. A piece is refused when it is
-// added, never when the step runs: whatever fails in a run is a fault of the device or of this code, not of one
-// request.
+// an idle row costs nothing. Two steps may be under way: everything that a step leaves on the host is there twice, and
+// on the device the stream's order keeps them apart, ids drawn by one included, which the next reads before it draws
+// its own. After creation neither the device nor the host allocates. A piece is refused when it is added, never when
+// the step runs: whatever fails in a run is a fault of the device or of this code, not of one request.
 #include "engine/batch.h"
 
 #include <inttypes.h>
@@ -13,23 +14,39 @@
 
 #include "engine/batch_internal.h"
 
-static bool allocate_host(eng_batch *batch) {
-    const eng_config *config = &batch->weights->model->config;
+static bool allocate_flight(const eng_batch *batch, eng_flight *flight) {
     const eng_plan *plan = batch->plan;
     size_t rows = (size_t)batch->max_rows, top = (size_t)batch->max_logits * KERN_MAX_TOP;
     kern_device *device = batch->weights->device;
-    batch->piece = calloc(rows, sizeof *batch->piece);
-    batch->logits = malloc(sizeof *batch->logits * rows * (size_t)config->vocab_size);
-    if (!batch->piece || !batch->logits || kern_alloc_host(device, plan->results_bytes, &batch->results) ||
-        kern_alloc_host(device, top * (sizeof *batch->top_id + sizeof *batch->top_logprob), &batch->top))
+    flight->piece = calloc(rows, sizeof *flight->piece);
+    flight->logits = malloc(sizeof *flight->logits * rows * (size_t)batch->weights->model->config.vocab_size);
+    if (!flight->piece || !flight->logits || kern_event_create(device, &flight->done) ||
+        kern_alloc_host(device, plan->results_bytes, &flight->results) ||
+        kern_alloc_host(device, top * (sizeof *flight->top_id + sizeof *flight->top_logprob), &flight->top))
         return false;
-    batch->finite = eng_plan_result(plan, batch->results, plan->finite);
-    batch->sampled = eng_plan_result(plan, batch->results, plan->sampled);
-    batch->logprob = eng_plan_result(plan, batch->results, plan->logprob);
-    batch->solves = eng_plan_result(plan, batch->results, plan->solves);
-    batch->top_id = batch->top;
-    batch->top_logprob = (float *)batch->top + top;
+    flight->finite = eng_plan_result(plan, flight->results, plan->finite);
+    flight->sampled = eng_plan_result(plan, flight->results, plan->sampled);
+    flight->logprob = eng_plan_result(plan, flight->results, plan->logprob);
+    flight->solves = eng_plan_result(plan, flight->results, plan->solves);
+    flight->top_id = flight->top;
+    flight->top_logprob = (float *)flight->top + top;
     return true;
+}
+
+static bool allocate_host(eng_batch *batch) {
+    batch->slot_fill = calloc((size_t)eng_pool_slots(batch->pool, NULL), sizeof *batch->slot_fill);
+    bool done = batch->slot_fill != NULL;
+    for (int i = 0; i < ENG_FLIGHTS; i++)
+        done = done && allocate_flight(batch, &batch->flight[i]);
+    return done;
+}
+
+static void free_flight(kern_device *device, eng_flight *flight) {
+    kern_event_free(flight->done);
+    kern_free_host(device, flight->results);
+    kern_free_host(device, flight->top);
+    free(flight->piece);
+    free(flight->logits);
 }
 
 // Logits of a step: a row each and one chunk more.
@@ -92,6 +109,7 @@ eng_status eng_batch_create(const eng_weights *weights, eng_pool *pool, kern_str
     batch->chunk = kern_device_describe(weights->device)->chunk;
     batch->max_rows = max_rows;
     batch->max_tokens = max_tokens;
+    batch->fill = 1;
     bound_step(batch);
     eng_status status = allocate_device(batch, error);
     if (status == ENG_OK && !allocate_host(batch))
@@ -107,10 +125,11 @@ eng_status eng_batch_create(const eng_weights *weights, eng_pool *pool, kern_str
 void eng_batch_free(eng_batch *batch) {
     if (!batch)
         return;
-    kern_free_host(batch->weights->device, batch->results);
-    kern_free_host(batch->weights->device, batch->top);
-    free(batch->piece);
-    free(batch->logits);
+    kern_status idle = kern_synchronize(batch->stream); // a lost device does nothing any more
+    (void)idle;
+    for (int i = 0; i < ENG_FLIGHTS; i++)
+        free_flight(batch->weights->device, &batch->flight[i]);
+    free(batch->slot_fill);
     kern_rows_free(batch->rows);
     eng_memory_free(batch->weights->device, &batch->memory);
     eng_plan_free(batch->plan);
@@ -118,7 +137,9 @@ void eng_batch_free(eng_batch *batch) {
 }
 
 void eng_batch_clear(eng_batch *batch) {
-    batch->pieces = batch->tokens = batch->logits_rows = batch->edits = batch->most_top = 0;
+    eng_batch_filling(batch)->pieces = 0;
+    batch->tokens = batch->logits_rows = batch->edits = batch->most_top = 0;
+    batch->fill++;
 }
 
 int32_t eng_batch_piece_length(const eng_batch *batch, const eng_session *session, int64_t left) {
@@ -133,6 +154,21 @@ static eng_status check_id(const eng_batch *batch, int32_t id, eng_error *error)
     return eng_fail(error, ENG_INVALID, "id %" PRId32 " is outside the vocabulary of %" PRId32, id, vocab);
 }
 
+// Of the ids that the piece reads.
+static eng_status check_ids(const eng_batch *batch, const eng_piece *piece, eng_error *error) {
+    const eng_flight *previous = eng_batch_previous(batch);
+    eng_status status = ENG_OK;
+    for (int32_t i = 0; piece->ids && i < piece->count + (piece->scored && !piece->logits) && status == ENG_OK; i++)
+        status = check_id(batch, piece->ids[i], error);
+    if (piece->ids)
+        return status;
+    if (piece->count != 1 || piece->kind != KERN_ROW_GENERATED || piece->scored || piece->after < 0 ||
+        piece->after >= previous->pieces || !previous->piece[piece->after].piece.logits ||
+        previous->piece[piece->after].piece.session != piece->session)
+        return eng_fail(error, ENG_INVALID, "the step before drew no id for this piece to read");
+    return ENG_OK;
+}
+
 static eng_status check_piece(const eng_batch *batch, const eng_piece *piece, eng_error *error) {
     const eng_session *session = piece->session;
     if (!session || session->pool != batch->pool)
@@ -142,21 +178,18 @@ static eng_status check_piece(const eng_batch *batch, const eng_piece *piece, en
     if (piece->top < 0 || piece->top > KERN_MAX_TOP)
         return eng_fail(error, ENG_INVALID, "%" PRId32 " likeliest ids are wanted; the limit is %d", piece->top,
                         KERN_MAX_TOP);
-    eng_status status = ENG_OK;
-    for (int32_t i = 0; i < piece->count + (piece->scored && !piece->logits) && status == ENG_OK; i++)
-        status = check_id(batch, piece->ids[i], error);
+    if (batch->slot_fill[session->slot] == batch->fill)
+        return eng_fail(error, ENG_INVALID, "a session has one piece a step");
+    eng_status status = check_ids(batch, piece, error);
     if (status == ENG_OK && piece->edits > 0)
         status = check_id(batch, piece->edit[0].id, error);
     if (status == ENG_OK && piece->edits > 0)
         status = check_id(batch, piece->edit[piece->edits - 1].id, error);
-    for (int32_t i = 0; i < batch->pieces && status == ENG_OK; i++)
-        if (batch->piece[i].piece.session == session)
-            return eng_fail(error, ENG_INVALID, "a session has one piece a step");
     return status;
 }
 
 static eng_status check_room(const eng_batch *batch, const eng_piece *piece, eng_error *error) {
-    if (batch->pieces == batch->max_rows)
+    if (batch->flight[batch->started % ENG_FLIGHTS].pieces == batch->max_rows)
         return eng_fail(error, ENG_FULL, "all %" PRId32 " rows of the step are taken", batch->max_rows);
     if (piece->count > batch->max_tokens - batch->tokens)
         return eng_fail(error, ENG_FULL, "%" PRId32 " of the step's %" PRId32 " tokens are left",
@@ -171,6 +204,7 @@ static eng_status check_room(const eng_batch *batch, const eng_piece *piece, eng
 }
 
 eng_status eng_batch_add(eng_batch *batch, const eng_piece *piece, int32_t *index, eng_error *error) {
+    eng_flight *flight = eng_batch_filling(batch);
     eng_status status = check_piece(batch, piece, error);
     if (status == ENG_OK)
         status = check_room(batch, piece, error);
@@ -178,12 +212,13 @@ eng_status eng_batch_add(eng_batch *batch, const eng_piece *piece, int32_t *inde
         status = eng_session_grow(piece->session, batch->stream, piece->session->read + piece->count, error);
     if (status != ENG_OK)
         return status;
-    batch->piece[batch->pieces] = (eng_batch_piece){.piece = *piece, .logits_row = -1};
+    flight->piece[flight->pieces] = (eng_batch_piece){.piece = *piece, .logits_row = -1};
+    batch->slot_fill[piece->session->slot] = batch->fill;
     batch->tokens += piece->count;
     batch->logits_rows += eng_piece_logits(piece);
     batch->edits += piece->edits;
     batch->most_top = piece->top > batch->most_top ? piece->top : batch->most_top;
-    *index = batch->pieces++;
+    *index = flight->pieces++;
     return ENG_OK;
 }
 
@@ -191,14 +226,14 @@ static kern_status download(eng_batch *batch, kern_ptr from, void *to, size_t by
     return bytes ? kern_download(batch->stream, to, eng_plan_address(&batch->memory, from), bytes) : KERN_OK;
 }
 
-static kern_status download_logits(eng_batch *batch) {
+static kern_status download_logits(eng_batch *batch, eng_flight *flight) {
     size_t vocab = (size_t)batch->weights->model->config.vocab_size;
     const float *logits = eng_plan_address(&batch->memory, batch->plan->logits);
-    for (int32_t i = 0; i < batch->pieces; i++) {
-        const eng_batch_piece *entry = &batch->piece[i];
+    for (int32_t i = 0; i < flight->pieces; i++) {
+        const eng_batch_piece *entry = &flight->piece[i];
         if (!entry->piece.logits || entry->piece.sampling)
             continue;
-        kern_status status = kern_download(batch->stream, batch->logits + vocab * (size_t)i,
+        kern_status status = kern_download(batch->stream, flight->logits + vocab * (size_t)i,
                                            logits + vocab * (size_t)entry->logits_row, sizeof *logits * vocab);
         if (status)
             return status;
@@ -206,34 +241,57 @@ static kern_status download_logits(eng_batch *batch) {
     return KERN_OK;
 }
 
-static kern_status download_results(eng_batch *batch) {
+static kern_status download_results(eng_batch *batch, eng_flight *flight) {
     const eng_plan *plan = batch->plan;
     size_t top = batch->most_top > 0 ? (size_t)batch->rows->n_logits * KERN_MAX_TOP : 0;
-    kern_status status = download(batch, plan->results, batch->results, plan->results_bytes);
+    kern_status status = download(batch, plan->results, flight->results, plan->results_bytes);
     if (status == KERN_OK)
-        status = download(batch, plan->top_id, batch->top_id, sizeof *batch->top_id * top);
+        status = download(batch, plan->top_id, flight->top_id, sizeof *flight->top_id * top);
     if (status == KERN_OK)
-        status = download(batch, plan->top_logprob, batch->top_logprob, sizeof *batch->top_logprob * top);
-    return status ? status : download_logits(batch);
+        status = download(batch, plan->top_logprob, flight->top_logprob, sizeof *flight->top_logprob * top);
+    return status ? status : download_logits(batch, flight);
 }
 
-eng_status eng_batch_run(eng_batch *batch, eng_error *error) {
-    if (batch->pieces == 0)
+int eng_batch_underway(const eng_batch *batch) {
+    return (int)(batch->started - batch->finished);
+}
+
+eng_status eng_batch_start(eng_batch *batch, eng_error *error) {
+    eng_flight *flight = eng_batch_filling(batch);
+    if (flight->pieces == 0)
         return ENG_OK;
+    if (eng_batch_underway(batch) == ENG_FLIGHTS)
+        return eng_fail(error, ENG_INVALID, "two steps are under way");
     eng_batch_fill_rows(batch);
     kern_status status = kern_rows_prepare(batch->stream, batch->rows);
     if (status)
         return eng_fail_kernel(error, status, "preparing the rows of a step");
     status = kern_plan_run(batch->plan->plan, batch->stream, batch->rows, &batch->memory);
     if (status == KERN_OK)
-        status = download_results(batch);
+        status = download_results(batch, flight);
     if (status == KERN_OK)
-        status = kern_synchronize(batch->stream);
+        status = kern_event_record(batch->stream, flight->done);
     if (status)
         return eng_fail_kernel(error, status, "running a step");
-    for (int32_t i = 0; i < batch->pieces; i++)
-        batch->piece[i].piece.session->read += batch->piece[i].piece.count;
+    for (int32_t i = 0; i < flight->pieces; i++)
+        flight->piece[i].piece.session->read += flight->piece[i].piece.count;
+    batch->started++;
     return ENG_OK;
+}
+
+eng_status eng_batch_finish(eng_batch *batch, eng_error *error) {
+    if (eng_batch_underway(batch) == 0)
+        return eng_fail(error, ENG_INVALID, "no step is under way");
+    batch->finished++;
+    kern_status status = kern_event_wait(eng_batch_read(batch)->done);
+    return status ? eng_fail_kernel(error, status, "running a step") : ENG_OK;
+}
+
+eng_status eng_batch_run(eng_batch *batch, eng_error *error) {
+    if (eng_batch_filling(batch)->pieces == 0)
+        return ENG_OK;
+    eng_status status = eng_batch_start(batch, error);
+    return status == ENG_OK ? eng_batch_finish(batch, error) : status;
 }
 
 // ------------------------------------------------------------------------------------------------------------ warm up
@@ -323,38 +381,41 @@ eng_status eng_batch_warm_up(eng_batch *batch, eng_error *error) {
 
 // ------------------------------------------------------------------------------------------------------------ results
 
-static void add_solves(const eng_batch *batch, int32_t token0, int32_t tokens, eng_compute *sum) {
-    if (batch->solves)
-        eng_add_solves(batch->solves + token0, tokens, sum);
+static void add_solves(const eng_flight *flight, int32_t token0, int32_t tokens, eng_compute *sum) {
+    if (flight->solves)
+        eng_add_solves(flight->solves + token0, tokens, sum);
 }
 
 void eng_batch_result(const eng_batch *batch, int32_t index, eng_piece_result *out) {
     const eng_model *model = batch->weights->model;
-    const eng_batch_piece *entry = &batch->piece[index];
-    *out = (eng_piece_result){.count = entry->piece.count, .finite = true, .id = -1};
-    add_solves(batch, entry->token0, entry->piece.count, &out->compute);
+    const eng_flight *flight = eng_batch_read(batch);
+    const eng_batch_piece *entry = &flight->piece[index];
+    *out = (eng_piece_result){.position = entry->position, .count = entry->piece.count, .finite = true, .id = -1};
+    add_solves(flight, entry->token0, entry->piece.count, &out->compute);
     for (int32_t i = 0; i < eng_piece_logits(&entry->piece); i++)
-        out->finite = out->finite && batch->finite[entry->logits_row - i];
+        out->finite = out->finite && flight->finite[entry->logits_row - i];
     if (!entry->piece.logits)
         return;
-    out->id = batch->sampled[entry->logits_row];
-    out->logprob = batch->logprob[entry->logits_row];
+    out->id = flight->sampled[entry->logits_row];
+    out->logprob = flight->logprob[entry->logits_row];
     if (!entry->piece.sampling)
-        out->logits = batch->logits + (size_t)index * (size_t)model->config.vocab_size;
+        out->logits = flight->logits + (size_t)index * (size_t)model->config.vocab_size;
 }
 
 void eng_batch_prediction(const eng_batch *batch, int32_t index, int32_t token, eng_prediction *out) {
-    const eng_batch_piece *entry = &batch->piece[index];
+    const eng_flight *flight = eng_batch_read(batch);
+    const eng_batch_piece *entry = &flight->piece[index];
     int32_t vocab = batch->weights->model->config.vocab_size;
     size_t row = (size_t)(entry->logits_row - (entry->piece.count - 1 - token));
-    *out = (eng_prediction){.id = batch->sampled[row],
-                            .logprob = batch->logprob[row],
+    *out = (eng_prediction){.id = flight->sampled[row],
+                            .logprob = flight->logprob[row],
                             .top = entry->piece.top < vocab ? entry->piece.top : vocab,
-                            .top_id = batch->top_id + row * KERN_MAX_TOP,
-                            .top_logprob = batch->top_logprob + row * KERN_MAX_TOP};
+                            .top_id = flight->top_id + row * KERN_MAX_TOP,
+                            .top_logprob = flight->top_logprob + row * KERN_MAX_TOP};
 }
 
 void eng_batch_compute(const eng_batch *batch, int32_t index, int32_t token, eng_compute *out) {
     *out = (eng_compute){0};
-    add_solves(batch, batch->piece[index].token0 + token, 1, out);
+    const eng_flight *flight = eng_batch_read(batch);
+    add_solves(flight, flight->piece[index].token0 + token, 1, out);
 }

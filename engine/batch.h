@@ -1,7 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 // What one step runs: which timelines, which ids each, how each solves and samples.
 //
-// A batch is filled piece by piece, run once, read, and filled anew. A piece is part of a prompt (cut only at the
+// A batch is filled piece by piece, started, finished, read, and filled anew. The next step may be filled and started
+// before the one under way is finished: a piece then reads the id that the step under way draws without anyone having
+// seen it, as the device has it. A piece is part of a prompt (cut only at the
 // absolute grid, so that the cut changes no bit) or ids read as generated tokens, one by one. Where logits are wanted,
 // the next id is drawn by the piece's sampler; a scored piece has logits of every token besides, for the logprobs of
 // the ids that follow. Logits of a step are bounded: a row each and one chunk more (that many vocabularies of floats on
@@ -15,12 +17,16 @@
 
 typedef struct eng_batch eng_batch;
 
-enum { ENG_ROW_EDITS = 4096 };
+enum {
+    ENG_ROW_EDITS = 4096,
+    ENG_FLIGHTS = 2, // steps under way
+};
 
 typedef struct eng_piece {
     eng_session *session;
     kern_row_kind kind;
-    const int32_t *ids; // (count) read in this step; borrowed until eng_batch_run returns
+    const int32_t *ids; // (count) read in this step; borrowed until it is started. NULL: the id that piece number
+    int32_t after;      // `after` of the step started last, of the same session, drew; count 1, generated
     int32_t count;      // >= 1; a prompt piece ends at a grid boundary (eng_batch_piece_length) or with its prompt
     eng_knobs knobs;    // how Mesa layers solve
     bool logits;        // of the piece's last token
@@ -32,11 +38,12 @@ typedef struct eng_piece {
 } eng_piece;
 
 typedef struct eng_piece_result {
+    int64_t position;    // of the first id that was read
     int32_t count;       // ids that were read
     bool finite;         // the logits of this piece, if it asked for any
     int32_t id;          // drawn; without sampling the likeliest
     float logprob;       // of id, by the model's logits
-    const float *logits; // (vocab) until the next run; NULL for a piece with sampling, which does not move them
+    const float *logits; // (vocab) until the batch is cleared; NULL for a piece with sampling, which does not move them
     eng_compute compute; // of the piece's tokens
 } eng_piece_result;
 
@@ -45,7 +52,7 @@ typedef struct eng_prediction {
     int32_t id; // drawn, or the one that stands there
     float logprob;
     int32_t top;           // the vocabulary may be smaller than what was wanted
-    const int32_t *top_id; // (top) best first; borrowed until the next run
+    const int32_t *top_id; // (top) best first; borrowed until the batch is cleared
     const float *top_logprob;
 } eng_prediction;
 
@@ -60,13 +67,22 @@ ENG_CHECKED eng_status eng_batch_measure(const eng_model *model, kern_device *de
 // prompt, and generated tokens of each size of batch that the pool can hold. The pool must be unused and is so after.
 ENG_CHECKED eng_status eng_batch_warm_up(eng_batch *batch, eng_error *error);
 
+// Begins another step, with at most one under way.
 void eng_batch_clear(eng_batch *batch);
 // How many of `left` prompt ids bring this session to the next grid boundary: the shortest piece; further whole chunks
 // may follow.
 int32_t eng_batch_piece_length(const eng_batch *batch, const eng_session *session, int64_t left);
 // Adds a piece and writes its index; ENG_FULL: no room in this step. Advances nothing yet.
 ENG_CHECKED eng_status eng_batch_add(eng_batch *batch, const eng_piece *piece, int32_t *index, eng_error *error);
-// Runs the step and advances the sessions: their `read` grows by the pieces' counts. Tails are the caller's.
+// Starts the step and advances the sessions: their `read` grows by the pieces' counts. Tails are the caller's. A step
+// without pieces is none. At most two are under way. What is done to a session's state afterwards, through the batch's
+// stream, comes after the step: the session may be closed, its slot taken by another.
+ENG_CHECKED eng_status eng_batch_start(eng_batch *batch, eng_error *error);
+// Waits for the step that was started first of those under way (none: ENG_INVALID). Results are its from then on until
+// the batch is cleared.
+ENG_CHECKED eng_status eng_batch_finish(eng_batch *batch, eng_error *error);
+int eng_batch_underway(const eng_batch *batch);
+// Both; nothing may be under way.
 ENG_CHECKED eng_status eng_batch_run(eng_batch *batch, eng_error *error);
 void eng_batch_result(const eng_batch *batch, int32_t index, eng_piece_result *out);
 // Of the piece's token number `token`: any of a scored piece, otherwise the last of one with logits.

@@ -10,9 +10,26 @@
 
 typedef struct eng_batch_piece {
     eng_piece piece;
+    int64_t position;   // of the first id
     int32_t token0;     // first token in the batch
     int32_t logits_row; // of the last token, among the step's logits; those of a scored piece end there. -1: none
 } eng_batch_piece;
+
+// A step from its filling to its results.
+typedef struct eng_flight {
+    eng_batch_piece *piece; // (max_rows)
+    int32_t pieces;
+    kern_event *done; // what follows is on the host
+    // outputs
+    void *results;                   // plan->results_bytes: the next four lie in it
+    const int32_t *finite, *sampled; // (max_logits)
+    const float *logprob;            // (max_logits)
+    const kern_solve_sum *solves;    // (max_tokens); NULL without Mesa layers
+    void *top;                       // the next two lie in it
+    int32_t *top_id;                 // (max_logits, KERN_MAX_TOP)
+    float *top_logprob;              // (max_logits, KERN_MAX_TOP)
+    float *logits;                   // (max_rows, vocab) by piece; touched only for pieces without sampling
+} eng_flight;
 
 struct eng_batch {
     const eng_weights *weights;
@@ -22,19 +39,26 @@ struct eng_batch {
     eng_plan *plan;
     kern_memory memory;
     kern_rows *rows;
-    eng_batch_piece *piece; // (max_rows)
-    int32_t pieces, tokens, logits_rows, edits;
-    int32_t most_top; // that a piece of the step wants
-    // the last step's outputs on the host
-    void *results;                   // plan->results_bytes: the next four lie in it
-    const int32_t *finite, *sampled; // (max_logits)
-    const float *logprob;            // (max_logits)
-    const kern_solve_sum *solves;    // (max_tokens); NULL without Mesa layers
-    void *top;                       // the next two lie in it
-    int32_t *top_id;                 // (max_logits, KERN_MAX_TOP)
-    float *top_logprob;              // (max_logits, KERN_MAX_TOP)
-    float *logits;                   // (max_rows, vocab) by piece; touched only for pieces without sampling
+    // By turns: steps are filled, started and finished in this order.
+    eng_flight flight[ENG_FLIGHTS];
+    uint64_t started, finished; // steps
+    // of the step that is being filled
+    int32_t tokens, logits_rows, edits;
+    int32_t most_top;    // that a piece of it wants
+    uint64_t fill;       // its number
+    uint64_t *slot_fill; // (slots) the last fill that had a piece of this slot's session
 };
+
+// The step that is being filled, the one started last, the one finished last.
+static inline eng_flight *eng_batch_filling(eng_batch *batch) {
+    return &batch->flight[batch->started % ENG_FLIGHTS];
+}
+static inline const eng_flight *eng_batch_previous(const eng_batch *batch) {
+    return &batch->flight[(batch->started + ENG_FLIGHTS - 1) % ENG_FLIGHTS];
+}
+static inline const eng_flight *eng_batch_read(const eng_batch *batch) {
+    return &batch->flight[(batch->finished + ENG_FLIGHTS - 1) % ENG_FLIGHTS];
+}
 
 // Rows of logits that a piece takes.
 static inline int32_t eng_piece_logits(const eng_piece *piece) {

@@ -50,10 +50,21 @@ static int32_t add_logits(kern_rows *rows, const eng_piece *piece, int32_t token
     return eng_piece_logits(piece) > 0 ? rows->n_logits - 1 : -1;
 }
 
-static void add_row(kern_rows *rows, eng_batch_piece *entry) {
+static void add_ids(kern_rows *rows, const eng_piece *piece, const eng_flight *previous) {
+    if (piece->ids)
+        memcpy(rows->id + rows->n_tokens, piece->ids, sizeof *rows->id * (size_t)piece->count);
+    else
+        rows->id[rows->n_tokens] = -1 - previous->piece[piece->after].logits_row;
+    rows->n_tokens += piece->count;
+    if (piece->kind == KERN_ROW_GENERATED)
+        rows->n_generated += piece->count;
+}
+
+static void add_row(kern_rows *rows, eng_batch_piece *entry, const eng_flight *previous) {
     const eng_piece *piece = &entry->piece;
     const eng_session *session = piece->session;
     entry->token0 = rows->n_tokens;
+    entry->position = session->read;
     rows->row[rows->n_rows++] = (kern_row){.kind = piece->kind,
                                            .slot = session->slot,
                                            .token0 = rows->n_tokens,
@@ -61,20 +72,18 @@ static void add_row(kern_rows *rows, eng_batch_piece *entry) {
                                            .position = session->read,
                                            .page0 = add_pages(rows, session),
                                            .solver = eng_solver(&piece->knobs)};
-    memcpy(rows->id + rows->n_tokens, piece->ids, sizeof *rows->id * (size_t)piece->count);
-    rows->n_tokens += piece->count;
-    if (piece->kind == KERN_ROW_GENERATED)
-        rows->n_generated += piece->count;
+    add_ids(rows, piece, previous);
     entry->logits_row = add_logits(rows, piece, entry->token0);
 }
 
 void eng_batch_fill_rows(eng_batch *batch) {
     static const kern_row_kind order[] = {KERN_ROW_GENERATED, KERN_ROW_PROMPT};
+    eng_flight *flight = eng_batch_filling(batch);
     kern_rows *rows = batch->rows;
     rows->n_rows = rows->n_tokens = rows->n_generated = rows->n_logits = 0;
     rows->n_boundaries = rows->n_pages = rows->n_edits = 0;
     for (size_t kind = 0; kind < sizeof order / sizeof *order; kind++)
-        for (int32_t i = 0; i < batch->pieces; i++)
-            if (batch->piece[i].piece.kind == order[kind])
-                add_row(rows, &batch->piece[i]);
+        for (int32_t i = 0; i < flight->pieces; i++)
+            if (flight->piece[i].piece.kind == order[kind])
+                add_row(rows, &flight->piece[i], eng_batch_previous(batch));
 }

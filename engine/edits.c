@@ -101,8 +101,12 @@ void eng_edits_free(eng_edits *edits) {
     *edits = (eng_edits){0};
 }
 
+bool eng_edits_follow(const eng_edits *edits) {
+    return edits->presence != 0 || edits->frequency != 0 || edits->repetition != 1;
+}
+
 eng_status eng_edits_drawn(eng_edits *edits, int32_t id) {
-    if (edits->presence == 0 && edits->frequency == 0 && edits->repetition == 1)
+    if (!eng_edits_follow(edits))
         return ENG_OK;
     int32_t place = place_of(edits, id);
     if (!holds(edits, place, id)) {

@@ -33,6 +33,8 @@ ENG_CHECKED eng_status eng_edits_create(const eng_request *request, const eng_ed
                                         eng_edits *out);
 void eng_edits_free(eng_edits *edits);
 
+// Whether the list depends on which ids are drawn.
+bool eng_edits_follow(const eng_edits *edits);
 // An id was drawn: its penalties grow. ENG_NO_MEMORY: the list is as it was.
 ENG_CHECKED eng_status eng_edits_drawn(eng_edits *edits, int32_t id);
 // Lifts the ban of ids that were banned for a while.

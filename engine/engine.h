@@ -208,10 +208,12 @@ ENG_EXPORT ENG_CHECKED eng_status eng_submit(eng_engine *engine, const eng_reque
                                              eng_error *error);
 // Ends a request wherever it is, all choices, without an event. An unknown or finished id is no fault.
 ENG_EXPORT void eng_cancel(eng_engine *engine, uint64_t id);
-// A paused request keeps its state and is skipped by eng_step (a reader that does not keep up).
+// A paused request keeps its state and is skipped by eng_step (a reader that does not keep up); what is under way for
+// it is still told.
 ENG_EXPORT void eng_pause(eng_engine *engine, uint64_t id, bool paused);
 
-// Runs one step of the batch and reports through on_event. *worked is false when there was nothing to do. A failure of
+// Runs one step of the batch and reports through on_event. On a device that works beside the host the next step is
+// started before the reports, and goes on after the return. *worked is false when there was nothing to do. A failure of
 // one request is its event; only a failure of the device or of memory is returned, and then the engine must be closed.
 ENG_EXPORT ENG_CHECKED eng_status eng_step(eng_engine *engine, eng_event_fn on_event, void *context, bool *worked,
                                            eng_error *error);

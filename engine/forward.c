@@ -232,6 +232,7 @@ static void emit_model(eng_emit *emit, block_kept *blocks) {
     kern_ptr stream = eng_emit_saved_bytes(emit, stream_bytes);
     eng_emit_op(emit, KERN_OP_EMBED,
                 &(kern_embed_args){.weight = eng_param(emit->model->embed),
+                                   .drawn = emit->plan->sampled,
                                    .y = stream,
                                    .width = config->hidden_size,
                                    .scale = embed_scale(config)});

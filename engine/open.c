@@ -46,7 +46,7 @@ static eng_status check_options(const eng_options *options, eng_error *error) {
 static eng_status open_device(const eng_options *options, eng_engine *engine, eng_error *error) {
     const char *name = options->device && options->device[0] ? options->device : "auto";
     char reason[256] = "";
-    kern_status status = kern_device_open(name, &engine->device, reason, sizeof reason);
+    kern_status status = kern_device_open(&(kern_device_options){.name = name}, &engine->device, reason, sizeof reason);
     if (status == KERN_INVALID)
         return eng_fail(error, ENG_INVALID, "%s", reason[0] ? reason : kern_status_text(status));
     if (status)
@@ -160,6 +160,7 @@ static eng_status start_serving(const eng_options *options, pool_size size, eng_
         .batch = engine->batch,
         .stream = engine->stream,
         .chunk = engine->info.chunk,
+        .ahead = kern_device_describe(engine->device)->asynchronous,
         .queue_requests = options->queue_requests ? options->queue_requests : DEFAULT_QUEUE_REQUESTS,
         .queue_tokens = options->queue_tokens ? options->queue_tokens : DEFAULT_QUEUE_TOKENS};
     return eng_scheduler_create(&scheduler, &engine->scheduler, error);

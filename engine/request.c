@@ -3,7 +3,9 @@
 //
 // End-of-text ids are looked for before an id becomes the tail, so the state never reads one. They count as completion
 // tokens and stand among those told, as in vLLM; their text, like that of every special token, is not part of the
-// output. A job that ends closes its session at once: by the time its last event is told the slot is free.
+// output. Where the next step is started before an id is known the state may have read one, and one more was drawn:
+// both die with the session. A job that ends closes its session at once: by the time its last event is told the slot is
+// free.
 #include "engine/request.h"
 
 #include <math.h>
@@ -167,10 +169,9 @@ static bool keep(const eng_job *job, eng_token_list *list, const eng_batch *batc
     return true;
 }
 
-// The prompt's tokens whose predictions came with the piece of `count` ids that was read: those behind its first. The
+// The prompt's tokens whose predictions came with the piece of `count` ids from `first` on: those behind its first. The
 // prompt's own first has none.
-static bool keep_read(eng_job *job, const eng_batch *batch, int32_t index, int32_t count) {
-    int64_t first = job->session.read - count;
+static bool keep_read(eng_job *job, const eng_batch *batch, int32_t index, int64_t first, int32_t count) {
     if (first == 0) {
         eng_token *kept = eng_token_list_add(&job->read);
         if (!kept)
@@ -229,16 +230,40 @@ static void accept_id(const eng_job_rules *rules, eng_job *job, int32_t id) {
         end(job, finish);
     } else {
         job->session.tail[0] = id;
-        job->session.tail_count = 1;
+        job->session.tail_count = job->underway == 0; // otherwise it is being read
     }
 }
 
+bool eng_job_generates(const eng_job *job) {
+    return job->phase == ENG_PHASE_GENERATING ||
+           (job->phase == ENG_PHASE_READING && job->session.read == job->prompt_count);
+}
+
+bool eng_job_runs_ahead(const eng_job *job) {
+    int64_t drawn = job->usage.completion_tokens + 1; // with the one under way
+    if (job->underway == 0 || !eng_job_generates(job))
+        return true;
+    return drawn < job->max_tokens && drawn != job->min_tokens && !eng_edits_follow(&job->edits);
+}
+
+void eng_job_started(eng_job *job, int32_t index) {
+    job->underway++;
+    job->index = index;
+}
+
+static const int32_t *next_ids(const eng_job *job) {
+    if (!eng_job_generates(job))
+        return job->prompt->ids + job->session.read;
+    return job->underway ? NULL : job->session.tail;
+}
+
 eng_piece eng_job_piece(eng_job *job, int32_t count) {
-    bool reading = job->phase == ENG_PHASE_READING;
+    bool reading = !eng_job_generates(job);
     bool draws = !reading || job->session.read + count == job->prompt_count;
     return (eng_piece){.session = &job->session,
                        .kind = reading ? KERN_ROW_PROMPT : KERN_ROW_GENERATED,
-                       .ids = reading ? job->prompt->ids + job->session.read : job->session.tail,
+                       .ids = next_ids(job),
+                       .after = job->index,
                        .count = count,
                        .knobs = job->knobs,
                        .logits = draws,
@@ -252,6 +277,9 @@ eng_piece eng_job_piece(eng_job *job, int32_t count) {
 void eng_job_accept(const eng_job_rules *rules, eng_job *job, const eng_batch *batch, int32_t index) {
     bool reading = job->phase == ENG_PHASE_READING;
     eng_piece_result result;
+    job->underway--;
+    if (job->phase == ENG_PHASE_ENDED)
+        return;
     eng_batch_result(batch, index, &result);
     add_compute(reading ? &job->usage.prompt : &job->usage.completion, &result.compute);
     if (!result.finite) {
@@ -262,8 +290,8 @@ void eng_job_accept(const eng_job_rules *rules, eng_job *job, const eng_batch *b
         end_with_error(job, ENG_UNCONVERGED, "a solve hit its bound of steps before its tolerance");
         return;
     }
-    bool whole = !reading || job->session.read == job->prompt_count, draws = whole && job->max_tokens > 0;
-    if ((reading && job->prompt_logprobs && !keep_read(job, batch, index, result.count)) ||
+    bool whole = !reading || result.position + result.count == job->prompt_count, draws = whole && job->max_tokens > 0;
+    if ((reading && job->prompt_logprobs && !keep_read(job, batch, index, result.position, result.count)) ||
         (draws && !keep(job, &job->drawn, batch, index, result.count - 1))) {
         end_with_error(job, ENG_NO_MEMORY, "out of memory for the tokens of a request");
         return;

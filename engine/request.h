@@ -19,8 +19,8 @@ typedef struct eng_owner eng_owner;
 
 typedef enum eng_phase {
     ENG_PHASE_WAITING,    // in the queue, no session
-    ENG_PHASE_READING,    // part of the prompt is not read yet
-    ENG_PHASE_GENERATING, // the session's tail is the id drawn last
+    ENG_PHASE_READING,    // part of the prompt is not read yet, as far as results have come
+    ENG_PHASE_GENERATING, // it has drawn
     ENG_PHASE_ENDED,      // no session; finish and error say why
 } eng_phase;
 
@@ -51,6 +51,8 @@ typedef struct eng_job {
     int32_t priority;
     eng_owner *owner;  // the scheduler's
     uint64_t examined; // the last step in which the scheduler asked whether it reads
+    int underway;      // steps whose results it waits for
+    int32_t index;     // of its piece in the step started last, while it waits for it
     eng_edits edits;
     eng_session session;
     eng_text_out *text;   // NULL: the model has no tokenizer
@@ -83,10 +85,17 @@ void eng_job_free(eng_job *job);             // NULL is accepted; closes its ses
 int64_t eng_request_length(int64_t prompt_count, int64_t max_tokens);
 int64_t eng_job_length(const eng_job *job);
 
-// What the job reads next as a piece of `count` ids, borrowed from the job until it accepts the result.
+// Whether its next piece is a generated token: the prompt is read, or is being read.
+bool eng_job_generates(const eng_job *job);
+// Whether the next piece is known although a result is awaited: it may not depend on an id that nobody has seen but by
+// reading it, as penalties do, nor on what ends for certain. What ends by surprise has read on for nothing.
+bool eng_job_runs_ahead(const eng_job *job);
+// What the job reads next as a piece of `count` ids, borrowed from the job until the step is started.
 eng_piece eng_job_piece(eng_job *job, int32_t count);
-// Takes the result of the piece that was just read, number `index` of the batch: adds to the usage, takes the drawn id
-// over, ends the job where it must. An ended job's session is closed.
+// The piece is in a step that was started, as number `index`.
+void eng_job_started(eng_job *job, int32_t index);
+// Takes the result of its piece in the step that was finished, number `index`: adds to the usage, takes the drawn id
+// over, ends the job where it must. An ended job's session is closed, and what is still under way for it is dropped.
 void eng_job_accept(const eng_job_rules *rules, eng_job *job, const eng_batch *batch, int32_t index);
 // What may be told now; false: nothing. Borrowed until eng_job_told, which drops the tokens (the text is dropped by
 // taking it).

@@ -3,9 +3,9 @@
 //
 // Two lists: waiting and running. Who was served goes to the end of the running list, which is all that taking turns
 // needs within an owner; between owners the lower stamp of a clock goes first. Lists are walked whole: they hold a few
-// hundred jobs, and a step takes milliseconds. Callbacks may submit, pause and cancel: a job cancelled inside a step
-// leaves its list and gives its slot back at once, but its memory lives until the step has ended, as events and the
-// batch point into it.
+// hundred jobs, and a step takes milliseconds. Callbacks may submit, pause and cancel: a job that has ended leaves its
+// list and gives its slot back at once, but its memory lives until the present step and those under way for it have
+// ended, as events and the steps' lists point into it.
 #include "engine/scheduler.h"
 
 #include <inttypes.h>
@@ -15,6 +15,12 @@ typedef struct job_list {
     eng_job *head, *tail;
     uint64_t count;
 } job_list;
+
+// Who is in a step.
+typedef struct step_jobs {
+    eng_job **job; // (slots) by the index of their piece
+    int32_t count;
+} step_jobs;
 
 // Lives as long as one of its jobs.
 struct eng_owner {
@@ -29,14 +35,14 @@ struct eng_scheduler {
     eng_owner *owners;
     uint64_t clock;
     uint64_t step; // number of the present step
-    int admitted;  // in it
+    int admitted;  // in the steps that the present call composed
     eng_job *owed; // a prompt that found no room in the last step, though it was its turn
     uint64_t waiting_tokens, last_id;
     bool stepping;
-    eng_job *buried;   // ended while stepping, linked by next
-    eng_job **stepped; // (slots) by the index of their piece
-    int32_t stepped_count;
-    eng_error fault; // of the device; sticks
+    eng_job *buried;              // ended while stepping or with a step under way, linked by next
+    step_jobs steps[ENG_FLIGHTS]; // by turns
+    uint64_t started, finished;   // steps
+    eng_error fault;              // of the device; sticks
 };
 
 // -------------------------------------------------------------------------------------------------------------- lists
@@ -114,8 +120,13 @@ static int64_t fork_place(const eng_scheduler *scheduler, const eng_job *job) {
     return (job->prompt_count - 1) / chunk * chunk;
 }
 
-static bool leads(const eng_scheduler *scheduler, const eng_job *job) {
+static bool at_fork_place(const eng_scheduler *scheduler, const eng_job *job) {
     return job->phase == ENG_PHASE_READING && job->session.read == fork_place(scheduler, job);
+}
+
+// Not before it is known that it came there well.
+static bool leads(const eng_scheduler *scheduler, const eng_job *job) {
+    return job->underway == 0 && at_fork_place(scheduler, job);
 }
 
 static void unfollow(eng_job *job) {
@@ -130,14 +141,14 @@ static void lose_followers(eng_scheduler *scheduler, const eng_job *leader) {
             unfollow(job);
 }
 
-// Out of its list; its memory goes now or, inside a step, at the step's end.
+// Out of its list; its memory goes now or with the steps that point to it.
 static void bury(eng_scheduler *scheduler, job_list *list, eng_job *job) {
     unlink_job(list, job);
     scheduler->owed = scheduler->owed == job ? NULL : scheduler->owed;
     unfollow(job);
     lose_followers(scheduler, job);
     leave_owner(scheduler, job);
-    if (!scheduler->stepping) {
+    if (!scheduler->stepping && job->underway == 0) {
         eng_job_free(job);
         return;
     }
@@ -150,10 +161,11 @@ static void bury(eng_scheduler *scheduler, job_list *list, eng_job *job) {
 eng_status eng_scheduler_create(const eng_scheduler_options *options, eng_scheduler **out, eng_error *error) {
     eng_scheduler *scheduler = calloc(1, sizeof *scheduler);
     size_t slots = (size_t)eng_pool_slots(options->pool, NULL);
-    if (scheduler)
-        scheduler->stepped = calloc(slots, sizeof(eng_job *));
-    if (!scheduler || !scheduler->stepped) {
-        free(scheduler);
+    bool made = scheduler != NULL;
+    for (int i = 0; made && i < ENG_FLIGHTS; i++)
+        made = (scheduler->steps[i].job = calloc(slots, sizeof(eng_job *))) != NULL;
+    if (!made) {
+        eng_scheduler_free(scheduler);
         return eng_fail(error, ENG_NO_MEMORY, "out of memory for the scheduler");
     }
     scheduler->options = *options;
@@ -171,7 +183,8 @@ void eng_scheduler_free(eng_scheduler *scheduler) {
         next = owner->next;
         free(owner);
     }
-    free(scheduler->stepped);
+    for (int i = 0; i < ENG_FLIGHTS; i++)
+        free(scheduler->steps[i].job);
     free(scheduler);
 }
 
@@ -298,7 +311,7 @@ static eng_status open_session(const eng_scheduler *scheduler, eng_job *job, eng
 
 // At most ENG_STEP_ADMISSIONS: a slot that is opened is cleared, which takes time from those that generate.
 static eng_status admit(eng_scheduler *scheduler, eng_error *error) {
-    for (scheduler->admitted = 0; scheduler->admitted < ENG_STEP_ADMISSIONS; scheduler->admitted++) {
+    for (int i = 0; i < ENG_STEP_ADMISSIONS; i++) {
         eng_job *job = next_waiting(scheduler);
         eng_error reason = {0};
         if (!job)
@@ -315,8 +328,13 @@ static eng_status admit(eng_scheduler *scheduler, eng_error *error) {
         job->owner->admitted = ++scheduler->clock;
         job->phase = ENG_PHASE_READING;
         append(&scheduler->running, job);
+        scheduler->admitted++;
     }
     return ENG_OK;
+}
+
+static step_jobs *composing(eng_scheduler *scheduler) {
+    return &scheduler->steps[scheduler->started % ENG_FLIGHTS];
 }
 
 // *added is false when the step has no room left for it. Who was served goes to the end.
@@ -330,8 +348,9 @@ static eng_status add_piece(eng_scheduler *scheduler, eng_job *job, int32_t coun
         return ENG_OK;
     if (status != ENG_OK)
         return eng_fail(error, status, "%s", reason.text);
-    scheduler->stepped[index] = job;
-    scheduler->stepped_count++;
+    step_jobs *step = composing(scheduler);
+    step->job[index] = job;
+    step->count++;
     move_to_end(&scheduler->running, job);
     return ENG_OK;
 }
@@ -341,7 +360,7 @@ static eng_status add_generating(eng_scheduler *scheduler, eng_error *error) {
     for (uint64_t left = scheduler->running.count; left > 0; left--, job = next) {
         bool added;
         next = job->next;
-        if (job->paused || job->phase != ENG_PHASE_GENERATING)
+        if (job->paused || !eng_job_generates(job) || !eng_job_runs_ahead(job))
             continue;
         eng_status status = add_piece(scheduler, job, 1, &added, error);
         if (status != ENG_OK)
@@ -351,7 +370,8 @@ static eng_status add_generating(eng_scheduler *scheduler, eng_error *error) {
 }
 
 static bool reads(const eng_scheduler *scheduler, const eng_job *job) {
-    return !job->paused && job->phase == ENG_PHASE_READING && !(job->followers > 0 && leads(scheduler, job));
+    return !job->paused && job->phase == ENG_PHASE_READING && !eng_job_generates(job) &&
+           !(job->followers > 0 && at_fork_place(scheduler, job));
 }
 
 static int64_t count_readers(const eng_scheduler *scheduler) {
@@ -430,21 +450,47 @@ static eng_status compose(eng_scheduler *scheduler, eng_error *error) {
     eng_status status = admit(scheduler, error);
     if (status == ENG_OK)
         status = add_owed(scheduler, &budget, error);
-    int32_t prompts = scheduler->stepped_count;
+    int32_t prompts = composing(scheduler)->count;
     if (status == ENG_OK)
         status = add_generating(scheduler, error);
-    if (scheduler->stepped_count == prompts) // nobody's next token waits for this step
+    if (composing(scheduler)->count == prompts) // nobody's next token waits for this step
         chunks = ENG_IDLE_CHUNKS;
     budget += chunks * scheduler->options.chunk;
     return status == ENG_OK ? add_prompts(scheduler, chunks, budget, error) : status;
 }
 
-static eng_status run_batch(eng_scheduler *scheduler, eng_error *error) {
-    scheduler->stepped_count = 0;
+// Composes a step and starts it; with nobody in it there is none.
+static eng_status start(eng_scheduler *scheduler, bool *started, eng_error *error) {
+    step_jobs *step = composing(scheduler);
+    step->count = 0;
     scheduler->step++;
     eng_batch_clear(scheduler->options.batch);
     eng_status status = compose(scheduler, error);
-    return status == ENG_OK ? eng_batch_run(scheduler->options.batch, error) : status;
+    if (status == ENG_OK)
+        status = eng_batch_start(scheduler->options.batch, error);
+    if (status != ENG_OK)
+        return status;
+    for (int32_t i = 0; i < step->count; i++)
+        eng_job_started(step->job[i], i);
+    *started = step->count > 0;
+    scheduler->started += *started;
+    return ENG_OK;
+}
+
+static uint64_t underway(const eng_scheduler *scheduler) {
+    return scheduler->started - scheduler->finished;
+}
+
+// One step more than what is to be finished, where steps run ahead.
+static eng_status start_steps(eng_scheduler *scheduler, eng_error *error) {
+    const uint64_t wanted = scheduler->options.ahead ? 2 : 1;
+    bool started = true;
+    while (started && underway(scheduler) < wanted) {
+        eng_status status = start(scheduler, &started, error);
+        if (status != ENG_OK)
+            return status;
+    }
+    return ENG_OK;
 }
 
 // ------------------------------------------------------------------------------------------------------------ results
@@ -460,6 +506,38 @@ static void tell(eng_scheduler *scheduler, eng_job *job, eng_event_fn on_event, 
     eng_job_told(job, &event);
 }
 
+// Those that no step points to any more.
+static void free_buried(eng_scheduler *scheduler) {
+    eng_job **place = &scheduler->buried;
+    while (*place) {
+        eng_job *job = *place;
+        if (job->underway > 0) {
+            place = &job->next;
+            continue;
+        }
+        *place = job->next;
+        eng_job_free(job);
+    }
+}
+
+static eng_status finish(eng_scheduler *scheduler, eng_event_fn on_event, void *context, eng_error *error) {
+    eng_status status = eng_batch_finish(scheduler->options.batch, error);
+    if (status != ENG_OK)
+        return status;
+    const step_jobs *step = &scheduler->steps[scheduler->finished++ % ENG_FLIGHTS];
+    scheduler->stepping = true;
+    for (int32_t i = 0; i < step->count; i++) {
+        eng_job *job = step->job[i];
+        bool ended = job->phase == ENG_PHASE_ENDED; // by an event of this step, or since it was started
+        eng_job_accept(&scheduler->options.rules, job, scheduler->options.batch, i);
+        if (!ended)
+            tell(scheduler, job, on_event, context);
+    }
+    scheduler->stepping = false;
+    free_buried(scheduler);
+    return ENG_OK;
+}
+
 eng_status eng_scheduler_step(eng_scheduler *scheduler, eng_event_fn on_event, void *context, bool *worked,
                               eng_error *error) {
     *worked = false;
@@ -467,21 +545,12 @@ eng_status eng_scheduler_step(eng_scheduler *scheduler, eng_event_fn on_event, v
         return eng_fail(error, ENG_INVALID, "a step may not be run from inside a step");
     if (scheduler->fault.code != ENG_OK)
         return eng_fail(error, scheduler->fault.code, "%s", scheduler->fault.text);
-    if (run_batch(scheduler, &scheduler->fault) != ENG_OK)
-        return eng_fail(error, scheduler->fault.code, "%s", scheduler->fault.text);
-    scheduler->stepping = true;
-    for (int32_t i = 0; i < scheduler->stepped_count; i++) {
-        eng_job *job = scheduler->stepped[i];
-        if (job->phase == ENG_PHASE_ENDED) // cancelled by an event of this step
-            continue;
-        eng_job_accept(&scheduler->options.rules, job, scheduler->options.batch, i);
-        tell(scheduler, job, on_event, context);
-    }
-    scheduler->stepping = false;
-    free_chain(scheduler->buried);
-    scheduler->buried = NULL;
-    *worked = scheduler->stepped_count > 0 || scheduler->admitted > 0;
-    return ENG_OK;
+    scheduler->admitted = 0;
+    eng_status status = start_steps(scheduler, &scheduler->fault);
+    *worked = underway(scheduler) > 0 || scheduler->admitted > 0;
+    if (status == ENG_OK && underway(scheduler) > 0)
+        status = finish(scheduler, on_event, context, &scheduler->fault);
+    return status == ENG_OK ? ENG_OK : eng_fail(error, scheduler->fault.code, "%s", scheduler->fault.text);
 }
 
 void eng_scheduler_gauges(const eng_scheduler *scheduler, eng_gauges *out) {

@@ -1,7 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
 // Which jobs run in a step: the queue, admission, and the share of a step that prompts may take.
 //
-// Every generating job gets its token in every step. Prompts are read beside them by at most one chunk a step, in
+// On a device that works beside the host a step is composed and started while the one before it runs, so that the
+// device never waits for the host: jobs then read on from ids that nobody has seen yet. Those that cannot
+// (eng_job_runs_ahead) are in every other step. No bit of an answer depends on it.
+//
+// Every other generating job gets its token in every step. Prompts are read beside them by at most one chunk a step, in
 // turns, so the gap between two tokens of a client is bounded by one chunk plus one step however many and however long
 // the prompts that arrive; when nothing generates, a step reads up to ENG_IDLE_CHUNKS chunks, of prompts whose logprobs
 // are wanted one.
@@ -28,6 +32,7 @@ typedef struct eng_scheduler_options {
     eng_batch *batch; // rows for every slot of the pool, and ENG_IDLE_CHUNKS chunks beside them
     kern_stream *stream;
     int32_t chunk; // C
+    bool ahead;    // a step is started before the one under way is finished
     uint64_t queue_requests, queue_tokens;
 } eng_scheduler_options;
 

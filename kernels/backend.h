@@ -10,7 +10,7 @@
 
 #include "kernels/kernels.h"
 
-enum { KERN_ABI = 6 };
+enum { KERN_ABI = 7 };
 
 // The head of every backend's device; a backend's own struct begins with it.
 struct kern_device {
@@ -20,8 +20,11 @@ struct kern_device {
     void *module; // dlopen handle, NULL for the CPU
 };
 
-// The head of every backend's stream.
+// The heads of every backend's stream and event.
 struct kern_stream {
+    kern_device *device;
+};
+struct kern_event {
     kern_device *device;
 };
 
@@ -47,7 +50,7 @@ typedef struct kern_calls {
 struct kern_backend {
     uint32_t abi;
     uint32_t size_rows, size_backend; // sizeof(kern_rows), sizeof(struct kern_backend)
-    kern_status (*open)(const char *name, kern_device **out, char *reason, size_t reason_size);
+    kern_status (*open)(const kern_device_options *options, kern_device **out, char *reason, size_t reason_size);
     void (*close)(kern_device *device);
     kern_status (*alloc)(kern_device *device, size_t bytes, void **out);
     void (*free)(kern_device *device, void *memory);
@@ -56,6 +59,10 @@ struct kern_backend {
     kern_status (*stream_open)(kern_device *device, kern_stream **out);
     void (*stream_close)(kern_stream *stream);
     kern_status (*synchronize)(kern_stream *stream);
+    kern_status (*event_create)(kern_device *device, kern_event **out);
+    void (*event_free)(kern_event *event);
+    kern_status (*event_record)(kern_stream *stream, kern_event *event);
+    kern_status (*event_wait)(kern_event *event);
     kern_status (*upload)(kern_stream *stream, void *device_memory, const void *host, size_t bytes);
     kern_status (*download)(kern_stream *stream, void *host, const void *device_memory, size_t bytes);
     kern_status (*copy)(kern_stream *stream, void *to, const void *from, size_t bytes);

@@ -66,13 +66,13 @@ size_t kern_op_operands(kern_op op) {
 
 // ------------------------------------------------------------------------------------------------------------ device
 
-static kern_status open_cuda(const char *name, kern_device **out, char *reason, size_t reason_size) {
+static kern_status open_cuda(const kern_device_options *options, kern_device **out, char *reason, size_t reason_size) {
     void *module = NULL;
     const kern_backend *backend = NULL;
     kern_status status = kern_module_open(&module, &backend, reason, reason_size);
     if (status)
         return status;
-    status = backend->open(name, out, reason, reason_size);
+    status = backend->open(options, out, reason, reason_size);
     if (status) {
         dlclose(module);
         return status;
@@ -82,8 +82,8 @@ static kern_status open_cuda(const char *name, kern_device **out, char *reason, 
     return KERN_OK;
 }
 
-static kern_status open_cpu(const char *name, kern_device **out, char *reason, size_t reason_size) {
-    kern_status status = kern_cpu_backend.open(name, out, reason, reason_size);
+static kern_status open_cpu(const kern_device_options *options, kern_device **out, char *reason, size_t reason_size) {
+    kern_status status = kern_cpu_backend.open(options, out, reason, reason_size);
     if (status)
         return status;
     (*out)->backend = &kern_cpu_backend;
@@ -91,24 +91,31 @@ static kern_status open_cpu(const char *name, kern_device **out, char *reason, s
     return KERN_OK;
 }
 
-kern_status kern_device_open(const char *name, kern_device **out, char *reason, size_t reason_size) {
+static kern_status open_auto(const kern_device_options *options, kern_device **out, char *reason, size_t reason_size) {
+    kern_device_options choice = *options;
+    choice.name = "cuda:0";
+    if (open_cuda(&choice, out, reason, reason_size) == KERN_OK)
+        return KERN_OK;
+    char cpu_reason[256] = "";
+    choice.name = "cpu";
+    kern_status status = open_cpu(&choice, out, cpu_reason, sizeof cpu_reason);
+    if (status)
+        kern_set_reason(reason, reason_size, "%s", cpu_reason);
+    return status;
+}
+
+kern_status kern_device_open(const kern_device_options *options, kern_device **out, char *reason, size_t reason_size) {
+    const char *name = options->name;
     kern_set_reason(reason, reason_size, "%s", "");
     if (!name || !out)
         return KERN_INVALID;
     *out = NULL;
-    if (strcmp(name, "auto") == 0) {
-        if (open_cuda("cuda:0", out, reason, reason_size) == KERN_OK)
-            return KERN_OK;
-        char cpu_reason[256] = "";
-        kern_status status = open_cpu("cpu", out, cpu_reason, sizeof cpu_reason);
-        if (status)
-            kern_set_reason(reason, reason_size, "%s", cpu_reason);
-        return status;
-    }
+    if (strcmp(name, "auto") == 0)
+        return open_auto(options, out, reason, reason_size);
     if (strcmp(name, "cpu") == 0 || strncmp(name, "cpu:", 4) == 0)
-        return open_cpu(name, out, reason, reason_size);
+        return open_cpu(options, out, reason, reason_size);
     if (strncmp(name, "cuda:", 5) == 0)
-        return open_cuda(name, out, reason, reason_size);
+        return open_cuda(options, out, reason, reason_size);
     kern_set_reason(reason, reason_size,
                     "device \"%.64s\" is not known; it is cpu, cpu:16, cpu:32, cpu:64, cuda:N or auto", name);
     return KERN_INVALID;
@@ -166,6 +173,26 @@ void kern_stream_close(kern_stream *stream) {
 
 kern_status kern_synchronize(kern_stream *stream) {
     return stream->device->backend->synchronize(stream);
+}
+
+kern_status kern_event_create(kern_device *device, kern_event **out) {
+    *out = NULL;
+    return device->backend->event_create(device, out);
+}
+
+void kern_event_free(kern_event *event) {
+    if (event)
+        event->device->backend->event_free(event);
+}
+
+kern_status kern_event_record(kern_stream *stream, kern_event *event) {
+    if (stream->device != event->device)
+        return KERN_INVALID;
+    return stream->device->backend->event_record(stream, event);
+}
+
+kern_status kern_event_wait(kern_event *event) {
+    return event->device->backend->event_wait(event);
 }
 
 kern_status kern_upload(kern_stream *stream, void *device_memory, const void *host, size_t bytes) {

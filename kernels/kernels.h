@@ -53,6 +53,7 @@ const char *kern_status_text(kern_status status);
 
 typedef struct kern_device kern_device;
 typedef struct kern_stream kern_stream;
+typedef struct kern_event kern_event;
 
 typedef struct kern_device_info {
     char name[32];             // "cpu"
@@ -61,15 +62,22 @@ typedef struct kern_device_info {
     int32_t chunk;             // C
     int32_t default_rows;      // rows a step that suit the device
     int32_t threads;           // CPU
+    bool asynchronous;         // launches and transfers return before they are done
     uint64_t memory_total;
     uint64_t memory_free; // when the device was opened; 0: not counted
 } kern_device_info;
+
+typedef struct kern_device_options {
+    const char *name; // see kern_device_open
+    bool fast; // products may round activations to bfloat16; nothing changes on a device that would not gain by it
+} kern_device_options;
 
 // Opens a device: "cpu", "cpu:16" (C = 16, 32 or 64), "cuda:N", "auto" (CUDA if a module and a device are there, else
 // the CPU). Runs the start-up self-test (oneDNN against a plain loop; a row alone and at every place of a batch).
 // MESA_CPU_ISA=portable|avx2|avx512 chooses the CPU's instruction set. reason (may be NULL) gets a sentence on
 // failure; for "auto" that gave the CPU it says why there is no CUDA, otherwise it is empty on success.
-KERN_CHECKED kern_status kern_device_open(const char *name, kern_device **out, char *reason, size_t reason_size);
+KERN_CHECKED kern_status kern_device_open(const kern_device_options *options, kern_device **out, char *reason,
+                                          size_t reason_size);
 void kern_device_close(kern_device *device);
 const kern_device_info *kern_device_describe(const kern_device *device);
 
@@ -84,6 +92,13 @@ uint64_t kern_allocations(const kern_device *device); // kern_alloc, kern_weight
 KERN_CHECKED kern_status kern_stream_open(kern_device *device, kern_stream **out);
 void kern_stream_close(kern_stream *stream);
 KERN_CHECKED kern_status kern_synchronize(kern_stream *stream);
+// A place in a stream's order that the host waits for: kern_event_wait returns when all that was launched before the
+// last kern_event_record is done. One that was never recorded is not waited for.
+KERN_CHECKED kern_status kern_event_create(kern_device *device, kern_event **out);
+void kern_event_free(kern_event *event); // NULL is accepted
+KERN_CHECKED kern_status kern_event_record(kern_stream *stream, kern_event *event);
+KERN_CHECKED kern_status kern_event_wait(kern_event *event);
+// Host memory of a transfer is the device's until the transfer is done.
 KERN_CHECKED kern_status kern_upload(kern_stream *stream, void *device_memory, const void *host, size_t bytes);
 KERN_CHECKED kern_status kern_download(kern_stream *stream, void *host, const void *device_memory, size_t bytes);
 KERN_CHECKED kern_status kern_copy(kern_stream *stream, void *to, const void *from, size_t bytes);
@@ -178,7 +193,7 @@ typedef struct kern_rows {
     kern_row *row;         // (n_rows)
     int32_t *boundary;     // (n_boundaries)
     int32_t *page;         // (n_pages)
-    int32_t *id;           // (n_tokens) input ids
+    int32_t *id;           // (n_tokens) input ids; -1 - i: the id at place i of what EMBED calls drawn
     int32_t *target;       // (n_tokens) -1: no loss; used by HEAD_LOSS
     float *target_weight;  // (n_tokens) weight of the token's loss, normally 1 / counted targets of the step
     int32_t *logits_token; // (n_logits) tokens whose logits are wanted
@@ -242,9 +257,11 @@ typedef enum kern_activation {
     KERN_ACTIVATIONS
 } kern_activation;
 
-// y = scale * weight[id]. Ids come from rows->id.
+// y = scale * weight[id]. Ids come from rows->id, or by its word from drawn: ids that the step before left on the
+// device (SAMPLE), so that the host need not have seen them.
 typedef struct kern_embed_args {
     kern_ptr weight; // kern_weight (vocabulary, width)
+    kern_ptr drawn;  // optional int32 (max_logits)
     kern_ptr y;      // (T, width)
     int32_t width;
     float scale;

@@ -3,7 +3,8 @@
 //
 // Launchers index by what stands in the table without looking again, so every index is checked here, once a step: row
 // order and ranges, boundaries, pages, logits, edits. Not checked here, because it is not known here: ids against a
-// vocabulary (embed and head check them against their weight) and slots against the number of slots. A table belongs to
+// vocabulary (embed and head check them against their weight), those that only the device knows, and slots against the
+// number of slots. A table belongs to
 // the thread that runs the steps.
 #include <math.h>
 #include <stdlib.h>
@@ -173,7 +174,7 @@ static bool tokens_are_valid(const kern_rows *rows) {
         lowest_id = rows->id[t] < lowest_id ? rows->id[t] : lowest_id;
         lowest_target = rows->target[t] < lowest_target ? rows->target[t] : lowest_target;
     }
-    return lowest_id >= 0 && lowest_target >= -1;
+    return lowest_id >= -rows->max_logits && lowest_target >= -1;
 }
 
 static bool sampler_is_valid(const kern_rows *rows, const kern_sampler *sampler) {

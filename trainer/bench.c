@@ -67,7 +67,7 @@ static eng_status make_random(bench *b, const char *name, bool trains, eng_error
 
 static eng_status open_model(bench *b, const char *dir, const bench_options *o, eng_error *error) {
     char reason[160] = "";
-    kern_status opened = kern_device_open(o->device, &b->device, reason, sizeof reason);
+    kern_status opened = kern_device_open(&(kern_device_options){.name = o->device}, &b->device, reason, sizeof reason);
     if (opened != KERN_OK)
         return eng_fail(error, ENG_DEVICE, "device %s: %s", o->device, reason[0] ? reason : kern_status_text(opened));
     if (o->mixers)

@@ -44,7 +44,7 @@ typedef struct evaluation {
 
 static eng_status open_checkpoint(evaluation *e, const char *dir, const eval_options *o, eng_error *error) {
     char reason[160] = "";
-    kern_status opened = kern_device_open(o->device, &e->device, reason, sizeof reason);
+    kern_status opened = kern_device_open(&(kern_device_options){.name = o->device}, &e->device, reason, sizeof reason);
     if (opened != KERN_OK)
         return eng_fail(error, ENG_DEVICE, "device %s: %s", o->device, reason[0] ? reason : kern_status_text(opened));
     eng_status status = eng_checkpoint_open(dir, &e->checkpoint, error);

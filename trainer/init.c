@@ -54,7 +54,8 @@ static eng_status write_model(const char *name, const char *dir, eng_error *erro
     eng_weights *weights = NULL;
     char reason[160] = "";
     eng_status status = trn_random_model_create(name, &model, error);
-    if (status == ENG_OK && kern_device_open("cpu", &device, reason, sizeof reason) != KERN_OK)
+    if (status == ENG_OK &&
+        kern_device_open(&(kern_device_options){.name = "cpu"}, &device, reason, sizeof reason) != KERN_OK)
         status = eng_fail(error, ENG_DEVICE, "%s", reason);
     if (status == ENG_OK)
         status = eng_weights_init(model, device, SEED, false, &weights, error);

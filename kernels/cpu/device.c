@@ -158,10 +158,10 @@ static void cpu_close(kern_device *device) {
     free(device);
 }
 
-static kern_status cpu_open(const char *name, kern_device **out, char *reason, size_t reason_size) {
+static kern_status cpu_open(const kern_device_options *options, kern_device **out, char *reason, size_t reason_size) {
     const isa_choice *isa = NULL;
     int chunk = 0;
-    kern_status status = read_chunk(name, &chunk, reason, reason_size);
+    kern_status status = read_chunk(options->name, &chunk, reason, reason_size);
     if (!status)
         status = choose_isa(&isa, reason, reason_size);
     if (status)
@@ -218,6 +218,29 @@ static void cpu_stream_close(kern_stream *stream) {
 
 static kern_status cpu_synchronize(kern_stream *stream) {
     (void)stream;
+    return KERN_OK;
+}
+
+static kern_status cpu_event_create(kern_device *device, kern_event **out) {
+    *out = malloc(sizeof **out);
+    if (!*out)
+        return KERN_NO_MEMORY;
+    (*out)->device = device;
+    return KERN_OK;
+}
+
+static void cpu_event_free(kern_event *event) {
+    free(event);
+}
+
+static kern_status cpu_event_record(kern_stream *stream, kern_event *event) {
+    (void)stream;
+    (void)event;
+    return KERN_OK;
+}
+
+static kern_status cpu_event_wait(kern_event *event) {
+    (void)event;
     return KERN_OK;
 }
 
@@ -284,6 +307,10 @@ const struct kern_backend kern_cpu_backend = {
     .stream_open = cpu_stream_open,
     .stream_close = cpu_stream_close,
     .synchronize = cpu_synchronize,
+    .event_create = cpu_event_create,
+    .event_free = cpu_event_free,
+    .event_record = cpu_event_record,
+    .event_wait = cpu_event_wait,
     .upload = cpu_transfer,
     .download = cpu_transfer,
     .copy = cpu_transfer,

@@ -26,6 +26,7 @@ struct kern_cuda {
     int processors;      // streaming multiprocessors
     size_t shared_limit; // bytes of shared memory that one block may have
     bool overlaps;       // launches may begin before the one before has ended
+    bool fast;           // kern_device_options.fast
     char *workspace;     // workspace_bytes, of the operation that runs
     size_t workspace_bytes;
 };
@@ -33,6 +34,11 @@ struct kern_cuda {
 struct cuda_stream {
     kern_stream stream;
     cudaStream_t handle;
+};
+
+struct cuda_event {
+    kern_event event;
+    cudaEvent_t handle;
 };
 
 // What a runtime error means to the caller.

@@ -20,13 +20,16 @@ static __device__ __forceinline__ int64_t quad_start(void) {
 // ---------------------------------------------------------------------------------------------------------- embedding
 
 // An id outside the vocabulary gives a row that is not a number: the host's table may not be looked at in a graph.
-static __global__ void embed_kernel(const cuda_table *table, cuda_weight weight, float *y, float scale) {
+static __global__ void embed_kernel(const cuda_table *table, cuda_weight weight, const int32_t *drawn, float *y,
+                                    float scale) {
     cuda_begin();
     cuda_await();
     const int32_t t = cuda_plane_item(), column = cuda_plane_column();
     if (t >= table->n_tokens || column >= weight.cols)
         return;
-    const int32_t id = table->id[t];
+    int32_t id = table->id[t];
+    if (id < 0 && drawn)
+        id = drawn[-1 - id];
     const bool known = id >= 0 && id < weight.rows;
     y[(int64_t)t * weight.cols + column] = known ? scale * cuda_weight_at(weight, id, column) : NAN;
 }
@@ -43,8 +46,8 @@ kern_status cuda_embed_run(const cuda_step *step, const void *args) {
     if (a->weight.w->cols != a->width)
         return KERN_INVALID;
     const cuda_plane plane = cuda_plane_of(step->tokens, a->width);
-    return cuda_start(step, embed_kernel, plane.grid, plane.block, 0, step->table, cuda_weight_of(a->weight.w), a->y.f,
-                      a->scale);
+    return cuda_start(step, embed_kernel, plane.grid, plane.block, 0, step->table, cuda_weight_of(a->weight.w),
+                      a->drawn.i, a->y.f, a->scale);
 }
 
 // -------------------------------------------------------------------------------------------------------- activations

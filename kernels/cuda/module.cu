@@ -58,12 +58,13 @@ static void describe(kern_cuda *cuda, const cudaDeviceProp *properties) {
     kern_device_info *info = &cuda->device.info;
     snprintf(info->name, sizeof info->name, "cuda:%d", cuda->ordinal);
     snprintf(info->description, sizeof info->description, "cuda:%d (%.60s)", cuda->ordinal, properties->name);
-    snprintf(info->numeric_profile, sizeof info->numeric_profile, "cuda sm_%d%d C=%d kernels=%d nvcc=%d.%d",
+    snprintf(info->numeric_profile, sizeof info->numeric_profile, "cuda sm_%d%d C=%d kernels=%d nvcc=%d.%d%s",
              properties->major, properties->minor, (int)CHUNK, (int)CUDA_REVISION, __CUDACC_VER_MAJOR__,
-             __CUDACC_VER_MINOR__);
+             __CUDACC_VER_MINOR__, cuda->fast ? " fast" : "");
     info->chunk = CHUNK;
     info->default_rows = DEFAULT_ROWS;
     info->threads = 1;
+    info->asynchronous = true;
     info->memory_total = properties->totalGlobalMem;
     size_t total = 0, available = 0;
     if (cudaMemGetInfo(&available, &total) == cudaSuccess)
@@ -104,7 +105,9 @@ static kern_status read_ordinal(const char *name, int *ordinal, char *reason, si
     return KERN_OK;
 }
 
-static kern_status open_device(const char *name, kern_device **out, char *reason, size_t reason_size) {
+static kern_status open_device(const kern_device_options *options, kern_device **out, char *reason,
+                               size_t reason_size) {
+    const char *name = options->name;
     int ordinal = 0;
     kern_status status = read_ordinal(name, &ordinal, reason, reason_size);
     if (status)
@@ -128,6 +131,7 @@ static kern_status open_device(const char *name, kern_device **out, char *reason
     if (!cuda)
         return KERN_NO_MEMORY;
     cuda->ordinal = ordinal;
+    cuda->fast = options->fast;
     describe(cuda, &properties);
     *out = &cuda->device;
     return KERN_OK;
@@ -207,6 +211,36 @@ static kern_status synchronize(kern_stream *stream) {
     return cuda_status(cudaStreamSynchronize(cuda_handle(stream)));
 }
 
+static kern_status event_create(kern_device *device, kern_event **out) {
+    cuda_event *event = (cuda_event *)calloc(1, sizeof *event);
+    if (!event)
+        return KERN_NO_MEMORY;
+    cudaError_t error = make_current(device);
+    if (error == cudaSuccess)
+        error = cudaEventCreateWithFlags(&event->handle, cudaEventDisableTiming);
+    if (error != cudaSuccess) {
+        free(event);
+        return cuda_status(error);
+    }
+    event->event.device = device;
+    *out = &event->event;
+    return KERN_OK;
+}
+
+static void event_free(kern_event *event) {
+    make_current(event->device);
+    cudaEventDestroy(((cuda_event *)event)->handle);
+    free(event);
+}
+
+static kern_status event_record(kern_stream *stream, kern_event *event) {
+    return cuda_status(cudaEventRecord(((cuda_event *)event)->handle, cuda_handle(stream)));
+}
+
+static kern_status event_wait(kern_event *event) {
+    return cuda_status(cudaEventSynchronize(((cuda_event *)event)->handle));
+}
+
 static kern_status upload(kern_stream *stream, void *device_memory, const void *from, size_t bytes) {
     return cuda_status(cudaMemcpyAsync(device_memory, from, bytes, cudaMemcpyHostToDevice, cuda_handle(stream)));
 }
@@ -282,6 +316,10 @@ static const kern_backend backend = {
     stream_open,
     stream_close,
     synchronize,
+    event_create,
+    event_free,
+    event_record,
+    event_wait,
     upload,
     download,
     copy,

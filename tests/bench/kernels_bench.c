@@ -431,7 +431,8 @@ static options read_options(int argc, char **argv) {
 static bench open_bench(const options *o, const layout *l) {
     bench b = {.rounds = o->rounds};
     char reason[256] = "";
-    const kern_status status = kern_device_open(o->device, &b.device, reason, sizeof reason);
+    const kern_status status =
+        kern_device_open(&(kern_device_options){.name = o->device}, &b.device, reason, sizeof reason);
     if (status != KERN_OK) {
         fprintf(stderr, "bench_kernels: %s: %s\n", kern_status_text(status), reason);
         exit(1);

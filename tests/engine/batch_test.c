@@ -658,7 +658,8 @@ START_TEST(golden_models_come_out) {
     int32_t prompt = read_ids(root, "prompt_tokens", ids), decoded = read_ids(root, "decode_tokens", ids + prompt);
     json_decref(root);
 
-    ck_assert_int_eq(kern_device_open(test_device("cpu"), &world.device, NULL, 0), KERN_OK);
+    ck_assert_int_eq(kern_device_open(&(kern_device_options){.name = test_device("cpu")}, &world.device, NULL, 0),
+                     KERN_OK);
     ck_assert_int_eq(kern_stream_open(world.device, &world.stream), KERN_OK);
     ck_assert_msg(eng_checkpoint_open(dir, &checkpoint, &error) == ENG_OK, "%s", error.text);
     const eng_model *model = eng_checkpoint_model(checkpoint);

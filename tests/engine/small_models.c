@@ -46,7 +46,9 @@ void small_world_open(const small_model *small, const char *device, small_world 
     eng_error error = {0};
     char reason[256] = "";
     *out = (small_world){.model = make_model(small)};
-    ck_assert_msg(kern_device_open(device, &out->device, reason, sizeof reason) == KERN_OK, "%s", reason);
+    ck_assert_msg(kern_device_open(&(kern_device_options){.name = device}, &out->device, reason, sizeof reason) ==
+                      KERN_OK,
+                  "%s", reason);
     ck_assert_int_eq(kern_stream_open(out->device, &out->stream), KERN_OK);
     ck_assert_msg(eng_weights_init(out->model, out->device, 20, false, &out->weights, &error) == ENG_OK, "%s",
                   error.text);

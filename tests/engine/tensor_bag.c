@@ -87,7 +87,8 @@ void bag_set_dtype(tensor_bag *bag, eng_dtype dtype) {
 kern_device *open_cpu(void) {
     kern_device *device = NULL;
     char reason[256] = "";
-    ck_assert_msg(kern_device_open("cpu", &device, reason, sizeof reason) == KERN_OK, "%s", reason);
+    ck_assert_msg(kern_device_open(&(kern_device_options){.name = "cpu"}, &device, reason, sizeof reason) == KERN_OK,
+                  "%s", reason);
     return device;
 }
 

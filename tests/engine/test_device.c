@@ -25,7 +25,8 @@ bool test_device_is_cpu(void) {
 static void probe(void) {
     kern_device *device = NULL;
     char reason[256] = "";
-    kern_status status = kern_device_open(test_device("cpu"), &device, reason, sizeof reason);
+    kern_status status =
+        kern_device_open(&(kern_device_options){.name = test_device("cpu")}, &device, reason, sizeof reason);
     if (status == KERN_NO_DEVICE)
         printf("skipped: no device (%s)\n", reason);
     kern_device_close(device);

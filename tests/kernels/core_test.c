@@ -14,7 +14,7 @@ START_TEST(operations_have_names_and_sizes) {
     ck_assert_str_eq(kern_op_name(KERN_OP_EMBED), "embed");
     ck_assert_str_eq(kern_op_name(KERN_OP_CLIP_SCALE), "clip_scale");
     ck_assert_str_eq(kern_op_name((kern_op)KERN_OP_COUNT), "unknown");
-    ck_assert_uint_eq(kern_op_operands(KERN_OP_EMBED), 2);
+    ck_assert_uint_eq(kern_op_operands(KERN_OP_EMBED), 3);
     ck_assert_uint_eq(kern_op_operands(KERN_OP_RMSNORM_BACKWARD), 7);
     ck_assert_uint_eq(kern_op_operands(KERN_OP_ADAMW), 5);
     ck_assert_uint_eq(kern_op_args_size(KERN_OP_ADD), sizeof(kern_add_args));
@@ -38,10 +38,11 @@ END_TEST
 static void refuse_device(const char *name, kern_status status, const char *word) {
     kern_device *device = NULL;
     char reason[512] = "";
-    ck_assert_int_eq(kern_device_open(name, &device, reason, sizeof reason), status);
+    ck_assert_int_eq(kern_device_open(&(kern_device_options){.name = name}, &device, reason, sizeof reason), status);
     ck_assert_ptr_null(device);
     ck_assert_msg(strstr(reason, word), "%s: \"%s\" does not say \"%s\"", name, reason, word);
-    ck_assert_int_eq(kern_device_open(name, &device, NULL, 0), status); // the reason is optional
+    ck_assert_int_eq(kern_device_open(&(kern_device_options){.name = name}, &device, NULL, 0),
+                     status); // the reason is optional
 }
 
 START_TEST(names_that_are_refused) {
@@ -70,7 +71,8 @@ START_TEST(cpu_describes_itself) {
     for (int i = 0; i < 5; i++) {
         kern_device *device = NULL;
         char reason[512] = "x";
-        ck_assert_int_eq(kern_device_open(names[i].name, &device, reason, sizeof reason), KERN_OK);
+        ck_assert_int_eq(
+            kern_device_open(&(kern_device_options){.name = names[i].name}, &device, reason, sizeof reason), KERN_OK);
         ck_assert((i == 4) == (reason[0] != '\0')); // auto says why there is no CUDA
         const kern_device_info *info = kern_device_describe(device);
         ck_assert_str_eq(info->name, "cpu");
@@ -191,7 +193,7 @@ START_TEST(modules) {
     }
     kern_device *device = NULL;
     char reason[512];
-    ck_assert_int_eq(kern_device_open("auto", &device, reason, sizeof reason), KERN_OK);
+    ck_assert_int_eq(kern_device_open(&(kern_device_options){.name = "auto"}, &device, reason, sizeof reason), KERN_OK);
     ck_assert_int_eq(kern_device_describe(device)->chunk, 64);
     ck_assert_str_eq(reason, "");
     kern_device_close(device);
@@ -295,7 +297,7 @@ SPOIL(boundary_before, rows->row[1].boundary0 = -1)
 SPOIL(page_range, rows->row[2].page0 = 1)
 SPOIL(page_before, rows->row[2].page0 = -2)
 SPOIL(page_value, rows->page[1] = -1)
-SPOIL(id, rows->id[3] = -1)
+SPOIL(id, rows->id[3] = -1 - rows->max_logits)
 SPOIL(target, rows->target[3] = -2)
 SPOIL(logits_before, rows->logits_token[0] = -1)
 SPOIL(logits_behind, rows->logits_token[0] = rows->n_tokens)

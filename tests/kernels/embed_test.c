@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Embedding from float32, bfloat16 and a master, its gradient with repeated ids, ids outside the vocabulary.
+// Embedding from float32, bfloat16 and a master, ids that only the device knows, its gradient with repeated ids, ids
+// outside the vocabulary.
 //
 // Weights are made here too, so what a weight refuses to be made of is a case of this file.
 #include "kernels/ref/elementwise.h"
@@ -28,9 +29,30 @@ static void check_embed(kernel_test *test, kern_weight *weight, const double *wi
     double *want = kernel_test_zero_doubles(test, TOKENS * (size_t)width);
     for (int t = 0; t < TOKENS; t++)
         kern_ref_embed(wide, test->rows->id[t], (double)scale, want + t * width, (size_t)width);
-    kern_embed_args args = {{weight}, {y}, width, scale};
+    kern_embed_args args = {.weight = {weight}, .y = {y}, .width = width, .scale = scale};
     kernel_test_launch(test, KERN_OP_EMBED, &args);
     kernel_test_assert_norm(y, want, TOKENS * (size_t)width, tolerance);
+}
+
+// Generated tokens whose ids were drawn before, in another order.
+static void check_drawn(kernel_test *test, kern_weight *weight, int32_t width) {
+    int32_t *id = test->rows->id, *drawn = kernel_test_bytes(test, 4 * sizeof *drawn);
+    float *want = kernel_test_zero_floats(test, TOKENS * (size_t)width);
+    float *y = kernel_test_zero_floats(test, TOKENS * (size_t)width);
+    kern_embed_args args = {.weight = {weight}, .y = {want}, .width = width, .scale = 1};
+    kernel_test_launch(test, KERN_OP_EMBED, &args);
+    for (int32_t t = 0; t < 4; t++) {
+        drawn[3 - t] = id[t];
+        id[t] = -1 - (3 - t);
+    }
+    kernel_test_prepare(test);
+    args.drawn.i = drawn;
+    args.y.f = y;
+    kernel_test_launch(test, KERN_OP_EMBED, &args);
+    ck_assert_mem_eq(y, want, sizeof *y * TOKENS * (size_t)width);
+    for (int32_t t = 0; t < 4; t++)
+        id[t] = drawn[3 - t];
+    kernel_test_prepare(test);
 }
 
 static void check_width(kernel_test *test, int32_t width) {
@@ -47,15 +69,21 @@ static void check_width(kernel_test *test, int32_t width) {
         memcpy(&rounded[i], &bits, 4);
     }
     double *wide = kernel_test_widened(test, values, count), *wide_rounded = kernel_test_widened(test, rounded, count);
-    kern_weight *copied = make_weight(test, (kern_weight_desc){KERN_F32, VOCABULARY, width, values, NULL});
-    kern_weight *bf16 = make_weight(test, (kern_weight_desc){KERN_BF16, VOCABULARY, width, narrow, NULL});
+    kern_weight *copied =
+        make_weight(test, (kern_weight_desc){.dtype = KERN_F32, .rows = VOCABULARY, .cols = width, .host = values});
+    kern_weight *bf16 =
+        make_weight(test, (kern_weight_desc){.dtype = KERN_BF16, .rows = VOCABULARY, .cols = width, .host = narrow});
     float *master_values = kernel_test_zero_floats(test, count);
-    kern_weight *master = make_weight(
-        test, (kern_weight_desc){KERN_F32, VOCABULARY, width, NULL, kernel_test_master(test, master_values)});
+    kern_weight *master = make_weight(test, (kern_weight_desc){.dtype = KERN_F32,
+                                                               .rows = VOCABULARY,
+                                                               .cols = width,
+                                                               .master = kernel_test_master(test, master_values)});
     memcpy(master_values, values, count * sizeof(float)); // after the creation: a master is read in place
     check_embed(test, copied, wide, width, 1e-7);
     check_embed(test, master, wide, width, 1e-7);
     check_embed(test, bf16, wide_rounded, width, 1e-7);
+    check_drawn(test, copied, width);
+    check_drawn(test, bf16, width);
     ck_assert_uint_eq(kern_weight_bytes(copied), count * 4);
     if (!test->cuda) // which pads to tiles
         ck_assert_uint_eq(kern_weight_bytes(bf16), count * 2);
@@ -118,11 +146,16 @@ START_TEST(bad_ids_and_weights_are_refused) {
     y[0] = 5;
     ck_assert(kernel_test_open(&test, 0, "cpu"));
     rows_with_ids(&test);
-    kern_weight *weight = make_weight(&test, (kern_weight_desc){KERN_F32, VOCABULARY, 4, values, NULL});
-    kern_embed_args args = {{weight}, {y}, 4, 1};
+    kern_weight *weight =
+        make_weight(&test, (kern_weight_desc){.dtype = KERN_F32, .rows = VOCABULARY, .cols = 4, .host = values});
+    kern_embed_args args = {.weight = {weight}, .y = {y}, .width = 4, .scale = 1};
     test.rows->id[TOKENS - 1] = VOCABULARY;
     ck_assert_int_eq(kern_launch(test.stream, KERN_OP_EMBED, test.rows, &args), KERN_INVALID);
     ck_assert(y[0] == 5);
+    test.rows->id[TOKENS - 1] = -1; // nothing was drawn
+    ck_assert_int_eq(kern_launch(test.stream, KERN_OP_EMBED, test.rows, &args), KERN_INVALID);
+    test.rows->id[TOKENS - 1] = -1 - test.rows->max_logits;
+    ck_assert_int_eq(kern_rows_prepare(test.stream, test.rows), KERN_INVALID);
     test.rows->id[TOKENS - 1] = 0;
     args.width = 5;
     ck_assert_int_eq(kern_launch(test.stream, KERN_OP_EMBED, test.rows, &args), KERN_INVALID);
@@ -133,13 +166,11 @@ START_TEST(bad_ids_and_weights_are_refused) {
     kern_weight_free(weight);
 
     kern_weight *none = NULL;
-    kern_weight_desc desc = {KERN_Q8, VOCABULARY, 4, values, NULL};
-    ck_assert_int_eq(kern_weight_create(test.device, &desc, &none), KERN_UNSUPPORTED);
-    desc = (kern_weight_desc){KERN_BF16, VOCABULARY, 4, NULL, values}; // a master is float32
+    kern_weight_desc desc = {.dtype = KERN_BF16, .rows = VOCABULARY, .cols = 4, .master = values}; // it is float32
     ck_assert_int_eq(kern_weight_create(test.device, &desc, &none), KERN_INVALID);
-    desc = (kern_weight_desc){KERN_F32, VOCABULARY, 4, values, values};
+    desc = (kern_weight_desc){.dtype = KERN_F32, .rows = VOCABULARY, .cols = 4, .host = values, .master = values};
     ck_assert_int_eq(kern_weight_create(test.device, &desc, &none), KERN_INVALID);
-    desc = (kern_weight_desc){KERN_F32, 0, 4, values, NULL};
+    desc = (kern_weight_desc){.dtype = KERN_F32, .cols = 4, .host = values};
     ck_assert_int_eq(kern_weight_create(test.device, &desc, &none), KERN_INVALID);
     ck_assert_ptr_null(none);
     kern_weight_free(NULL);

@@ -63,7 +63,8 @@ static inline kern_status kernel_test_open_device(kernel_test *test, int device,
     *set = kernel_test_device_name(device);
     if (!test->cuda)
         setenv("MESA_CPU_ISA", *set, 1);
-    return kern_device_open(test->cuda ? *set : name, &test->device, reason, reason_size);
+    return kern_device_open(&(kern_device_options){.name = test->cuda ? *set : name}, &test->device, reason,
+                            reason_size);
 }
 
 // device: the loop's _i. name: "cpu", "cpu:16", "cpu:64"; a CUDA device has one C.

@@ -30,7 +30,7 @@ static void setup(fixture *f) {
     kernel_test *test = &f->test;
     ck_assert(kernel_test_open(test, 0, "cpu"));
     float *values = kernel_test_floats(test, VOCABULARY * WIDTH, -1, 1);
-    kern_weight_desc desc = {KERN_F32, VOCABULARY, WIDTH, values, NULL};
+    kern_weight_desc desc = {.dtype = KERN_F32, .rows = VOCABULARY, .cols = WIDTH, .host = values};
     ck_assert_int_eq(kern_weight_create(test->device, &desc, &f->embedding), KERN_OK);
     f->norm = kernel_test_floats(test, WIDTH, 0, 2);
     f->conv = kernel_test_floats(test, WIDTH * TAPS, -1, 1);
@@ -75,7 +75,7 @@ static kern_plan *build(fixture *f) {
     kern_plan *plan = NULL;
     const kern_ptr none = {.ref = 0};
     ck_assert_int_eq(kern_plan_create(f->test.device, &plan), KERN_OK);
-    kern_embed_args embed = {param(EMBEDDING), saved(0), WIDTH, 2};
+    kern_embed_args embed = {.weight = param(EMBEDDING), .y = saved(0), .width = WIDTH, .scale = 2};
     kern_rmsnorm_args norm = {saved(0), param(NORM), none, scratch(1), 1, WIDTH, 1e-5f, 0, KERN_SILU, 0, 0, 0};
     kern_short_conv_args conv = {
         scratch(1), param(CONV), param(BIAS), kern_ref(KERN_CLASS_STATE, 64), saved(1), WIDTH, TAPS, KERN_SILU, 0};
@@ -105,7 +105,7 @@ START_TEST(plan_equals_launches) {
     float *x = kernel_test_zero_floats(&f.test, COUNT), *n = kernel_test_zero_floats(&f.test, COUNT);
     float *y = kernel_test_zero_floats(&f.test, COUNT), *dx = kernel_test_zero_floats(&f.test, COUNT);
     float *grad = kernel_test_zero_floats(&f.test, WIDTH);
-    kern_embed_args embed = {{f.embedding}, {x}, WIDTH, 2};
+    kern_embed_args embed = {.weight = {f.embedding}, .y = {x}, .width = WIDTH, .scale = 2};
     kern_rmsnorm_args norm = {{x}, {f.norm}, {NULL}, {n}, 1, WIDTH, 1e-5f, 0, KERN_SILU, 0, 0, 0};
     kern_short_conv_args conv = {{n}, {f.conv}, {f.bias}, {state + 16}, {y}, WIDTH, TAPS, KERN_SILU, 0};
     kern_rmsnorm_backward_args back = {{x},   {f.norm}, {NULL}, {y}, {dx},      {NULL}, {grad}, 1,
@@ -247,7 +247,8 @@ static void make_weight(session_test *s, int which, kern_dtype dtype, int64_t ro
         memcpy(&bits, &values[i], sizeof bits);
         narrow[i] = (uint16_t)(bits >> 16);
     }
-    const kern_weight_desc desc = {dtype, rows, cols, dtype == KERN_F32 ? (const void *)values : narrow, NULL};
+    const kern_weight_desc desc = {
+        .dtype = dtype, .rows = rows, .cols = cols, .host = dtype == KERN_F32 ? (const void *)values : narrow};
     ck_assert_int_eq(kern_weight_create(s->test.device, &desc, (kern_weight **)&s->param[which]), KERN_OK);
 }
 
@@ -356,7 +357,7 @@ static void step_calls(session_test *s, const session_memory *m, step_call call)
         own[i] = m ? (kern_ptr){.p = s->param[i]} : param(i);
     const kern_ptr none = {.ref = 0}, x = place(m, KERN_CLASS_SAVED, 0), y = place(m, KERN_CLASS_SAVED, STEP_FLOATS);
     const kern_ptr n = place(m, KERN_CLASS_SCRATCH, STEP_FLOATS), state = place(m, KERN_CLASS_STATE, 16);
-    const kern_embed_args embed = {own[EMBEDDING], x, WIDTH, 2};
+    const kern_embed_args embed = {.weight = own[EMBEDDING], .y = x, .width = WIDTH, .scale = 2};
     const kern_rmsnorm_args norm = {x, own[NORM], none, n, 1, WIDTH, 1e-5f, 0, KERN_SILU, 0, 0, 0};
     const kern_short_conv_args conv = {n, own[CONV], own[BIAS], state, y, WIDTH, TAPS, KERN_SILU, 0};
     const kern_rope_args rope = {y, own[FREQUENCY], HEADS, WIDTH / HEADS, WIDTH / HEADS, 0};

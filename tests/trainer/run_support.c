@@ -63,6 +63,7 @@ void open_run(const char *path, trn_run *run) {
 kern_device *open_device(void) {
     kern_device *device = NULL;
     char reason[160] = "";
-    ck_assert_msg(kern_device_open("cpu", &device, reason, sizeof reason) == KERN_OK, "%s", reason);
+    ck_assert_msg(kern_device_open(&(kern_device_options){.name = "cpu"}, &device, reason, sizeof reason) == KERN_OK,
+                  "%s", reason);
     return device;
 }

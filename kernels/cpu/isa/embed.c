@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Embedding: y[t] = scale weight[id[t]]; ids from the row table, weight (vocabulary, width) in float32 or bfloat16.
+// Embedding: y[t] = scale weight[id[t]]; ids from the row table, or from those drawn before where it says so; weight
+// (vocabulary, width) in float32 or bfloat16.
 //
 // Backward: grad[id[t]] += scale dy[t], tokens in ascending order. The team shares the columns, not the tokens, so one
 // element of the gradient is the work of one thread and its order of sums is the order of the tokens. An id outside the
@@ -8,10 +9,17 @@
 
 enum { COLUMN_UNIT = 64 }; // columns of one thread come in whole cache lines
 
-static bool ids_are_below(const kern_rows *rows, int64_t vocabulary) {
-    for (int32_t t = 0; t < rows->n_tokens; t++)
-        if (rows->id[t] < 0 || rows->id[t] >= vocabulary)
+static int32_t id_of(const kern_rows *rows, const kern_embed_args *a, int64_t t) {
+    int32_t id = rows->id[t];
+    return id < 0 && a->drawn.i ? a->drawn.i[-1 - id] : id;
+}
+
+static bool ids_are_below(const kern_rows *rows, const kern_embed_args *a, int64_t vocabulary) {
+    for (int32_t t = 0; t < rows->n_tokens; t++) {
+        int32_t id = id_of(rows, a, t);
+        if (id < 0 || id >= vocabulary)
             return false;
+    }
     return true;
 }
 
@@ -29,7 +37,7 @@ static void embed_range(const kern_cpu *cpu, const kern_rows *rows, const void *
     const kern_embed_args *a = args;
     const kern_weight *weight = a->weight.w;
     for (int64_t t = first; t < end; t++) {
-        size_t row = (size_t)rows->id[t] * (size_t)a->width;
+        size_t row = (size_t)id_of(rows, a, t) * (size_t)a->width;
         float *y = a->y.f + t * a->width;
         if (weight->dtype == KERN_BF16) {
             widen_row((const uint16_t *)weight->data + row, y, a->width, a->scale);
@@ -64,7 +72,7 @@ KERN_PREPARE(embed, kern_embed_args) {
 
 KERN_RUN(embed, kern_embed_args) {
     const kern_weight *weight = a->weight.w;
-    if (weight->cols != a->width || !ids_are_below(rows, weight->rows))
+    if (weight->cols != a->width || !ids_are_below(rows, a, weight->rows))
         return KERN_INVALID;
     if (weight->dtype != KERN_F32 && weight->dtype != KERN_BF16)
         return KERN_UNSUPPORTED;
