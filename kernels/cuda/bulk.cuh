@@ -11,9 +11,9 @@
 
 #include "kernels/cuda/cuda.cuh"
 
-#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
-
 typedef uint64_t cuda_mbarrier;
+
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
 
 static __device__ __forceinline__ uint32_t cuda_shared_address(const void *p) {
     return (uint32_t)__cvta_generic_to_shared(p);
@@ -37,6 +37,10 @@ static __device__ __forceinline__ void cuda_mbarrier_expect(cuda_mbarrier *barri
 static __device__ __forceinline__ void cuda_mbarrier_arrive(cuda_mbarrier *barrier) {
     asm volatile("mbarrier.arrive.release.cta.shared::cta.b64 _, [%0];" ::"r"(cuda_shared_address(barrier)) : "memory");
 }
+// An arrival as soon as all that this thread has asked for with cp.async has come.
+static __device__ __forceinline__ void cuda_mbarrier_arrive_after_copies(cuda_mbarrier *barrier) {
+    asm volatile("cp.async.mbarrier.arrive.noinc.shared::cta.b64 [%0];" ::"r"(cuda_shared_address(barrier)) : "memory");
+}
 static __device__ __forceinline__ void cuda_mbarrier_wait(cuda_mbarrier *barrier, uint32_t parity) {
     uint32_t over;
     do
@@ -55,6 +59,10 @@ static __device__ __forceinline__ void cuda_bulk_load(void *shared, const void *
                      cuda_shared_address(shared)),
                  "l"(from), "r"(bytes), "r"(cuda_shared_address(barrier))
                  : "memory");
+}
+// By each thread that has written what a copy is to overwrite or to take, before the barrier that lets the copy begin.
+static __device__ __forceinline__ void cuda_bulk_fence(void) {
+    asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
 }
 // As cuda_prefetch, of a whole run.
 static __device__ __forceinline__ void cuda_bulk_prefetch(const void *from, uint32_t bytes) {
