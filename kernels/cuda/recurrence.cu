@@ -8,7 +8,7 @@ constexpr int WIDTH_MAX = 4096, REGISTER_DEPTH = 256;
 
 // ------------------------------------------------------------------------------------------- the state in registers
 
-template <int R, bool VECTOR, bool CHANNEL>
+template <int R, bool VECTOR, bool CHANNEL, typename Stored>
 static __global__ void __launch_bounds__(RECURRENCE_THREADS, R <= 8 ? 4 : 2)
     recurrence_kernel(const cuda_table *table, const recurrence a) {
     cuda_begin();
@@ -19,12 +19,12 @@ static __global__ void __launch_bounds__(RECURRENCE_THREADS, R <= 8 ? 4 : 2)
         return;
     }
     const kern_row row = table->row[p.row];
-    const float *home = recurrence_state(table, a, row.slot, p.state);
+    const Stored *home = recurrence_state<Stored>(table, a, row.slot, p.state);
     if (home && gridDim.x <= CUDA_FEW_BLOCKS)
         for (int32_t d = threadIdx.x; d < a.depth; d += RECURRENCE_THREADS)
-            cuda_prefetch(home + (int64_t)d * a.columns + p.column0); // its slice is a line
+            cuda_prefetch(home + (int64_t)d * a.columns + p.column0); // its slice is a line or half
     cuda_await();
-    recurrence_row<R, VECTOR, CHANNEL, cuda_whole_block>(table, a, row, p, memory);
+    recurrence_row<R, VECTOR, CHANNEL, Stored, cuda_whole_block>(table, a, row, p, memory);
 }
 
 // --------------------------------------------------------------------------------------- the state in shared memory
@@ -42,6 +42,7 @@ static __device__ __forceinline__ float over_wide_warps(const float (&part)[WIDE
 }
 
 // A thread owns one column and every 32nd row of it; k, q and g are read where they lie.
+template <typename Stored>
 static __global__ void __launch_bounds__(WIDE_THREADS) wide_kernel(const cuda_table *table, const recurrence a) {
     cuda_begin();
     cuda_await();
@@ -54,9 +55,10 @@ static __global__ void __launch_bounds__(WIDE_THREADS) wide_kernel(const cuda_ta
     const int32_t lane = threadIdx.x % WIDE_SLICE, group = threadIdx.x / WIDE_SLICE, warp = threadIdx.x / 32;
     const int32_t column = p.column0 + lane;
     const bool exists = column < a.columns;
-    float *home = recurrence_state(table, a, row.slot, p.state);
+    Stored *home = recurrence_state<Stored>(table, a, row.slot, p.state);
     for (int32_t d = group; d < a.depth; d += WIDE_GROUPS)
-        s[d * WIDE_SLICE + lane] = home && exists ? home[(int64_t)d * a.columns + column] : 0;
+        s[d * WIDE_SLICE + lane] =
+            home && exists ? cuda_load(home + (int64_t)d * a.columns + column, 1, false).v[0] : 0;
     uint32_t turn = 0;
     for (int32_t t = row.token0; t < row.token0 + row.length; t++) {
         const bool anew = t > row.token0 && table->token_start[t] == t, channel = a.decay == KERN_DECAY_CHANNEL;
@@ -97,16 +99,17 @@ static __global__ void __launch_bounds__(WIDE_THREADS) wide_kernel(const cuda_ta
                 recurrence_output(a, t, p.state, reader)[column] =
                     fmaf(recurrence_skip(a, p.state, reader, column), value, a.scale * o);
         }
+        const cuda_rounding key = cuda_rounding_of(row.position + (t - row.token0), p.state);
         for (int32_t d = group; d < a.depth; d += WIDE_GROUPS)
-            s[d * WIDE_SLICE + lane] = fmaf(k[d], written, s[d * WIDE_SLICE + lane]);
+            s[d * WIDE_SLICE + lane] = cuda_rounded_at<Stored>(fmaf(k[d], written, s[d * WIDE_SLICE + lane]), key,
+                                                               d * ((a.columns + 3) / 4) + column / 4, column % 4);
     }
     for (int32_t d = group; d < a.depth; d += WIDE_GROUPS)
         if (home && exists)
-            home[(int64_t)d * a.columns + column] = s[d * WIDE_SLICE + lane];
+            cuda_store(home + (int64_t)d * a.columns + column, {{s[d * WIDE_SLICE + lane]}}, 1, false);
 }
 
-// ------------------------------------------------------------------------------------------------------------
-// launching
+// -------------------------------------------------------------------------------------------------------- launching
 
 static size_t wide_bytes(int32_t depth) {
     return (size_t)depth * WIDE_SLICE * sizeof(float);
@@ -121,8 +124,6 @@ kern_status cuda_recurrence_prepare(const kern_cuda *cuda, const void *args, siz
         return status;
     if (!a->q.ref || !a->k.ref || !a->v.ref || !a->o.ref)
         return KERN_INVALID;
-    if (f->storage != KERN_STORE_F32)
-        return KERN_UNSUPPORTED;
     if (a->snapshots.ref)
         return KERN_UNSUPPORTED; // there is no backward pass to read them
     if (f->key_width > REGISTER_DEPTH && wide_bytes(f->key_width) + sizeof(wide_sums[2]) > cuda->shared_limit)
@@ -158,31 +159,36 @@ static recurrence recurrence_of(const kern_recurrence_args *a, int32_t slice_wid
     return r;
 }
 
-template <int R, bool VECTOR> static kern_status launch(const cuda_step *step, const recurrence &a) {
+template <int R, bool VECTOR, typename Stored> static kern_status launch(const cuda_step *step, const recurrence &a) {
     const int blocks = step->rows * a.states * a.slices;
-    return cuda_start(
-        step, a.decay == KERN_DECAY_CHANNEL ? recurrence_kernel<R, VECTOR, true> : recurrence_kernel<R, VECTOR, false>,
-        blocks, RECURRENCE_THREADS, 0, step->table, a);
+    return cuda_start(step,
+                      a.decay == KERN_DECAY_CHANNEL ? recurrence_kernel<R, VECTOR, true, Stored>
+                                                    : recurrence_kernel<R, VECTOR, false, Stored>,
+                      blocks, RECURRENCE_THREADS, 0, step->table, a);
 }
-template <int R> static kern_status launch(const cuda_step *step, const recurrence &a) {
+template <int R, typename Stored> static kern_status launch(const cuda_step *step, const recurrence &a) {
     const bool vector =
         a.columns % 4 == 0 && a.columns == a.width && cuda_is_wide(a.v) && cuda_is_wide(a.o) && cuda_is_wide(a.slots.p);
-    return vector ? launch<R, true>(step, a) : launch<R, false>(step, a);
+    return vector ? launch<R, true, Stored>(step, a) : launch<R, false, Stored>(step, a);
+}
+
+template <typename Stored> static kern_status run(const cuda_step *step, const kern_recurrence_args *args) {
+    const int32_t depth = args->family.key_width;
+    const recurrence a = recurrence_of(args, depth > REGISTER_DEPTH ? WIDE_SLICE : RECURRENCE_SLICE);
+    if (depth > REGISTER_DEPTH) {
+        const kern_status status = cuda_allow_shared(wide_kernel<Stored>, wide_bytes(depth));
+        if (status)
+            return status;
+        const int blocks = step->rows * a.states * a.slices;
+        return cuda_start(step, wide_kernel<Stored>, blocks, WIDE_THREADS, wide_bytes(depth), step->table, a);
+    }
+    return depth <= 2 * RECURRENCE_GROUPS   ? launch<2, Stored>(step, a)
+           : depth <= 4 * RECURRENCE_GROUPS ? launch<4, Stored>(step, a)
+           : depth <= 8 * RECURRENCE_GROUPS ? launch<8, Stored>(step, a)
+                                            : launch<16, Stored>(step, a);
 }
 
 kern_status cuda_recurrence_run(const cuda_step *step, const void *args) {
     const kern_recurrence_args *a = (const kern_recurrence_args *)args;
-    const int32_t depth = a->family.key_width;
-    const recurrence r = recurrence_of(a, depth > REGISTER_DEPTH ? WIDE_SLICE : RECURRENCE_SLICE);
-    if (depth > REGISTER_DEPTH) {
-        const kern_status status = cuda_allow_shared(wide_kernel, wide_bytes(depth));
-        if (status)
-            return status;
-        const int blocks = step->rows * r.states * r.slices;
-        return cuda_start(step, wide_kernel, blocks, WIDE_THREADS, wide_bytes(depth), step->table, r);
-    }
-    return depth <= 2 * RECURRENCE_GROUPS   ? launch<2>(step, r)
-           : depth <= 4 * RECURRENCE_GROUPS ? launch<4>(step, r)
-           : depth <= 8 * RECURRENCE_GROUPS ? launch<8>(step, r)
-                                            : launch<16>(step, r);
+    return a->family.storage == KERN_STORE_BF16 ? run<cuda_bf16>(step, a) : run<float>(step, a);
 }

@@ -12,7 +12,7 @@
 #ifndef KERNELS_CUDA_RECURRENCE_CUH
 #define KERNELS_CUDA_RECURRENCE_CUH
 
-#include "kernels/cuda/elements.cuh"
+#include "kernels/cuda/storage.cuh"
 #include "kernels/cuda/team.cuh"
 
 constexpr int RECURRENCE_THREADS = 128, RECURRENCE_WARPS = RECURRENCE_THREADS / 32, RECURRENCE_LANES = 8;
@@ -74,23 +74,24 @@ static __device__ __forceinline__ float recurrence_skip(const recurrence &a, int
         return 0;
     return a.skip[(int64_t)(state * a.readers + reader) * a.skip_width + (a.skip_width > 1 ? column : 0)];
 }
-static __device__ __forceinline__ float *recurrence_state(const cuda_table *table, const recurrence &a, int32_t slot,
-                                                          int32_t state) {
-    float *base = cuda_slot(table, a.slots, slot);
+template <typename Stored>
+static __device__ __forceinline__ Stored *recurrence_state(const cuda_table *table, const recurrence &a, int32_t slot,
+                                                           int32_t state) {
+    Stored *base = (Stored *)cuda_slot(table, a.slots, slot);
     return base ? base + (int64_t)state * a.depth * a.columns : NULL;
 }
 
 // ----------------------------------------------------------------------------------------------- four columns a thread
 
 // `left` columns exist from p on, perhaps none. VECTOR: all or none of the four, aligned.
-template <bool VECTOR>
-static __device__ __forceinline__ cuda_quad recurrence_load_columns(const float *p, int32_t left) {
+template <bool VECTOR, typename Stored>
+static __device__ __forceinline__ cuda_quad recurrence_load_columns(const Stored *p, int32_t left) {
     if (VECTOR)
         return left > 0 ? cuda_load(p, 4, true) : cuda_quad{};
     return cuda_load(p, left, false);
 }
-template <bool VECTOR>
-static __device__ __forceinline__ void recurrence_store_columns(float *p, const cuda_quad &x, int32_t left) {
+template <bool VECTOR, typename Stored>
+static __device__ __forceinline__ void recurrence_store_columns(Stored *p, const cuda_quad &x, int32_t left) {
     if (!VECTOR)
         cuda_store(p, x, left, false);
     else if (left > 0)
@@ -134,7 +135,8 @@ struct recurrence_sums {
 };
 template <int R> struct recurrence_token {
     static constexpr int DEPTH = R * RECURRENCE_GROUPS; // zeros from D on
-    float q[DEPTH], k[DEPTH], decay_m1[DEPTH];
+    float q[DEPTH], k[DEPTH];
+    float decay_m1[DEPTH]; // with a decay for each channel
 };
 // A team's shared memory.
 template <int R> struct recurrence_memory {
@@ -279,52 +281,62 @@ static __device__ void recurrence_read_more(const recurrence &a, const cuda_quad
     }
 }
 
-template <int R, bool VECTOR, typename Team>
-static __device__ __forceinline__ void recurrence_load_state(const recurrence &a, const float *from, int32_t column,
-                                                             cuda_quad (&s)[R]) {
+// This thread's part of D rows that are `pitch` apart, of which `left` columns exist from `from` or `to` on; NULL:
+// zeros, or dropped.
+template <int R, bool VECTOR, typename Team, typename Stored>
+static __device__ __forceinline__ void recurrence_load_state(const Stored *from, int32_t depth, int32_t pitch,
+                                                             int32_t left, cuda_quad (&s)[R]) {
     const int32_t group = Team::thread() / RECURRENCE_LANES;
 #pragma unroll
     for (int i = 0; i < R; i++) {
         const int32_t d = i * RECURRENCE_GROUPS + group;
         s[i] = cuda_quad{};
-        if (from && d < a.depth)
-            s[i] = recurrence_load_columns<VECTOR>(from + (int64_t)d * a.columns + column, a.columns - column);
+        if (from && d < depth)
+            s[i] = recurrence_load_columns<VECTOR>(from + (int64_t)d * pitch, left);
     }
 }
-
-template <int R, bool VECTOR, typename Team>
-static __device__ __forceinline__ void recurrence_store_state(const recurrence &a, float *to, int32_t column,
+template <int R, bool VECTOR, typename Team, typename Stored>
+static __device__ __forceinline__ void recurrence_store_state(Stored *to, int32_t depth, int32_t pitch, int32_t left,
                                                               const cuda_quad (&s)[R]) {
     const int32_t group = Team::thread() / RECURRENCE_LANES;
 #pragma unroll
     for (int i = 0; i < R; i++) {
         const int32_t d = i * RECURRENCE_GROUPS + group;
-        if (to && d < a.depth)
-            recurrence_store_columns<VECTOR>(to + (int64_t)d * a.columns + column, s[i], a.columns - column);
+        if (to && d < depth)
+            recurrence_store_columns<VECTOR>(to + (int64_t)d * pitch, s[i], left);
     }
 }
 
+template <int R, typename Team, typename Stored>
+static __device__ __forceinline__ void recurrence_round(const recurrence &a, const cuda_rounding &key, int32_t column,
+                                                        cuda_quad (&s)[R]) {
+    const uint32_t quads = (a.columns + 3) / 4, group = Team::thread() / RECURRENCE_LANES;
+#pragma unroll
+    for (int i = 0; i < R; i++)
+        cuda_round<Stored>(s[i], key, (i * RECURRENCE_GROUPS + group) * quads + column / 4);
+}
+
 template <int R, bool CHANNEL, typename Team>
-static __device__ __forceinline__ void recurrence_decay(cuda_quad (&s)[R], float head_m1,
-                                                        const recurrence_token<R> &token, bool anew) {
+static __device__ __forceinline__ void recurrence_decay(const float (&decay_m1)[R * RECURRENCE_GROUPS], float head_m1,
+                                                        bool anew, cuda_quad (&s)[R]) {
     const int32_t group = Team::thread() / RECURRENCE_LANES;
 #pragma unroll
     for (int i = 0; i < R; i++)
 #pragma unroll
         for (int j = 0; j < 4; j++)
             s[i].v[j] =
-                anew ? 0
-                     : fmaf(CHANNEL ? token.decay_m1[i * RECURRENCE_GROUPS + group] : head_m1, s[i].v[j], s[i].v[j]);
+                anew ? 0 : fmaf(CHANNEL ? decay_m1[i * RECURRENCE_GROUPS + group] : head_m1, s[i].v[j], s[i].v[j]);
 }
 
-// A piece of a row from its first token to its last. The team's memory is free again at its next barrier.
-template <int R, bool VECTOR, bool CHANNEL, typename Team>
+// A piece of a row from its first token to its last; what is stored is rounded after each. The team's memory is free
+// again at its next barrier.
+template <int R, bool VECTOR, bool CHANNEL, typename Stored, typename Team>
 static __device__ __forceinline__ void recurrence_row(const cuda_table *table, const recurrence &a, const kern_row &row,
                                                       const recurrence_piece &p, recurrence_memory<R> &memory) {
-    const int32_t column = p.column0 + Team::thread() % RECURRENCE_LANES * 4;
-    float *home = recurrence_state(table, a, row.slot, p.state);
+    const int32_t column = p.column0 + Team::thread() % RECURRENCE_LANES * 4, left = a.columns - column;
+    Stored *home = recurrence_state<Stored>(table, a, row.slot, p.state), *part = home ? home + column : NULL;
     cuda_quad s[R];
-    recurrence_load_state<R, VECTOR, Team>(a, home, column, s);
+    recurrence_load_state<R, VECTOR, Team>(part, a.depth, a.columns, left, s);
     const int32_t last = row.token0 + row.length - 1;
     recurrence_fetched<R> next = recurrence_fetch<R, VECTOR, CHANNEL, Team>(table, a, row.token0, p.state, column);
     recurrence_put<R, CHANNEL, Team>(next, memory.token[0]);
@@ -338,7 +350,7 @@ static __device__ __forceinline__ void recurrence_row(const cuda_table *table, c
         if (t < last)
             next = recurrence_fetch<R, VECTOR, CHANNEL, Team>(table, a, t + 1, p.state, column);
         const bool anew = t > row.token0 && token.start == t; // a document that is not the row's first
-        recurrence_decay<R, CHANNEL, Team>(s, head_m1, now, anew);
+        recurrence_decay<R, CHANNEL, Team>(now.decay_m1, head_m1, anew, s);
         float k[R];
         recurrence_sums &sums = memory.sums[turn++ & 1];
         recurrence_sum_columns<R, Team>(s, now, a.delta, k, sums);
@@ -349,8 +361,9 @@ static __device__ __forceinline__ void recurrence_row(const cuda_table *table, c
         Team::sync();
         recurrence_write<R, VECTOR, Team>(a, s, k, t, p.state, column, token.v, token.weight, sums);
         recurrence_read_more<R, VECTOR, Team>(a, s, t, p.state, column, token.v, memory.sums, turn);
+        recurrence_round<R, Team, Stored>(a, cuda_rounding_of(row.position + (t - row.token0), p.state), column, s);
     }
-    recurrence_store_state<R, VECTOR, Team>(a, home, column, s);
+    recurrence_store_state<R, VECTOR, Team>(part, a.depth, a.columns, left, s);
 }
 
 #endif

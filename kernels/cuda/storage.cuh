@@ -42,27 +42,28 @@ static __device__ __forceinline__ float cuda_rounded(float x, uint32_t bits) {
 // To what is stored. float: as it is.
 template <typename Stored>
 static __device__ __forceinline__ void cuda_round(cuda_quad &x, const cuda_rounding &key, uint32_t quad) {
-    if (sizeof(Stored) == sizeof(float))
-        return;
+    if constexpr (sizeof(Stored) < sizeof(float))
 #pragma unroll
-    for (int pair = 0; pair < 2; pair++) {
-        const uint32_t bits = cuda_rounding_bits(key, 2 * quad + pair);
-        x.v[2 * pair] = cuda_rounded(x.v[2 * pair], bits & 0xFFFFu);
-        x.v[2 * pair + 1] = cuda_rounded(x.v[2 * pair + 1], bits >> 16);
+        for (int pair = 0; pair < 2; pair++) {
+            const uint32_t bits = cuda_rounding_bits(key, 2 * quad + pair);
+            x.v[2 * pair] = cuda_rounded(x.v[2 * pair], bits & 0xFFFFu);
+            x.v[2 * pair + 1] = cuda_rounded(x.v[2 * pair + 1], bits >> 16);
+        }
+}
+
+// The element at `place` of a quad.
+template <typename Stored>
+static __device__ __forceinline__ float cuda_rounded_at(float x, const cuda_rounding &key, uint32_t quad, int place) {
+    if constexpr (sizeof(Stored) < sizeof(float)) {
+        const uint32_t bits = cuda_rounding_bits(key, 2 * quad + (place >> 1));
+        return cuda_rounded(x, place & 1 ? bits >> 16 : bits & 0xFFFFu);
     }
+    return x;
 }
 
 // --------------------------------------------------------------------------------------------------- four at a time
 
-static __device__ __forceinline__ float cuda_widened(cuda_bf16 x) {
-    return __bfloat162float(x);
-}
-// Of a rounded number: nothing is lost.
-static __device__ __forceinline__ cuda_bf16 cuda_narrowed(float x) {
-    return __ushort_as_bfloat16((unsigned short)(__float_as_uint(x) >> 16));
-}
-
-// As cuda_load and cuda_store of floats; wide: p is a multiple of 8 bytes.
+// As cuda_load and cuda_store of floats; wide: p is a multiple of 8 bytes. Of rounded numbers a store loses nothing.
 static __device__ __forceinline__ cuda_quad cuda_load(const cuda_bf16 *p, int64_t left, bool wide) {
     cuda_quad q;
     if (wide && left >= 4) {
@@ -73,7 +74,7 @@ static __device__ __forceinline__ cuda_quad cuda_load(const cuda_bf16 *p, int64_
     }
 #pragma unroll
     for (int i = 0; i < 4; i++)
-        q.v[i] = i < left ? cuda_widened(p[i]) : 0.0f;
+        q.v[i] = i < left ? __bfloat162float(p[i]) : 0.0f;
     return q;
 }
 
@@ -87,7 +88,7 @@ static __device__ __forceinline__ void cuda_store(cuda_bf16 *p, const cuda_quad 
 #pragma unroll
     for (int i = 0; i < 4; i++)
         if (i < left)
-            p[i] = cuda_narrowed(q.v[i]);
+            p[i] = __ushort_as_bfloat16((unsigned short)(__float_as_uint(q.v[i]) >> 16));
 }
 
 #endif
