@@ -3,7 +3,8 @@
 //
 // IDS is 1,2,3 or @FILE with decimal ids separated by commas or white space. No tokenizer is needed. The output is one
 // safetensors file: `logits` (ids, vocab), and with --grads `loss` [1] and `grad.NAME`. With --lines each line of FILE
-// is a sequence of its own: `logits.0`, `logits.1` and so on, which spares loading the model for each.
+// is a sequence of its own: `logits.0`, `logits.1` and so on, which spares loading the model for each. With --at N,N
+// the logits after so many ids alone, and `state.N`, the session's slot as it lies in memory (float32).
 #include <ctype.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -18,7 +19,7 @@
 enum { ID_FILE_LIMIT = 64 << 20 };
 
 typedef struct logits_options {
-    const char *tokens, *out, *device, *cg_mode;
+    const char *tokens, *out, *device, *cg_mode, *at;
     int64_t split, cg_steps;
     double cg_tolerance;
     bool gradients, lines;
@@ -128,6 +129,79 @@ static eng_status compute(trn_probe *probe, const logits_options *o, eng_error *
     return status;
 }
 
+typedef struct places {
+    trn_probe_look *look;
+    eng_st_source *source; // logits (n, vocab), then the states
+    char (*name)[32];
+    float *logits;
+    int32_t n;
+} places;
+
+static void free_places(places *all) {
+    for (int32_t i = 0; all->look && i < all->n; i++)
+        free(all->look[i].state);
+    free(all->look);
+    free(all->source);
+    free(all->name);
+    free(all->logits);
+}
+
+// From ascending numbers of ids, each within `count`; inside the prompt only where chunks end.
+static eng_status make_places(const trn_probe *probe, const int32_t *after, int32_t n, int32_t split, int32_t count,
+                              places *all, eng_error *error) {
+    const eng_model *model = probe->model;
+    const size_t vocabulary = (size_t)model->config.vocab_size;
+    const int32_t chunk = kern_device_describe(probe->device)->chunk;
+    all->n = n;
+    all->look = calloc((size_t)n, sizeof *all->look);
+    all->source = calloc((size_t)n + 1, sizeof *all->source);
+    all->name = calloc((size_t)n, sizeof *all->name);
+    all->logits = calloc((size_t)n * vocabulary, sizeof *all->logits);
+    if (!all->look || !all->source || !all->name || !all->logits)
+        return eng_fail(error, ENG_NO_MEMORY, "--at: out of memory");
+    all->source[0] = (eng_st_source){"logits", ENG_F32, 2, {n, model->config.vocab_size}, all->logits};
+    for (int32_t i = 0; i < n; i++) {
+        if (after[i] > count || after[i] <= (i ? after[i - 1] : 0))
+            return eng_fail(error, ENG_INVALID, "--at: %d: not an ascending number of ids up to the %d given", after[i],
+                            count);
+        if (after[i] < split && after[i] % chunk != 0)
+            return eng_fail(error, ENG_INVALID, "--at: %d: inside the prompt a state is seen every %d ids", after[i],
+                            chunk);
+        all->look[i] = (trn_probe_look){after[i], all->logits + (size_t)i * vocabulary, malloc(model->state_bytes)};
+        if (!all->look[i].state)
+            return eng_fail(error, ENG_NO_MEMORY, "--at: out of memory for a state");
+        snprintf(all->name[i], sizeof all->name[i], "state.%d", after[i]);
+        all->source[i + 1] = (eng_st_source){
+            all->name[i], ENG_F32, 1, {(int64_t)(model->state_bytes / sizeof(float))}, all->look[i].state};
+    }
+    return ENG_OK;
+}
+
+static eng_status compute_places(trn_probe *probe, const logits_options *o, eng_error *error) {
+    int32_t *ids = NULL, *after = NULL, count = 0, n = 0;
+    places all = {0};
+    kern_solve_mode mode = KERN_SOLVE_TOLERANCE;
+    eng_status status = trn_parse_cg_mode(o->cg_mode, &mode, error);
+    if (status == ENG_OK)
+        status = parse_ids(o->at, "--at", INT32_MAX, &after, &n, error);
+    if (status == ENG_OK)
+        status = read_ids(o->tokens, probe->model->config.vocab_size, &ids, &count, error);
+    const int32_t split = o->split < 0 ? count : (int32_t)o->split;
+    if (status == ENG_OK)
+        status = make_places(probe, after, n, split, count, &all, error);
+    const kern_solver solver = {.mode = mode, .max_steps = (int32_t)o->cg_steps, .tolerance = (float)o->cg_tolerance};
+    if (status == ENG_OK)
+        status = trn_probe_looks(probe, ids, split, solver, all.look, n, error);
+    if (status == ENG_OK)
+        status = eng_st_write(o->out, all.source, (size_t)n + 1, NULL, error);
+    if (status == ENG_OK)
+        printf("%s: after %d ids at %d places\n", o->out, after[n - 1], n);
+    free_places(&all);
+    free(after);
+    free(ids);
+    return status;
+}
+
 typedef struct sequences {
     float **logits; // (ids, vocab) each
     eng_st_source *source;
@@ -207,6 +281,8 @@ static eng_status check_options(const logits_options *o, eng_error *error) {
         return eng_fail(error, ENG_INVALID, "--tokens and --out are needed");
     if (o->lines && (o->tokens[0] != '@' || o->gradients || o->split >= 0))
         return eng_fail(error, ENG_INVALID, "--lines: only with --tokens @FILE, and without --grads and --split");
+    if (o->at && (o->lines || o->gradients))
+        return eng_fail(error, ENG_INVALID, "--at: without --grads and --lines");
     if (!(o->cg_tolerance >= 0 && o->cg_tolerance <= 1))
         return eng_fail(error, ENG_INVALID, "--cg-tolerance: not in 0..1");
     if (!(o->cg_steps >= 0 && o->cg_steps <= 256))
@@ -222,6 +298,7 @@ int trn_command_logits(int argc, char **argv) {
         {"grads", NULL, TRN_FLAG, &o.gradients, "also loss [1] and grad.NAME: mean cross entropy over all ids given"},
         {"split", "N", TRN_INTEGER, &o.split, "the first N ids as prompt, the rest one by one as generated"},
         {"lines", NULL, TRN_FLAG, &o.lines, "each line of @FILE is a sequence of its own: logits.0, logits.1 ..."},
+        {"at", "N,N..", TRN_STRING, &o.at, "only the logits after so many ids, and the states there: state.N"},
         {"device", "NAME", TRN_STRING, &o.device, "cpu, cpu:16, cuda:0 (default cpu)"},
         {"cg-mode", "MODE", TRN_STRING, &o.cg_mode, "tolerance (default), steps, exact or fixed"},
         {"cg-steps", "N", TRN_INTEGER, &o.cg_steps, "bound of steps, or their number (default 30)"},
@@ -246,7 +323,9 @@ int trn_command_logits(int argc, char **argv) {
     if (status == ENG_OK)
         status = trn_probe_open(dir, o.device, true, &probe, &error);
     if (status == ENG_OK)
-        status = o.lines ? compute_lines(&probe, &o, &error) : compute(&probe, &o, &error);
+        status = o.lines ? compute_lines(&probe, &o, &error)
+                 : o.at  ? compute_places(&probe, &o, &error)
+                         : compute(&probe, &o, &error);
     trn_probe_close(&probe);
     if (status == ENG_OK)
         return TRN_EXIT_OK;

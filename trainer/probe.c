@@ -34,41 +34,72 @@ void trn_probe_close(trn_probe *probe) {
     memset(probe, 0, sizeof *probe);
 }
 
-// Reads ids[first .. first + count) as one row of slot 0 and writes the logits of each.
-static eng_status run_piece(trn_runner *runner, kern_row_kind kind, const int32_t *ids, int32_t first, int32_t count,
-                            kern_solver solver, float *logits, eng_error *error) {
+// Reads ids[0 .. count) as one row of slot 0 from `position` on and writes the logits of the last `wanted` of them.
+static eng_status run_piece(trn_runner *runner, kern_row_kind kind, const int32_t *ids, int64_t position, int32_t count,
+                            kern_solver solver, int32_t wanted, float *logits, eng_error *error) {
     size_t vocabulary = (size_t)runner->plan->model->config.vocab_size;
     trn_runner_clear(runner);
-    eng_status status = trn_runner_add_row(runner, kind, 0, first, ids + first, count, solver, error);
+    eng_status status = trn_runner_add_row(runner, kind, 0, position, ids, count, solver, error);
     if (status != ENG_OK)
         return status;
-    runner->rows->n_logits = count;
-    for (int32_t i = 0; i < count; i++) {
-        runner->rows->logits_token[i] = i;
+    runner->rows->n_logits = wanted;
+    for (int32_t i = 0; i < wanted; i++) {
+        runner->rows->logits_token[i] = count - wanted + i;
         runner->rows->sampler[i] = (kern_sampler){.forced = -1};
     }
     status = trn_runner_run(runner, error);
-    if (status != ENG_OK)
+    if (status != ENG_OK || wanted == 0)
         return status;
-    return trn_runner_read(runner, runner->plan->logits, logits + (size_t)first * vocabulary,
-                           sizeof(float) * vocabulary * (size_t)count, error);
+    return trn_runner_read(runner, runner->plan->logits, logits, sizeof(float) * vocabulary * (size_t)wanted, error);
+}
+
+static eng_status create_runner(trn_probe *probe, int32_t count, trn_runner *runner, eng_error *error) {
+    const int32_t chunk = kern_device_describe(probe->device)->chunk;
+    const trn_runner_options options = {
+        .plan = {.kind = ENG_PLAN_SERVE, .max_tokens = chunk, .max_rows = 1, .max_logits = chunk},
+        .slots = 1,
+        .slot_tokens = count};
+    return trn_runner_create(probe->weights, &options, runner, error);
+}
+
+// How many ids the next piece has: a chunk of the prompt, or one that is generated.
+static int32_t piece_of(const trn_probe *probe, int32_t first, int32_t split, int32_t end) {
+    const int32_t chunk = kern_device_describe(probe->device)->chunk, last = split < end ? split : end;
+    return first >= split ? 1 : last - first < chunk ? last - first : chunk;
 }
 
 eng_status trn_probe_logits(trn_probe *probe, const int32_t *ids, int32_t count, int32_t split, kern_solver solver,
                             float *logits, eng_error *error) {
-    int32_t chunk = kern_device_describe(probe->device)->chunk;
+    const size_t vocabulary = (size_t)probe->model->config.vocab_size;
     trn_runner runner = {0};
-    trn_runner_options options = {
-        .plan = {.kind = ENG_PLAN_SERVE, .max_tokens = chunk, .max_rows = 1, .max_logits = chunk},
-        .slots = 1,
-        .slot_tokens = count};
-    eng_status status = trn_runner_create(probe->weights, &options, &runner, error);
-    for (int32_t first = 0; status == ENG_OK && first < split; first += chunk) {
-        int32_t length = split - first < chunk ? split - first : chunk;
-        status = run_piece(&runner, KERN_ROW_PROMPT, ids, first, length, solver, logits, error);
+    eng_status status = create_runner(probe, count, &runner, error);
+    for (int32_t first = 0, length; status == ENG_OK && first < count; first += length) {
+        length = piece_of(probe, first, split, count);
+        status = run_piece(&runner, first < split ? KERN_ROW_PROMPT : KERN_ROW_GENERATED, ids + first, first, length,
+                           solver, length, logits + (size_t)first * vocabulary, error);
     }
-    for (int32_t first = split; status == ENG_OK && first < count; first++)
-        status = run_piece(&runner, KERN_ROW_GENERATED, ids, first, 1, solver, logits, error);
+    trn_runner_free(&runner);
+    return status;
+}
+
+eng_status trn_probe_looks(trn_probe *probe, const int32_t *ids, int32_t split, kern_solver solver,
+                           const trn_probe_look *looks, int32_t n, eng_error *error) {
+    trn_runner runner = {0};
+    eng_status status = create_runner(probe, looks[n - 1].after, &runner, error);
+    int32_t first = 0;
+    for (int32_t i = 0; i < n; i++) {
+        for (int32_t length; status == ENG_OK && first < looks[i].after; first += length) {
+            length = piece_of(probe, first, split, looks[i].after);
+            status = run_piece(&runner, first < split ? KERN_ROW_PROMPT : KERN_ROW_GENERATED, ids + first, first,
+                               length, solver, first + length == looks[i].after, looks[i].logits, error);
+        }
+        if (status == ENG_OK) {
+            kern_status copied = kern_download(runner.stream, looks[i].state, runner.states, probe->model->state_bytes);
+            if (copied == KERN_OK)
+                copied = kern_synchronize(runner.stream);
+            status = copied == KERN_OK ? ENG_OK : eng_fail_kernel(error, copied, "reading a state");
+        }
+    }
     trn_runner_free(&runner);
     return status;
 }

@@ -23,6 +23,16 @@ void trn_probe_close(trn_probe *probe);
 // one.
 ENG_CHECKED eng_status trn_probe_logits(trn_probe *probe, const int32_t *ids, int32_t count, int32_t split,
                                         kern_solver solver, float *logits, eng_error *error);
+// What a timeline looks like after so many ids.
+typedef struct trn_probe_look {
+    int32_t after; // ids; 1 or more
+    float *logits; // (vocab), of the last of them; the caller's memory
+    float *state;  // (model->state_bytes / 4), the slot as it lies in memory; the caller's
+} trn_probe_look;
+// As trn_probe_logits, keeping only what is seen at looks[0 .. n), whose `after` ascend; ids after the last are not
+// read.
+ENG_CHECKED eng_status trn_probe_looks(trn_probe *probe, const int32_t *ids, int32_t split, kern_solver solver,
+                                       const trn_probe_look *looks, int32_t n, eng_error *error);
 // Mean cross entropy of ids[1..count) and its gradients into probe->weights->grad (zeroed first). The derivative is the
 // implicit one in the solver's mode. Trainable weights only.
 ENG_CHECKED eng_status trn_probe_gradients(trn_probe *probe, const int32_t *ids, int32_t count, kern_solver solver,
