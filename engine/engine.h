@@ -4,7 +4,7 @@
 // An *engine* is one loaded model on one device: weights, tokenizer, a pool of constant-size states, a queue of
 // requests. A *request* is one timeline: prompt ids are read into a state, tokens are drawn from it. The engine runs
 // every request it holds together: eng_step() advances the whole batch by one step (one token a generating request,
-// up to one chunk of the prompts) and reports what happened through a callback.
+// and a share of the prompts) and reports what happened through a callback.
 //
 // Threads: eng_submit, eng_cancel, eng_pause, eng_step and eng_gauges belong to one thread, the caller's engine thread.
 // eng_info, eng_encode, eng_decode and eng_token_* only read immutable data and may be called from any thread.
@@ -48,6 +48,7 @@ typedef struct eng_options {
     const char *device;      // "cpu", "cuda:N" or "auto"; NULL: "auto"
     int32_t max_rows;        // requests that run together; 0: the device's default (32 CPU, 256 CUDA)
     uint64_t state_budget;   // bytes for states and KV pages; 0: room for max_rows states and 2^16 KV tokens
+    int32_t prompt_tokens;   // of prompts a step beside generated tokens, in whole chunks; 0: what suits the device
     uint64_t queue_requests; // requests that may wait; 0: 256
     uint64_t queue_tokens;   // prompt ids that may wait in all; 0: 2^20
     bool need_tokenizer;     // fail without tokenizer.json; otherwise eng_encode and eng_decode are refused
@@ -70,7 +71,8 @@ typedef struct eng_model_info {
     int32_t bos_id;              // -1: the tokenizer adds none
     int32_t eos_id;              // the first of the end-of-text ids; -1: none
     bool has_tokenizer, has_mesa, has_loops;
-    int32_t max_rows, chunk; // rows a step; prompt tokens a row and step
+    int32_t max_rows, chunk; // rows a step; tokens of a chunk
+    int32_t prompt_tokens;   // of prompts a step beside generated tokens
     eng_knobs default_knobs;
     uint64_t weight_bytes, pool_bytes;
 } eng_model_info;

@@ -19,6 +19,7 @@ enum {
     DEFAULT_KV_TOKENS = 1 << 16,
     MINIMUM_DEFAULT_ROWS = 32,
     MAXIMUM_ROWS = 4096,
+    MAXIMUM_PROMPT_TOKENS = 1 << 16,
 };
 
 static void log_text(const eng_options *options, eng_log_level level, const char *format, ...) ENG_PRINTF(3, 4);
@@ -40,6 +41,9 @@ static eng_status check_options(const eng_options *options, eng_error *error) {
     if (options->max_rows < 0 || options->max_rows > MAXIMUM_ROWS)
         return eng_fail(error, ENG_INVALID, "max_rows is %" PRId32 "; its range is 1 to %d, or 0 for the default",
                         options->max_rows, MAXIMUM_ROWS);
+    if (options->prompt_tokens < 0 || options->prompt_tokens > MAXIMUM_PROMPT_TOKENS)
+        return eng_fail(error, ENG_INVALID, "prompt_tokens is %" PRId32 "; its range is 1 to %d, or 0 for the default",
+                        options->prompt_tokens, MAXIMUM_PROMPT_TOKENS);
     return ENG_OK;
 }
 
@@ -76,7 +80,13 @@ static eng_status open_files(const eng_options *options, eng_engine *engine, eng
 typedef struct pool_size {
     int32_t slots, pages;
     uint64_t bytes;
+    int32_t prompt_chunks; // a step
 } pool_size;
+
+static int32_t prompt_chunks(const eng_options *options, const kern_device_info *device) {
+    return options->prompt_tokens > 0 ? (options->prompt_tokens + device->chunk - 1) / device->chunk
+                                      : device->prompt_chunks;
+}
 
 static uint64_t align64(uint64_t bytes) {
     return (bytes + 63) & ~UINT64_C(63);
@@ -99,14 +109,14 @@ static eng_status size_pool(const eng_options *options, const eng_engine *engine
     uint64_t pages = page ? (budget - slots * slot) / page : 0;
     if (pages > INT32_MAX / 2)
         pages = INT32_MAX / 2;
-    *out = (pool_size){(int32_t)slots, (int32_t)pages, slots * slot + pages * page};
+    *out = (pool_size){(int32_t)slots, (int32_t)pages, slots * slot + pages * page, prompt_chunks(options, device)};
     if (slots < rows)
         log_text(options, ENG_LOG_WARNING, "state_budget holds %" PRIu64 " of %" PRIu64 " states", slots, rows);
     return ENG_OK;
 }
 
 static int32_t step_tokens(const eng_engine *engine, pool_size size) {
-    return size.slots + ENG_IDLE_CHUNKS * kern_device_describe(engine->device)->chunk;
+    return size.slots + ENG_IDLE_FACTOR * size.prompt_chunks * kern_device_describe(engine->device)->chunk;
 }
 
 static eng_status check_pool(const kern_device_info *device, pool_size size, eng_error *error) {
@@ -153,6 +163,7 @@ static eng_status start_serving(const eng_options *options, pool_size size, eng_
     if (status != ENG_OK)
         return status;
     engine->info.max_rows = size.slots;
+    engine->info.prompt_tokens = size.prompt_chunks * engine->info.chunk;
     engine->info.pool_bytes = size.bytes;
     eng_scheduler_options scheduler = {
         .rules = {.model = model, .tokenizer = engine->tokenizer, .context_length = engine->info.context_length},
@@ -160,6 +171,7 @@ static eng_status start_serving(const eng_options *options, pool_size size, eng_
         .batch = engine->batch,
         .stream = engine->stream,
         .chunk = engine->info.chunk,
+        .prompt_chunks = size.prompt_chunks,
         .ahead = kern_device_describe(engine->device)->asynchronous,
         .queue_requests = options->queue_requests ? options->queue_requests : DEFAULT_QUEUE_REQUESTS,
         .queue_tokens = options->queue_tokens ? options->queue_tokens : DEFAULT_QUEUE_TOKENS};
@@ -239,7 +251,7 @@ eng_status eng_open(const eng_options *options, eng_engine **out, eng_error *err
              "%s: %s (%s), %" PRIu64 " parameters on %s; %" PRId32 " rows, %" PRIu64 " bytes of states and KV pages; "
              "between two tokens of a request lie at most one step and %" PRId32 " prompt tokens",
              options->model_dir, info->model_type, info->mixers, info->parameters, info->device, info->max_rows,
-             info->pool_bytes, info->chunk);
+             info->pool_bytes, info->prompt_tokens);
     *out = engine;
     return ENG_OK;
 }

@@ -309,9 +309,10 @@ static eng_status open_session(const eng_scheduler *scheduler, eng_job *job, eng
     return status;
 }
 
-// At most ENG_STEP_ADMISSIONS: a slot that is opened is cleared, which takes time from those that generate.
+// At most ENG_CHUNK_ADMISSIONS for each chunk: a slot that is opened is cleared, which takes time from those that
+// generate.
 static eng_status admit(eng_scheduler *scheduler, eng_error *error) {
-    for (int i = 0; i < ENG_STEP_ADMISSIONS; i++) {
+    for (int i = 0; i < ENG_CHUNK_ADMISSIONS * scheduler->options.prompt_chunks; i++) {
         eng_job *job = next_waiting(scheduler);
         eng_error reason = {0};
         if (!job)
@@ -446,7 +447,7 @@ static eng_status add_prompts(eng_scheduler *scheduler, int64_t chunks, int64_t 
 }
 
 static eng_status compose(eng_scheduler *scheduler, eng_error *error) {
-    int64_t budget = 0, chunks = 1;
+    int64_t budget = 0, chunks = scheduler->options.prompt_chunks;
     eng_status status = admit(scheduler, error);
     if (status == ENG_OK)
         status = add_owed(scheduler, &budget, error);
@@ -454,7 +455,7 @@ static eng_status compose(eng_scheduler *scheduler, eng_error *error) {
     if (status == ENG_OK)
         status = add_generating(scheduler, error);
     if (composing(scheduler)->count == prompts) // nobody's next token waits for this step
-        chunks = ENG_IDLE_CHUNKS;
+        chunks *= ENG_IDLE_FACTOR;
     budget += chunks * scheduler->options.chunk;
     return status == ENG_OK ? add_prompts(scheduler, chunks, budget, error) : status;
 }

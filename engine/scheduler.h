@@ -5,10 +5,10 @@
 // device never waits for the host: jobs then read on from ids that nobody has seen yet. Those that cannot
 // (eng_job_runs_ahead) are in every other step. No bit of an answer depends on it.
 //
-// Every other generating job gets its token in every step. Prompts are read beside them by at most one chunk a step, in
-// turns, so the gap between two tokens of a client is bounded by one chunk plus one step however many and however long
-// the prompts that arrive; when nothing generates, a step reads up to ENG_IDLE_CHUNKS chunks, of prompts whose logprobs
-// are wanted one.
+// Every other generating job gets its token in every step. Prompts are read beside them by at most prompt_chunks chunks
+// a step, in turns, so the gap between two tokens of a client is bounded by those chunks plus one step however many and
+// however long the prompts that arrive; when nothing generates, a step reads up to ENG_IDLE_FACTOR times as much, of
+// prompts whose logprobs are wanted one chunk.
 //
 // Those that wait are admitted by priority, then in turns over their owners, then in the order of submission; prompts
 // are read in turns over their owners as well. An owner's turn is when it was last served, or came: each that is ahead
@@ -22,17 +22,18 @@
 
 #include "engine/request.h"
 
-enum { ENG_IDLE_CHUNKS = 4, ENG_STEP_ADMISSIONS = 4 };
+enum { ENG_IDLE_FACTOR = 4, ENG_CHUNK_ADMISSIONS = 4 };
 
 typedef struct eng_scheduler eng_scheduler;
 
 typedef struct eng_scheduler_options {
     eng_job_rules rules;
     eng_pool *pool;   // borrowed, as are batch and stream
-    eng_batch *batch; // rows for every slot of the pool, and ENG_IDLE_CHUNKS chunks beside them
+    eng_batch *batch; // rows for every slot of the pool, and ENG_IDLE_FACTOR * prompt_chunks chunks beside them
     kern_stream *stream;
-    int32_t chunk; // C
-    bool ahead;    // a step is started before the one under way is finished
+    int32_t chunk;         // C
+    int32_t prompt_chunks; // a step beside those that generate
+    bool ahead;            // a step is started before the one under way is finished
     uint64_t queue_requests, queue_tokens;
 } eng_scheduler_options;
 

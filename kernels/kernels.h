@@ -61,6 +61,7 @@ typedef struct kern_device_info {
     char numeric_profile[128]; // backend, instruction set, C, kernel and library revision: equal text = equal bits
     int32_t chunk;             // C
     int32_t default_rows;      // rows a step that suit the device
+    int32_t prompt_chunks;     // chunks of prompts a step that cost it about as much as generating for those rows
     int32_t threads;           // CPU
     bool asynchronous;         // launches and transfers return before they are done
     uint64_t memory_total;

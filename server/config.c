@@ -41,6 +41,8 @@ const srv_option srv_config_options[] = {
      "debug, info, warning or error"},
     {"rows", SRV_OPTION_AUTO, AT(rows), 1, 4096, "auto", "N",
      "requests that run together; auto: 32 to 64 on the CPU, 256 on CUDA"},
+    {"prompt_tokens", SRV_OPTION_AUTO, AT(prompt_tokens), 1, 65536, "auto", "N",
+     "prompt tokens that are read between two tokens of a request; auto: a chunk of 32 on the CPU, 512 on CUDA"},
     {"state_budget", SRV_OPTION_AUTO_BYTES, AT(state_budget), 1, 1e15, "auto", "BYTES",
      "device memory for states; auto: what the rows need"},
     {"queue_requests", SRV_OPTION_INTEGER, AT(queue_requests), 1, 1e6, SRV_DEFAULT_QUEUE_REQUESTS, "N",

@@ -44,7 +44,7 @@ static cudaError_t make_current(const kern_device *device) {
 
 // ------------------------------------------------------------------------------------------------------- open, close
 
-enum { LOWEST_MAJOR = 8, CHUNK = 64, DEFAULT_ROWS = 256 };
+enum { LOWEST_MAJOR = 8, CHUNK = 64, DEFAULT_ROWS = 256, PROMPT_CHUNKS = 8 };
 
 static __global__ void built_for(void) {}
 
@@ -63,6 +63,7 @@ static void describe(kern_cuda *cuda, const cudaDeviceProp *properties) {
              __CUDACC_VER_MINOR__, cuda->fast ? " fast" : "");
     info->chunk = CHUNK;
     info->default_rows = DEFAULT_ROWS;
+    info->prompt_chunks = PROMPT_CHUNKS;
     info->threads = 1;
     info->asynchronous = true;
     info->memory_total = properties->totalGlobalMem;

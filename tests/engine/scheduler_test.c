@@ -19,6 +19,11 @@ static int ahead(void) {
     return test_device_is_cpu() ? 0 : 1;
 }
 
+// Reads a chunk of prompts a step.
+static eng_engine *open_chunk(int model) {
+    return open_with(model, (eng_options){.max_rows = 8, .prompt_tokens = 1});
+}
+
 static void assert_idle(eng_engine *engine) {
     for (int i = 0; i < ahead(); i++)
         step(engine);
@@ -195,7 +200,7 @@ END_TEST
 START_TEST(prompts_take_one_chunk_a_step_beside_a_client) {
     static outcome client, attacker[3];
     static int32_t prompt[1000];
-    eng_engine *engine = open_small(SMALL_MESA);
+    eng_engine *engine = open_chunk(SMALL_MESA);
     int32_t chunk = eng_info(engine)->chunk;
     small_prompt(3, prompt, 1000);
     submit(engine, greedy(engine, prompt, 3, 200), &client);
@@ -285,7 +290,7 @@ END_TEST
 START_TEST(prompts_are_read_in_turns_over_owners) {
     static outcome client, many[3], lone;
     static int32_t prompt[1000];
-    eng_engine *engine = open_small(SMALL_MESA);
+    eng_engine *engine = open_chunk(SMALL_MESA);
     int32_t chunk = eng_info(engine)->chunk;
     small_prompt(3, prompt, 1000);
     eng_request request = greedy(engine, prompt, (size_t)(10 * chunk), 1);
@@ -310,7 +315,7 @@ END_TEST
 START_TEST(scored_prompts_share_a_step) {
     static outcome client, scored[5], plain;
     static int32_t prompt[1000];
-    eng_engine *engine = open_small(SMALL_MESA);
+    eng_engine *engine = open_chunk(SMALL_MESA);
     int32_t chunk = eng_info(engine)->chunk;
     small_prompt(3, prompt, 1000);
     eng_request request = greedy(engine, prompt, (size_t)(4 * chunk), 1);
