@@ -23,6 +23,7 @@ enum {
     ENG_ST_MAX_TENSORS = 65536,
     ENG_ST_MAX_METADATA = 65536, // pairs
     ENG_ST_MAX_NAME = 1024,      // bytes
+    ENG_ST_PIECE = 16384,        // elements that the writer asks for at a time
 };
 
 typedef enum eng_dtype {
@@ -82,6 +83,10 @@ typedef struct eng_st_source {
     int ndim;
     int64_t shape[ENG_MAX_DIMS];
     const void *data; // float32 elements for F32 and BF16
+    // Instead of data, for F32 and BF16: writes count float32 elements from element first, pieces in order. A piece
+    // begins at a multiple of ENG_ST_PIECE.
+    eng_status (*read)(void *context, int64_t first, int64_t count, float *values, eng_error *error);
+    void *context;
 } eng_st_source;
 // Writes PATH.tmp, fsyncs, renames to PATH, fsyncs the folder. On failure (a full disk) PATH is as it was and the
 // temporary file is gone. metadata: key, value, key, value ... NULL; may be NULL. The tensors lie in the file by

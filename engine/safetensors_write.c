@@ -13,8 +13,6 @@
 #include "engine/files.h"
 #include "engine/safetensors_header.h"
 
-enum { NARROW_PIECE = 16384 };
-
 typedef struct placed {
     const eng_st_source *source;
     size_t index; // in the caller's order
@@ -44,7 +42,8 @@ static eng_status check_source(const char *path, placed *tensor, eng_error *erro
         return refuse(path, source, "this name is reserved", error);
     if (!eng_shape_size(source->dtype, source->ndim, source->shape, &tensor->count, &tensor->bytes))
         return refuse(path, source, "unknown dtype or impossible shape", error);
-    if (tensor->count > 0 && !source->data)
+    bool floats = source->dtype == ENG_F32 || source->dtype == ENG_BF16;
+    if (tensor->count > 0 && !source->data && !(source->read && floats))
         return refuse(path, source, "no data", error);
     return ENG_OK;
 }
@@ -138,14 +137,27 @@ static eng_status make_header(const char *path, const placed *order, size_t coun
     return status;
 }
 
-static eng_status write_narrowed(eng_output *output, const float *values, int64_t count, eng_error *error) {
-    uint16_t stored[NARROW_PIECE];
+static eng_status write_floats(eng_output *output, const float *values, int64_t count, bool narrow, eng_error *error) {
+    if (!narrow)
+        return eng_output_write(output, values, (size_t)count * sizeof *values, error);
+    uint16_t stored[ENG_ST_PIECE];
+    for (int64_t i = 0; i < count; i++)
+        stored[i] = eng_bf16_from_f32(values[i]);
+    return eng_output_write(output, stored, (size_t)count * sizeof *stored, error);
+}
+
+// F32 and BF16, piece by piece.
+static eng_status write_pieces(eng_output *output, const placed *tensor, eng_error *error) {
+    const eng_st_source *source = tensor->source;
+    float read[ENG_ST_PIECE];
     eng_status status = ENG_OK;
-    for (int64_t done = 0; done < count && status == ENG_OK; done += NARROW_PIECE) {
-        int64_t piece = count - done < NARROW_PIECE ? count - done : NARROW_PIECE;
-        for (int64_t i = 0; i < piece; i++)
-            stored[i] = eng_bf16_from_f32(values[done + i]);
-        status = eng_output_write(output, stored, (size_t)piece * sizeof *stored, error);
+    for (int64_t done = 0; done < tensor->count && status == ENG_OK; done += ENG_ST_PIECE) {
+        int64_t piece = tensor->count - done < ENG_ST_PIECE ? tensor->count - done : ENG_ST_PIECE;
+        const float *values = source->read ? read : (const float *)source->data + done;
+        if (source->read)
+            status = source->read(source->context, done, piece, read, error);
+        if (status == ENG_OK)
+            status = write_floats(output, values, piece, source->dtype == ENG_BF16, error);
     }
     return status;
 }
@@ -154,8 +166,8 @@ static eng_status write_tensors(eng_output *output, const placed *order, size_t 
     eng_status status = ENG_OK;
     for (size_t i = 0; i < count && status == ENG_OK; i++) {
         const eng_st_source *source = order[i].source;
-        if (source->dtype == ENG_BF16)
-            status = write_narrowed(output, source->data, order[i].count, error);
+        if (source->dtype == ENG_BF16 || source->read)
+            status = write_pieces(output, &order[i], error);
         else
             status = eng_output_write(output, source->data, (size_t)order[i].bytes, error);
     }

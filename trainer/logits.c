@@ -77,9 +77,10 @@ static eng_status write_output(const char *path, const trn_probe *probe, const f
     char(*name)[ENG_NAME_SIZE + 8] = calloc(sources, sizeof *name);
     eng_status status = source && name ? ENG_OK : eng_fail(error, ENG_NO_MEMORY, "out of memory for %s", path);
     if (status == ENG_OK) {
-        source[0] = (eng_st_source){"logits", ENG_F32, 2, {count, model->config.vocab_size}, logits};
+        source[0] = (eng_st_source){
+            .name = "logits", .dtype = ENG_F32, .ndim = 2, .shape = {count, model->config.vocab_size}, .data = logits};
         if (loss)
-            source[1] = (eng_st_source){"loss", ENG_F32, 1, {1}, loss};
+            source[1] = (eng_st_source){.name = "loss", .dtype = ENG_F32, .ndim = 1, .shape = {1}, .data = loss};
         for (size_t i = 2; i < sources; i++) {
             const eng_tensor *tensor = &model->tensor[i - 2];
             snprintf(name[i], sizeof name[i], "grad.%s", tensor->name);
@@ -159,7 +160,8 @@ static eng_status make_places(const trn_probe *probe, const int32_t *after, int3
     all->logits = calloc((size_t)n * vocabulary, sizeof *all->logits);
     if (!all->look || !all->source || !all->name || !all->logits)
         return eng_fail(error, ENG_NO_MEMORY, "--at: out of memory");
-    all->source[0] = (eng_st_source){"logits", ENG_F32, 2, {n, model->config.vocab_size}, all->logits};
+    all->source[0] = (eng_st_source){
+        .name = "logits", .dtype = ENG_F32, .ndim = 2, .shape = {n, model->config.vocab_size}, .data = all->logits};
     for (int32_t i = 0; i < n; i++) {
         if (after[i] > count || after[i] <= (i ? after[i - 1] : 0))
             return eng_fail(error, ENG_INVALID, "--at: %d: not an ascending number of ids up to the %d given", after[i],
@@ -171,8 +173,11 @@ static eng_status make_places(const trn_probe *probe, const int32_t *after, int3
         if (!all->look[i].state)
             return eng_fail(error, ENG_NO_MEMORY, "--at: out of memory for a state");
         snprintf(all->name[i], sizeof all->name[i], "state.%d", after[i]);
-        all->source[i + 1] = (eng_st_source){
-            all->name[i], ENG_F32, 1, {(int64_t)(model->state_bytes / sizeof(float))}, all->look[i].state};
+        all->source[i + 1] = (eng_st_source){.name = all->name[i],
+                                             .dtype = ENG_F32,
+                                             .ndim = 1,
+                                             .shape = {(int64_t)(model->state_bytes / sizeof(float))},
+                                             .data = all->look[i].state};
     }
     return ENG_OK;
 }
@@ -237,7 +242,8 @@ static eng_status add_sequence(trn_probe *probe, const char *text, const char *w
     const size_t i = all->count++;
     all->logits[i] = logits;
     snprintf(all->name[i], sizeof all->name[i], "logits.%zu", i);
-    all->source[i] = (eng_st_source){all->name[i], ENG_F32, 2, {count, vocabulary}, logits};
+    all->source[i] = (eng_st_source){
+        .name = all->name[i], .dtype = ENG_F32, .ndim = 2, .shape = {count, vocabulary}, .data = logits};
     return ENG_OK;
 }
 

@@ -540,9 +540,11 @@ START_TEST(writes_and_reads_back) {
     const int64_t ids[] = {-1, INT64_MAX};
     const uint8_t byte = 7;
     const eng_st_source sources[] = {
-        {"byte", ENG_U8, 0, {0}, &byte},      {"narrow \"\xc3\xa9\"/", ENG_BF16, 2, {MANY / 2, 2}, values},
-        {"wide", ENG_F32, 1, {MANY}, values}, {"empty", ENG_F32, 2, {0, 3}, NULL},
-        {"ids", ENG_I64, 1, {2}, ids},
+        {"byte", ENG_U8, 0, {0}, &byte, NULL, NULL},
+        {"narrow \"\xc3\xa9\"/", ENG_BF16, 2, {MANY / 2, 2}, values, NULL, NULL},
+        {"wide", ENG_F32, 1, {MANY}, values, NULL, NULL},
+        {"empty", ENG_F32, 2, {0, 3}, NULL, NULL, NULL},
+        {"ids", ENG_I64, 1, {2}, ids, NULL, NULL},
     };
     const char *const metadata[] = {"format", "pt", "note", "\xc3\xa9 \"quoted\"\n", NULL};
     eng_error error = {0};
@@ -565,16 +567,53 @@ START_TEST(writes_and_reads_back) {
 }
 END_TEST
 
+static eng_status count_up(void *context, int64_t first, int64_t count, float *values, eng_error *error) {
+    int64_t *expected = context;
+    ck_assert_int_eq(first, *expected);
+    ck_assert_int_le(count, ENG_ST_PIECE);
+    *expected += count;
+    for (int64_t i = 0; i < count; i++)
+        values[i] = (float)((first + i) % 256); // exact in either type
+    return first + count == 2 * ENG_ST_PIECE + 2 ? eng_fail(error, ENG_NUMERIC, "enough") : ENG_OK;
+}
+
+START_TEST(writes_what_is_read_piece_by_piece) {
+    int64_t expected = 0;
+    eng_st_source source = {.name = "a",
+                            .dtype = _i ? ENG_BF16 : ENG_F32,
+                            .ndim = 1,
+                            .shape = {2 * ENG_ST_PIECE + 1},
+                            .read = count_up,
+                            .context = &expected};
+    ck_assert_int_eq(eng_st_write(temp_path(file_name), &source, 1, NULL, NULL), ENG_OK);
+    eng_st_file *file = open_good();
+    float *values = malloc((size_t)expected * sizeof *values);
+    ck_assert_int_eq(eng_st_read_f32(file, eng_st_at(file, 0), 0, expected, values, NULL), ENG_OK);
+    for (int64_t i = 0; i < expected; i++)
+        ck_assert_float_eq(values[i], (float)(i % 256));
+    free(values);
+    eng_st_close(file);
+    eng_error error = {0};
+    source.shape[0]++;
+    expected = 0;
+    ck_assert_int_eq(eng_st_write(temp_path(file_name), &source, 1, NULL, &error), ENG_NUMERIC);
+    ck_assert_str_eq(error.text, "enough");
+    source.dtype = ENG_I32;
+    ck_assert_int_eq(eng_st_write(temp_path(file_name), &source, 1, NULL, NULL), ENG_INVALID);
+}
+END_TEST
+
 START_TEST(writer_refuses_what_reader_would) {
     const float x[4] = {0};
     char long_name[ENG_ST_MAX_NAME + 2];
     memset(long_name, 'n', sizeof long_name);
     long_name[sizeof long_name - 1] = '\0';
     const eng_st_source bad[] = {
-        {NULL, ENG_F32, 0, {0}, x},        {"__metadata__", ENG_F32, 0, {0}, x}, {long_name, ENG_F32, 0, {0}, x},
-        {"\xff", ENG_F32, 0, {0}, x},      {"a", ENG_F32, 1, {-1}, x},           {"a", ENG_F32, 9, {1}, x},
-        {"a", (eng_dtype)99, 0, {0}, x},   {"a", ENG_F32, 1, {4}, NULL},         {"a", ENG_F32, -1, {0}, x},
-        {"a", ENG_F32, 1, {INT64_MAX}, x},
+        {NULL, ENG_F32, 0, {0}, x, NULL, NULL},      {"__metadata__", ENG_F32, 0, {0}, x, NULL, NULL},
+        {long_name, ENG_F32, 0, {0}, x, NULL, NULL}, {"\xff", ENG_F32, 0, {0}, x, NULL, NULL},
+        {"a", ENG_F32, 1, {-1}, x, NULL, NULL},      {"a", ENG_F32, 9, {1}, x, NULL, NULL},
+        {"a", (eng_dtype)99, 0, {0}, x, NULL, NULL}, {"a", ENG_F32, 1, {4}, NULL, NULL, NULL},
+        {"a", ENG_F32, -1, {0}, x, NULL, NULL},      {"a", ENG_F32, 1, {INT64_MAX}, x, NULL, NULL},
     };
     temp_write(file_name, "old", 3);
     for (size_t i = 0; i < sizeof bad / sizeof bad[0]; i++) {
@@ -582,7 +621,7 @@ START_TEST(writer_refuses_what_reader_would) {
         ck_assert_msg(eng_st_write(temp_path(file_name), &bad[i], 1, NULL, &error) == ENG_INVALID, "source %zu", i);
         ck_assert_ptr_nonnull(strstr(error.text, file_name));
     }
-    const eng_st_source twice[] = {{"a", ENG_F32, 1, {4}, x}, {"a", ENG_BF16, 1, {4}, x}};
+    const eng_st_source twice[] = {{"a", ENG_F32, 1, {4}, x, NULL, NULL}, {"a", ENG_BF16, 1, {4}, x, NULL, NULL}};
     ck_assert_int_eq(eng_st_write(temp_path(file_name), twice, 2, NULL, NULL), ENG_INVALID);
     const char *const no_value[] = {"key", NULL};
     ck_assert_int_eq(eng_st_write(temp_path(file_name), twice, 1, no_value, NULL), ENG_INVALID);
@@ -596,8 +635,8 @@ END_TEST
 
 START_TEST(full_disk_leaves_the_old_file) {
     float *values = many_values();
-    const eng_st_source before = {"a", ENG_F32, 1, {100}, values};
-    const eng_st_source after = {"a", _i ? ENG_BF16 : ENG_F32, 1, {MANY}, values};
+    const eng_st_source before = {"a", ENG_F32, 1, {100}, values, NULL, NULL};
+    const eng_st_source after = {"a", _i ? ENG_BF16 : ENG_F32, 1, {MANY}, values, NULL, NULL};
     ck_assert_int_eq(eng_st_write(temp_path(file_name), &before, 1, NULL, NULL), ENG_OK);
     limit_file_size(20000);
     eng_error error = {0};
@@ -667,6 +706,7 @@ static Suite *safetensors_suite(void) {
     TCase *writing = tcase_create("writing");
     tcase_add_checked_fixture(writing, temp_folder_make, temp_folder_remove);
     tcase_add_test(writing, writes_and_reads_back);
+    tcase_add_loop_test(writing, writes_what_is_read_piece_by_piece, 0, 2);
     tcase_add_test(writing, writer_refuses_what_reader_would);
     tcase_add_loop_test(writing, full_disk_leaves_the_old_file, 0, 2);
     suite_add_tcase(suite, writing);
