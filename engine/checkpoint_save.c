@@ -37,7 +37,7 @@ static bool holds_file(const char *dir, const char *name) {
     return found;
 }
 
-static eng_status check_target(const char *dir, eng_error *error) {
+eng_status eng_checkpoint_check_target(const char *dir, eng_error *error) {
     struct stat facts;
     if (lstat(dir, &facts) != 0)
         return ENG_OK; // what else is wrong with it shows when its neighbour is made
@@ -212,7 +212,7 @@ eng_status eng_checkpoint_save_as(const char *dir, const eng_weights *weights, c
         return eng_fail(error, ENG_INVALID, "only weights that were loaded for training can be saved");
     if (dtype != ENG_F32 && dtype != ENG_BF16)
         return eng_fail(error, ENG_INVALID, "checkpoints are saved as F32 or BF16, not %s", eng_dtype_name(dtype));
-    eng_status status = check_target(dir, error);
+    eng_status status = eng_checkpoint_check_target(dir, error);
     if (status != ENG_OK)
         return status;
     char *temp;

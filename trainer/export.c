@@ -1,13 +1,15 @@
 // SPDX-License-Identifier: Apache-2.0
 // mesa-trainer export and import: a checkpoint as one safetensors file in the keys and names of another project, or of
-// this one, in either element type.
+// this one, in either element type. A file instead of a folder is read as GGUF.
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/stat.h>
 #include <unistd.h>
 
 #include "engine/export.h"
 #include "engine/files.h"
+#include "engine/import.h"
 #include "trainer/commands.h"
 #include "trainer/options.h"
 #include "trainer/probe.h"
@@ -24,18 +26,20 @@ static eng_status parse_form(const char *text, eng_form *form, eng_error *error)
     return ENG_OK;
 }
 
-// Without an option nothing is lost.
-static eng_status parse_dtype(const char *text, const trn_probe *probe, eng_dtype *dtype, eng_error *error) {
-    *dtype = ENG_BF16;
-    for (int32_t i = 0; !text && i < probe->model->tensors; i++) {
-        if (eng_checkpoint_dtype(probe->checkpoint, i) != ENG_BF16)
-            *dtype = ENG_F32;
-    }
-    if (text && strcmp(text, "f32") == 0)
-        *dtype = ENG_F32;
-    else if (text && strcmp(text, "bf16") != 0)
+static eng_status parse_dtype(const char *text, eng_dtype *dtype, eng_error *error) {
+    *dtype = strcmp(text, "f32") == 0 ? ENG_F32 : ENG_BF16;
+    if (*dtype == ENG_BF16 && strcmp(text, "bf16") != 0)
         return eng_fail(error, ENG_INVALID, "--dtype: bf16 or f32");
     return ENG_OK;
+}
+
+// Without an option nothing is lost.
+static eng_dtype lossless(const trn_probe *probe) {
+    for (int32_t i = 0; i < probe->model->tensors; i++) {
+        if (eng_checkpoint_dtype(probe->checkpoint, i) != ENG_BF16)
+            return ENG_F32;
+    }
+    return ENG_BF16;
 }
 
 // The tokenizer's files go along where there are any.
@@ -49,24 +53,45 @@ static eng_status save(const trn_probe *probe, const arguments *given, eng_form 
     return eng_checkpoint_export(given->out, probe->weights, form, dtype, has ? given->dir : NULL, error);
 }
 
-static eng_status convert(const arguments *given, eng_error *error) {
+static eng_status convert_folder(const arguments *given, const eng_dtype *dtype, eng_error *error) {
     eng_form form = ENG_FORM_MESA;
-    eng_dtype dtype = ENG_F32;
     trn_probe probe = {0};
-    eng_status status = given->out ? ENG_OK : eng_fail(error, ENG_INVALID, "--out is needed");
-    if (status == ENG_OK)
-        status = parse_form(given->form, &form, error);
+    eng_status status = parse_form(given->form, &form, error);
     if (status == ENG_OK)
         status = trn_probe_open(given->dir, "cpu", true, &probe, error);
+    eng_dtype type = dtype ? *dtype : status == ENG_OK ? lossless(&probe) : ENG_F32;
     if (status == ENG_OK)
-        status = parse_dtype(given->type, &probe, &dtype, error);
-    if (status == ENG_OK)
-        status = save(&probe, given, form, dtype, error);
+        status = save(&probe, given, form, type, error);
     if (status == ENG_OK)
         printf("%s: %llu parameters in %s\n", given->out, (unsigned long long)probe.model->parameters,
-               eng_dtype_name(dtype));
+               eng_dtype_name(type));
     trn_probe_close(&probe);
     return status;
+}
+
+static eng_status convert_gguf(const arguments *given, const eng_dtype *dtype, eng_error *error) {
+    eng_imported imported;
+    eng_status status = eng_import_gguf(given->dir, given->out, dtype, &imported, error);
+    if (status != ENG_OK)
+        return status;
+    printf("%s: %llu parameters in %s, %s, %s\n", given->out, (unsigned long long)imported.parameters,
+           eng_dtype_name(imported.dtype), imported.tokenizer ? "a tokenizer" : "no tokenizer",
+           imported.chat_template ? "a chat template" : "no chat template");
+    return ENG_OK;
+}
+
+static eng_status convert(const arguments *given, bool forms, eng_error *error) {
+    eng_dtype dtype = ENG_F32;
+    struct stat facts;
+    eng_status status = given->out ? ENG_OK : eng_fail(error, ENG_INVALID, "--out is needed");
+    if (status == ENG_OK && given->type)
+        status = parse_dtype(given->type, &dtype, error);
+    if (status != ENG_OK)
+        return status;
+    const eng_dtype *chosen = given->type ? &dtype : NULL;
+    if (!forms && stat(given->dir, &facts) == 0 && S_ISREG(facts.st_mode))
+        return convert_gguf(given, chosen, error);
+    return convert_folder(given, chosen, error);
 }
 
 static int run(const char *command, const char *usage, const char *about, bool forms, int argc, char **argv) {
@@ -74,7 +99,7 @@ static int run(const char *command, const char *usage, const char *about, bool f
     const trn_option options[] = {
         {"out", "DIR", TRN_STRING, &given.out, "folder to write; a checkpoint that stands there is replaced"},
         {"dtype", "TYPE", TRN_STRING, &given.type,
-         "bf16 (rounded to nearest, ties to even) or f32 (default: bf16 where every tensor is, else f32)"},
+         "bf16 (rounded to nearest, ties to even) or f32 (default: bf16 where every tensor or matrix is, else f32)"},
         {"as", "FORM", TRN_STRING, &given.form,
          "transformers, fla, state-spaces (of mamba_ssm) or mesa (default mesa)"},
     };
@@ -87,7 +112,7 @@ static int run(const char *command, const char *usage, const char *about, bool f
     if (helped)
         return TRN_EXIT_OK;
     if (status == ENG_OK)
-        status = convert(&given, &error);
+        status = convert(&given, forms, &error);
     if (status == ENG_OK)
         return TRN_EXIT_OK;
     fprintf(stderr, "mesa-trainer %s: %s\n", command, error.text);
@@ -102,8 +127,9 @@ int trn_command_export(int argc, char **argv) {
 }
 
 int trn_command_import(int argc, char **argv) {
-    return run("import", "import DIR --out DIR [--dtype bf16|f32]",
+    return run("import", "import DIR|FILE.gguf --out DIR [--dtype bf16|f32]",
                "Reads a checkpoint in any spelling that is known here and writes it in this project's own: one file,\n"
-               "one name a tensor, fused weights taken apart.",
+               "one name a tensor, fused weights taken apart. A GGUF file of the Llama family becomes a folder, with\n"
+               "its tokenizer and its chat template; quantised weights are widened.",
                false, argc, argv);
 }
