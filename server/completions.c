@@ -302,8 +302,7 @@ void srv_handle_completions(srv_exchange *exchange) {
         .cancel = cancel_completion, .abandon = abandon_completion, .read = srv_stream_read, .free = free_completion};
     srv_problem problem = {0};
 
-    if (exchange->server->phase >= SRV_DRAINING) {
-        srv_refuse(&problem, 503, "draining", NULL, "the server is shutting down");
+    if (srv_server_refuses(exchange->server, &problem)) {
         srv_exchange_refuse(exchange, &problem);
         return;
     }

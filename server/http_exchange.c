@@ -114,7 +114,7 @@ static void add_header(struct MHD_Response *response, const char *name, const ch
 }
 
 static void add_common_headers(const srv_exchange *exchange, struct MHD_Response *response) {
-    if (exchange->server->phase >= SRV_DRAINING)
+    if (exchange->server->phase >= SRV_FAILING)
         add_header(response, "Connection", "close");
     if (exchange->log_id)
         add_header(response, "X-Request-Id", exchange->log_id);

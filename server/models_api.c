@@ -17,6 +17,7 @@ static const char *phase_name(const srv_server *server) {
         return "loading";
     case SRV_SERVING:
         return "ok";
+    case SRV_FAILING:
     case SRV_DRAINING:
     case SRV_ENDING:
         break;

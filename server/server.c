@@ -3,7 +3,8 @@
 //
 // The addresses are bound before any model loads, so that a used port is known at once and health can be asked all the
 // while. Draining: no new connections, idle ones closed, running requests finish; at the deadline they are told so and
-// cut. The loop ends when no connection and no work on the pool is left.
+// cut. Where a device is lost, requests on the others finish before that, within the same time. The loop ends when no
+// connection and no work on the pool is left.
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -18,10 +19,11 @@ enum { NOTIFY_PERIOD_MS = 5000, EXTEND_TIMEOUT_S = 30 };
 // ---- draining ------------------------------------------------------------------------------------------------------
 
 static void begin_drain(srv_server *server, int exit_status, uint64_t patience_ms) {
+    if (server->exit_status == 0)
+        server->exit_status = exit_status;
     if (server->phase >= SRV_DRAINING)
         return;
     server->phase = SRV_DRAINING;
-    server->exit_status = exit_status;
     server->drain_until_ms = srv_loop_now(server->loop) + patience_ms;
     srv_log_write(server->log, ENG_LOG_INFO, "drain", "no new requests; %zu connections are open",
                   srv_http_connections(server->http));
@@ -30,10 +32,33 @@ static void begin_drain(srv_server *server, int exit_status, uint64_t patience_m
     srv_timer_start(server->drain_timer, 0, SRV_DRAIN_POLL_MS);
 }
 
+// After the loss of a device: until nothing runs on the others.
+static void begin_failing(srv_server *server) {
+    server->exit_status = server->exit_status ? server->exit_status : 1;
+    if (server->phase >= SRV_FAILING)
+        return;
+    server->phase = SRV_FAILING;
+    server->drain_until_ms = srv_loop_now(server->loop) + (uint64_t)server->config->drain_time_ms;
+    srv_timer_start(server->drain_timer, 0, SRV_DRAIN_POLL_MS);
+}
+
+static bool is_idle(const srv_server *server) {
+    for (size_t i = 0; i < server->model_count; i++)
+        if (srv_worker_places(server->models[i].worker) > 0)
+            return false;
+    return true;
+}
+
 static void on_drain_tick(void *context) {
     srv_server *server = context;
-    const uint64_t now = srv_loop_now(server->loop);
+    const uint64_t now = srv_loop_now(server->loop), until = server->drain_until_ms;
     bool gave_up = false;
+
+    if (server->phase == SRV_FAILING) {
+        if (now >= until || is_idle(server))
+            begin_drain(server, 1, now < until ? until - now : 0);
+        return;
+    }
 
     srv_http_quiesce(server->http); // connections that have become idle since
     if (now >= server->drain_until_ms && server->phase == SRV_DRAINING) {
@@ -191,8 +216,9 @@ static void on_state(srv_server *server, srv_model *model, srv_worker_state stat
         begin_drain(server, error->code == ENG_INVALID ? 2 : 4, 0);
         return;
     case SRV_WORKER_FAILED:
-        srv_log_write(server->log, ENG_LOG_ERROR, "engine", "model %s failed: %s", model->path->name, error->text);
-        begin_drain(server, 1, 0);
+        srv_log_write(server->log, ENG_LOG_ERROR, "engine", "model %s failed on %s: %s; the server will end",
+                      model->path->name, eng_info(srv_worker_engine(model->worker))->device, error->text);
+        begin_failing(server);
         return;
     }
 }
@@ -315,6 +341,14 @@ void srv_server_view(const srv_server *server, size_t index, srv_model_view *vie
         .min_cg_tolerance = server->bounds.min_cg_tolerance,
         .allow_exact = server->bounds.allow_exact,
     };
+}
+
+bool srv_server_refuses(const srv_server *server, srv_problem *problem) {
+    if (server->phase == SRV_FAILING)
+        srv_refuse(problem, 503, "unavailable", NULL, "a device failed; the server finishes what runs and ends");
+    else if (server->phase > SRV_FAILING)
+        srv_refuse(problem, 503, "draining", NULL, "the server is shutting down");
+    return server->phase >= SRV_FAILING;
 }
 
 // ---- life ----------------------------------------------------------------------------------------------------------

@@ -149,7 +149,8 @@ typedef struct srv_model {
     int64_t created;
 } srv_model;
 
-typedef enum srv_phase { SRV_LOADING, SRV_SERVING, SRV_DRAINING, SRV_ENDING } srv_phase;
+// FAILING: a device is lost; no new requests, those on other devices finish, health can still be asked.
+typedef enum srv_phase { SRV_LOADING, SRV_SERVING, SRV_FAILING, SRV_DRAINING, SRV_ENDING } srv_phase;
 
 struct srv_server {
     // Constant.
@@ -185,6 +186,8 @@ void srv_server_stop(srv_server *server);          // drain; any thread, until s
 void srv_server_reload(srv_server *server);        // read keys and certificates again; as srv_server_stop
 void srv_server_free(srv_server *server);          // NULL is accepted
 const char *srv_server_address(const srv_server *server, size_t index); // NULL: none
+// Whether no new completion is taken any more, and why.
+bool srv_server_refuses(const srv_server *server, srv_problem *problem);
 
 // The model of this name (NULL: the first) if it is ready and the key may use it; NULL with a refusal. Any thread.
 const srv_model *srv_server_model(const srv_server *server, const srv_key *key, const char *name, srv_problem *problem);

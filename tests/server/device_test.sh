@@ -56,6 +56,19 @@ stop_server
 
 # ---- a device that is lost -------------------------------------------------------------------------------------------
 
+expect_end() { # the server ends by itself, with status 1
+    local status
+    for _ in $(seq 300); do
+        kill -0 "$server" 2>/dev/null || break
+        sleep 0.1
+    done
+    kill -0 "$server" 2>/dev/null && fail "the server goes on without its device" && kill "$server"
+    wait "$server"
+    status=$?
+    server=
+    [ $status -eq 1 ] || fail "exit status $status (want 1, which systemd restarts)"
+}
+
 PRETEND_LOST=$folder/lost start_server --device cuda:0 --rows 8
 "$mesa" complete --max-tokens 60000 --ignore-eos "A long" >"$folder/stream" 2>"$folder/stream.err" &
 stream=$!
@@ -72,17 +85,37 @@ grep -q 'the device failed' "$folder/stream.err" || fail "the stream does not sa
 grep -q 'answered 500 .*: the device failed' "$folder/plain.err" ||
     fail "the answer does not say why: $(cat "$folder/plain.err")"
 [ ! -s "$folder/plain" ] || fail "a plain answer of a lost device has text"
+expect_end
+grep -q 'model demo failed on cuda:0 (pretended): running a step: device lost' "$folder/server.log" ||
+    fail "the log does not tell of the loss"
+
+# ---- one of two devices ----------------------------------------------------------------------------------------------
+
+ready() { curl -sS -o "$folder/ready" -w '%{http_code}' --unix-socket "$folder/admin" http://localhost/health/ready; }
+
+# The second of two requests goes to the second device, which runs 5 plans when it warms up.
+PRETEND_LOST_AFTER='cuda:1 60' start_server --device cuda:0,cuda:1 --rows 8 --admin-listen "unix:$folder/admin"
+[ "$(ready)" = 200 ] || fail "not ready: $(cat "$folder/ready")"
+"$mesa" complete --max-tokens 6000 --ignore-eos --usage "A long" >"$folder/stream" 2>"$folder/stream.err" &
+stream=$!
 for _ in $(seq 300); do
-    kill -0 "$server" 2>/dev/null || break
+    [ ! -s "$folder/stream" ] || break
     sleep 0.1
 done
-kill -0 "$server" 2>/dev/null && fail "the server goes on without its device" && kill "$server"
-wait "$server"
-status=$?
-server=
-[ $status -eq 1 ] || fail "exit status $status (want 1, which systemd restarts)"
-grep -q 'model demo failed: running a step: device lost' "$folder/server.log" ||
-    fail "the log does not tell of the loss"
+"$mesa" complete --max-tokens 6000 --ignore-eos "A long" >"$folder/short" 2>"$folder/short.err" &&
+    fail "a stream of a lost device ends well"
+grep -q 'the device failed' "$folder/short.err" || fail "the stream does not say why: $(cat "$folder/short.err")"
+kill -0 $stream 2>/dev/null || fail "the request on the other device ended before it could be seen to go on"
+[ "$(ready)" = 503 ] || fail "ready without a device: $(cat "$folder/ready")"
+grep -q '"failed"' "$folder/ready" || fail "health does not tell what failed: $(cat "$folder/ready")"
+"$mesa" complete --max-tokens 4 "More" >"$folder/plain" 2>"$folder/plain.err" && fail "a new request is taken"
+grep -q 'answered 503 .*: a device failed' "$folder/plain.err" ||
+    fail "a refusal does not say why: $(cat "$folder/plain.err")"
+wait $stream || fail "the request on the other device did not finish: $(cat "$folder/stream.err")"
+grep -q "6000" "$folder/stream.err" || fail "the request on the other device was cut: $(cat "$folder/stream.err")"
+expect_end
+grep -q 'model demo failed on cuda:1 (pretended): running a step: device lost' "$folder/server.log" ||
+    fail "the log does not tell which device was lost"
 
 [ $failures -eq 0 ] || cat "$folder/server.log"
 exit $((failures > 0))
