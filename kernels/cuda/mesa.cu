@@ -202,7 +202,7 @@ static __global__ void __launch_bounds__(ANY_THREADS)
                 own.hk[i] = 0;
         }
         if (threadIdx.x < a.depth)
-            shared.lambda[threadIdx.x] = mesa_lambda_of(a, head, threadIdx.x);
+            shared.lambda[threadIdx.x] = mesa_lambda_of(a, a.lambda_params[(int64_t)head * a.depth + threadIdx.x]);
         for (int32_t t = row.token0; t < row.token0 + row.length; t++)
             any_token(a, row.solver, (int64_t)t * a.heads + head, mesa_begins_anew(table, row, t), state.hk, state.hv,
                       own.factor, shared);
@@ -237,8 +237,6 @@ kern_status cuda_mesa_prepare(const kern_cuda *cuda, const void *args, size_t *w
 }
 
 template <int D> static kern_status launch_tiles(const cuda_step *step, const mesa &a) {
-    if (!cuda_is_wide(a.slots.p))
-        return KERN_INVALID;
     const kern_status status = cuda_allow_shared(tile_kernel<D>, sizeof(mesa_row_memory<D>));
     if (status)
         return status;
@@ -268,8 +266,13 @@ static mesa mesa_of(const kern_mesa_args *from) {
 
 kern_status cuda_mesa_run(const cuda_step *step, const void *args) {
     const mesa a = mesa_of((const kern_mesa_args *)args);
-    if (has_tile(step->cuda, &((const kern_mesa_args *)args)->mesa))
+    if (has_tile(step->cuda, &((const kern_mesa_args *)args)->mesa)) {
+        if (!cuda_is_wide(a.slots.p))
+            return KERN_INVALID;
+        if (cuda_mesa_streams(step, a))
+            return cuda_mesa_stream(step, a);
         return a.depth == 64 ? launch_tiles<64>(step, a) : launch_tiles<128>(step, a);
+    }
     const int64_t items = (int64_t)step->rows * a.heads;
     const int most = any_blocks(step->cuda), blocks = items < most ? (int)items : most;
     return cuda_start(step, any_kernel, blocks, ANY_THREADS, 0, step->table, a, (float *)step->cuda->workspace);

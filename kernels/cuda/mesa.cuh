@@ -37,8 +37,8 @@ static __device__ __forceinline__ mesa_state mesa_state_of(const cuda_table *tab
     return {base + head * keys, base + a.heads * keys + head * values};
 }
 
-static __device__ __forceinline__ float mesa_lambda_of(const mesa &a, int32_t head, int32_t d) {
-    return cuda_softplus(a.lambda_params[(int64_t)head * a.depth + d]) + a.lambda_bound;
+static __device__ __forceinline__ float mesa_lambda_of(const mesa &a, float param) {
+    return cuda_softplus(param) + a.lambda_bound;
 }
 
 // One thread of a solve's block. Heads and layers add to a token's sum, integers, so their order is free.
@@ -69,7 +69,7 @@ static __device__ __forceinline__ float mesa_decayed(float h, float gamma_m1, bo
 // token
 
 // A token as it lies in global memory.
-template <int D> struct mesa_token {
+template <int D> struct alignas(16) mesa_token {
     float q[D], k[D], v[D], g, beta;
     int32_t start; // of its document
 };
@@ -80,7 +80,6 @@ template <int D> struct alignas(16) mesa_work {
     static constexpr int LANES = D / 4, PARTS = THREADS / LANES, ROWS = D / PARTS; // of the read-out
     float key[D], root_key[D], value[D];                                           // k, sqrt(beta) k, beta v
     float part[PARTS][D];                                                          // of the output
-    mesa_token<D> next; // on its way while this one is solved
     mesa_shared<D> solve;
     // What holds for the row and the token: kept here, as the solver leaves no register free.
     kern_row row;
@@ -127,11 +126,10 @@ static __device__ __forceinline__ void mesa_stage_token(const cuda_table *table,
     __pipeline_commit();
 }
 
-// The staged token becomes the one that is worked on.
+// The staged token becomes the one that is worked on. anew: there is no state before it.
 template <int D, typename Team>
-static __device__ __forceinline__ void mesa_take_token(const kern_row &row, int32_t t, mesa_work<D> &work) {
+static __device__ __forceinline__ void mesa_take_token(const mesa_token<D> &token, bool anew, mesa_work<D> &work) {
     const int32_t d = Team::thread();
-    const mesa_token<D> &token = work.next;
     if (d < D) {
         work.solve.q[d] = token.q[d];
         work.key[d] = token.k[d];
@@ -140,7 +138,7 @@ static __device__ __forceinline__ void mesa_take_token(const kern_row &row, int3
     }
     if (d == 0) {
         work.gamma_m1 = expm1f(token.g);
-        work.anew = t > row.token0 && token.start == t;
+        work.anew = anew;
     }
 }
 
@@ -194,10 +192,9 @@ static __device__ __forceinline__ void mesa_read_values(mesa_work<D> &work, cons
 }
 
 template <int D, typename Team>
-static __device__ __forceinline__ void mesa_write_results(const mesa &a, int32_t t, const mesa_work<D> &work,
+static __device__ __forceinline__ void mesa_write_results(const mesa &a, int64_t at, const mesa_work<D> &work,
                                                           const kern_solve_report &report) {
     const int32_t d = Team::thread();
-    const int64_t at = (int64_t)t * a.heads + work.head;
     if (d == 0)
         mesa_tell(a, at, report);
     if (d >= D)
@@ -216,6 +213,7 @@ static __device__ __forceinline__ void mesa_write_results(const mesa &a, int32_t
 // Shared memory of mesa_row.
 template <int D> struct alignas(16) mesa_row_memory {
     float hv[D * D];
+    mesa_token<D> next; // on its way while one is worked on
     mesa_work<D> work;
     float factor[MESA_FACTOR<D>];
 };
@@ -235,11 +233,11 @@ static __device__ __forceinline__ void mesa_begin_row(const cuda_table *table, c
                                                       int32_t head, const mesa_state &home, mesa_tile<D, Team> &tile,
                                                       mesa_row_memory<D> &memory) {
     mesa_work<D> &work = memory.work;
-    mesa_stage_token<D, Team>(table, a, head, row.token0, work.next);
+    mesa_stage_token<D, Team>(table, a, head, row.token0, memory.next);
     mesa_stage_values<D, Team>(memory.hv, home.hv);
     mesa_load_keys(tile, home.hk);
     for (int32_t d = Team::thread(); d < D; d += tile.THREADS)
-        work.solve.lambda[d] = mesa_lambda_of(a, head, d);
+        work.solve.lambda[d] = mesa_lambda_of(a, a.lambda_params[(int64_t)head * D + d]);
     if (Team::thread() == 0) {
         work.row = row;
         work.home = home;
@@ -247,7 +245,7 @@ static __device__ __forceinline__ void mesa_begin_row(const cuda_table *table, c
     }
     __pipeline_wait_prior(1);
     Team::sync();
-    mesa_take_token<D, Team>(row, row.token0, work);
+    mesa_take_token<D, Team>(memory.next, false, work);
 }
 
 // A head of a row, all its tokens. After cuda_await; a team that goes on with the same memory syncs in between.
@@ -267,21 +265,25 @@ static __device__ __forceinline__ void mesa_row(const cuda_table *table, const m
         if (last && work.home.hk)
             mesa_store_keys(tile, work.home.hk);
         if (!last)
-            mesa_stage_token<D, Team>(table, a, work.head, work.row.token0 + n, work.next);
+            mesa_stage_token<D, Team>(table, a, work.head, work.row.token0 + n, memory.next);
         Team::sync();
-        float x[8];
-        const kern_solve_report report = mesa_solve(tile, work.solve, memory.factor, work.row.solver, x);
-        if (tile.row0() == 0)
-            mesa_give(tile, work.solve.x, x);
+        const kern_solve_report report = mesa_solve(tile, work.solve, memory.factor, work.row.solver);
         __pipeline_wait_prior(0);
         Team::sync();
         mesa_read_values<D, Team>(work, memory.hv, n == work.row.length ? work.home.hv : memory.hv);
         Team::sync();
-        mesa_write_results<D, Team>(a, work.row.token0 + n - 1, work, report);
+        const int32_t t = work.row.token0 + n;
+        mesa_write_results<D, Team>(a, (int64_t)(t - 1) * a.heads + work.head, work, report);
         if (n == work.row.length)
             return;
-        mesa_take_token<D, Team>(work.row, work.row.token0 + n, work);
+        mesa_take_token<D, Team>(memory.next, memory.next.start == t, work);
     }
 }
+
+// ------------------------------------------------------------------------------------------------------ many sessions
+
+// mesa_stream.cu: steps of generated tokens, with the same bits. Whether it is for this step; the launch.
+bool cuda_mesa_streams(const cuda_step *step, const mesa &a);
+kern_status cuda_mesa_stream(const cuda_step *step, const mesa &a);
 
 #endif

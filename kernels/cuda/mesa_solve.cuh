@@ -71,6 +71,26 @@ template <int D> static __device__ __forceinline__ float mesa_dot(const float (&
     return sum;
 }
 
+// The one of a thread's eight values that it stands for alone, among the D threads that stand for a vector.
+template <int D, typename Team>
+static __device__ __forceinline__ float mesa_pick(const mesa_tile<D, Team> &tile, const float (&v)[8]) {
+    const int32_t own = tile.row0() / 8 % 8;
+    float left[4];
+#pragma unroll
+    for (int j = 0; j < 4; j++)
+        left[j] = own & 4 ? v[j + 4] : v[j];
+    const float low = own & 2 ? left[2] : left[0], high = own & 2 ? left[3] : left[1];
+    return own & 1 ? high : low;
+}
+
+// shared.x of what the threads have picked.
+template <int D, typename Team>
+static __device__ __forceinline__ void mesa_spread(const mesa_tile<D, Team> &tile, mesa_shared<D> &shared, float x) {
+    const int32_t own = tile.row0() / 8;
+    if (own < 8)
+        shared.x[(own & 4 ? tile.HALF : 0) + 4 * tile.group() + own % 4] = x;
+}
+
 // Calls use(i, j, row) for the elements of the diagonal of H that are this thread's.
 template <int D, typename Team, typename Use>
 static __device__ __forceinline__ void mesa_diagonal(const mesa_tile<D, Team> &tile, Use use) {
@@ -96,11 +116,10 @@ static __device__ __forceinline__ void mesa_partial_rows(const mesa_tile<D, Team
     }
 }
 
-// y, the product, from its partial rows. Every exchange halves the rows that a lane still sums. step: consecutive
-// products of a solve take turns with the shared memory.
+// The row that this lane (or pair of lanes) finishes, from partial rows. Every exchange halves the rows that a lane
+// still sums.
 template <int D, typename Team>
-static __device__ __forceinline__ void mesa_finish_product(const mesa_tile<D, Team> &tile, mesa_shared<D> &shared,
-                                                           int32_t step, float (&row)[8], float (&y)[8]) {
+static __device__ __forceinline__ float mesa_finish_row(const mesa_tile<D, Team> &tile, float (&row)[8]) {
     constexpr int GROUPS = tile.COLUMN_GROUPS;
 #pragma unroll
     for (int rows = 4; rows > 0; rows /= 2) {
@@ -112,11 +131,17 @@ static __device__ __forceinline__ void mesa_finish_product(const mesa_tile<D, Te
             row[i] = kept + __shfl_xor_sync(~0u, given, distance);
         }
     }
-    if (GROUPS == 16)
-        row[0] += __shfl_xor_sync(~0u, row[0], 1);
+    return GROUPS == 16 ? row[0] + __shfl_xor_sync(~0u, row[0], 1) : row[0];
+}
+
+// y, the product, from finished rows. step: consecutive products of a solve take turns with the shared memory.
+template <int D, typename Team>
+static __device__ __forceinline__ void mesa_exchange(const mesa_tile<D, Team> &tile, mesa_shared<D> &shared,
+                                                     int32_t step, float row, float (&y)[8]) {
+    constexpr int LANES = tile.COLUMN_GROUPS / 8; // that have the same row
     float *exchange = shared.exchange[step & 1];
-    if (GROUPS == 8 || (tile.group() & 1) == 0)
-        exchange[Team::thread() / (GROUPS / 8)] = row[0]; // the row that this lane has finished
+    if (LANES == 1 || (tile.group() & 1) == 0)
+        exchange[Team::thread() / LANES] = row;
     Team::sync();
     mesa_take(tile, exchange, y);
 }
@@ -126,7 +151,7 @@ static __device__ __forceinline__ void mesa_product(const mesa_tile<D, Team> &ti
                                                     int32_t step, const float (&p)[8], float (&y)[8]) {
     float row[8];
     mesa_partial_rows(tile, p, row);
-    mesa_finish_product(tile, shared, step, row, y);
+    mesa_exchange(tile, shared, step, mesa_finish_row(tile, row), y);
 }
 
 // ------------------------------------------------------------------------------------------------ conjugate gradients
@@ -146,94 +171,110 @@ static __device__ __forceinline__ kern_solve_report mesa_report_of(int32_t steps
     return report;
 }
 
-// Modes tolerance and steps. The test for the end stands behind the multiply-adds of the next product, which hide the
-// latency of its sum.
+// 1 / x, the chip's approximation, for x neither below nor far above the normal numbers.
+static __device__ __forceinline__ float mesa_reciprocal(float x) {
+    float y;
+    asm("rcp.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
+    return y;
+}
+
+// Modes tolerance and steps. With r stand its length and its rows of the next product, whose sums hide each other's
+// latency. Of x a thread keeps one element; what a step adds to it waits for the next one, as it may prove to be no
+// step.
 template <int D, typename Team>
 static __device__ __forceinline__ kern_solve_report mesa_solve_gradients(const mesa_tile<D, Team> &tile,
                                                                          mesa_shared<D> &shared,
-                                                                         const kern_solver &solver, float (&x)[8]) {
+                                                                         const kern_solver &solver) {
+    constexpr float SMALLEST = 1e-36f; // of a squared length
     float r[8], p[8], s[8], y[8], row[8];
     mesa_take(tile, shared.q, r);
-    mesa_take(tile, shared.diagonal, x);
+    mesa_take(tile, shared.diagonal, p);
     mesa_take(tile, shared.lambda, y);
     const float rhs = mesa_dot<D>(r, r);
 #pragma unroll
     for (int j = 0; j < 8; j++) {
-        x[j] = rhs == 0 ? 0 : __fdividef(r[j], x[j] + y[j]);
-        p[j] = s[j] = 0;
+        p[j] = rhs == 0 ? 0 : __fdividef(r[j], p[j] + y[j]);
+        s[j] = 0;
     }
-    if (rhs == 0)
+    float x = mesa_pick(tile, p);
+    if (rhs == 0) {
+        mesa_spread(tile, shared, x);
         return mesa_report_of(0, 0, 0, rhs);
-    mesa_product(tile, shared, -1, x, y);
+    }
+    mesa_product(tile, shared, -1, p, y);
 #pragma unroll
-    for (int j = 0; j < 8; j++)
+    for (int j = 0; j < 8; j++) {
         r[j] -= y[j];
-    float stop = 0, before = 1, length = 1, residual;
-    int32_t steps = 0, flags = 0;
-    for (;; steps++) {
-        residual = mesa_dot<D>(r, r);
-        mesa_partial_rows(tile, r, row);
-        if (steps == 0)
-            stop = mesa_threshold(solver, rhs, residual);
-        if (residual <= stop)
-            break;
-        if (steps >= solver.max_steps) {
-            flags = solver.mode == KERN_SOLVE_TOLERANCE ? KERN_REPORT_UNCONVERGED : 0;
-            break;
-        }
-        const float keep = steps == 0 ? 0 : __fdividef(residual, before), less = __fdividef(keep * residual, length);
-        mesa_finish_product(tile, shared, steps, row, y);
-        const float curvature = mesa_dot<D>(r, y) - less;
-        length = __fdividef(residual, curvature);
-        if (!(curvature > 0) || !isfinite(curvature) || !isfinite(length)) {
-            flags = KERN_REPORT_BREAKDOWN;
-            break;
-        }
+        p[j] = 0;
+    }
+    float residual = mesa_dot<D>(r, r);
+    mesa_partial_rows(tile, r, row);
+    float finished = mesa_finish_row(tile, row);
+    const float stop = fmaxf(mesa_threshold(solver, rhs, residual), SMALLEST);
+    const int32_t max_steps = solver.max_steps;
+    float inverse = 0, curvature = 0, length = 0; // of the step before: 1 / |r|^2, p A p, how far it went
+    int32_t steps = 0;
+    bool sound = true;
+    while (sound && steps < max_steps && !(residual <= stop)) {
+        const float keep = residual * inverse;
+        inverse = mesa_reciprocal(residual);
+        mesa_exchange(tile, shared, steps, finished, y);
+        x = fmaf(length, mesa_pick(tile, p), x);
 #pragma unroll
         for (int j = 0; j < 8; j++) {
             p[j] = fmaf(keep, p[j], r[j]);
             s[j] = fmaf(keep, s[j], y[j]);
-            x[j] = fmaf(length, p[j], x[j]);
-            r[j] = fmaf(-length, s[j], r[j]);
         }
-        before = residual;
+        curvature = fmaf(-keep * keep, curvature, mesa_dot<D>(r, y));
+        length = residual * mesa_reciprocal(curvature);
+        sound = length > 0 && length < INFINITY;
+#pragma unroll
+        for (int j = 0; j < 8; j++)
+            r[j] = fmaf(-length, s[j], r[j]);
+        residual = mesa_dot<D>(r, r);
+        mesa_partial_rows(tile, r, row);
+        finished = mesa_finish_row(tile, row);
+        steps++;
     }
-    return mesa_report_of(steps, flags, residual, rhs);
+    if (sound)
+        x = fmaf(length, mesa_pick(tile, p), x);
+    mesa_spread(tile, shared, x);
+    if (!sound)
+        return mesa_report_of(steps - 1, KERN_REPORT_BREAKDOWN, mesa_reciprocal(inverse), rhs);
+    const bool unconverged = solver.mode == KERN_SOLVE_TOLERANCE && !(residual <= stop);
+    return mesa_report_of(steps, unconverged ? KERN_REPORT_UNCONVERGED : 0, residual, rhs);
 }
 
 // Mode fixed: zero start, 1e-5 in both divisions, nothing but a number that is not finite ends it early.
 template <int D, typename Team>
 static __device__ __forceinline__ kern_solve_report mesa_solve_fixed(const mesa_tile<D, Team> &tile,
-                                                                     mesa_shared<D> &shared, int32_t max_steps,
-                                                                     float (&x)[8]) {
+                                                                     mesa_shared<D> &shared, int32_t max_steps) {
     constexpr float EPSILON = 1e-5f;
-    float r[8], p[8], y[8];
+    float r[8], p[8], y[8], x = 0;
     mesa_take(tile, shared.q, r);
-#pragma unroll
-    for (int j = 0; j < 8; j++) {
-        x[j] = 0;
-        p[j] = r[j];
-    }
+    mesa_take(tile, shared.q, p);
     const float rhs = mesa_dot<D>(r, r);
     float residual = rhs;
-    int32_t steps = 0;
+    int32_t steps = 0, flags = 0;
     for (; steps < max_steps && rhs != 0; steps++) {
         mesa_product(tile, shared, steps, p, y);
         const float curvature = mesa_dot<D>(p, y), length = residual / (curvature + EPSILON);
-        if (!isfinite(curvature) || !isfinite(length))
-            return mesa_report_of(steps, KERN_REPORT_BREAKDOWN, residual, rhs);
-#pragma unroll
-        for (int j = 0; j < 8; j++) {
-            x[j] = fmaf(length, p[j], x[j]);
-            r[j] = fmaf(-length, y[j], r[j]);
+        if (!isfinite(curvature) || !isfinite(length)) {
+            flags = KERN_REPORT_BREAKDOWN;
+            break;
         }
+        x = fmaf(length, mesa_pick(tile, p), x);
+#pragma unroll
+        for (int j = 0; j < 8; j++)
+            r[j] = fmaf(-length, y[j], r[j]);
         const float next = mesa_dot<D>(r, r), keep = next / (residual + EPSILON);
 #pragma unroll
         for (int j = 0; j < 8; j++)
             p[j] = fmaf(keep, p[j], r[j]);
         residual = next;
     }
-    return mesa_report_of(steps, 0, residual, rhs);
+    mesa_spread(tile, shared, x);
+    return mesa_report_of(steps, flags, residual, rhs);
 }
 
 // ---------------------------------------------------------------------------------------------------------- Cholesky
@@ -316,9 +357,8 @@ static __device__ __forceinline__ void mesa_residual(const mesa_tile<D, Team> &t
 
 // Not positive definite: x is NaN and the report says so. shared.diagonal is overwritten.
 template <int D, typename Team>
-static __device__ __forceinline__ kern_solve_report mesa_solve_exact(const mesa_tile<D, Team> &tile,
-                                                                     mesa_shared<D> &shared, float *factor,
-                                                                     float (&x)[8]) {
+static __device__ __noinline__ kern_solve_report mesa_solve_exact(const mesa_tile<D, Team> &tile,
+                                                                  mesa_shared<D> &shared, float *factor) {
     constexpr int REFINEMENTS = 2;
 #pragma unroll
     for (int i = 0; i < 8; i++)
@@ -348,9 +388,8 @@ static __device__ __forceinline__ kern_solve_report mesa_solve_exact(const mesa_
     float q[8], rest[8];
     mesa_take(tile, shared.q, q);
     mesa_take(tile, shared.rest, rest);
-#pragma unroll
-    for (int j = 0; j < 8; j++)
-        x[j] = definite ? (float)shared.solution[tile.column(j)] : NAN;
+    for (int32_t i = Team::thread(); i < D; i += Team::size())
+        shared.x[i] = definite ? (float)shared.solution[i] : NAN;
     kern_solve_report report =
         mesa_report_of(0, definite ? 0 : KERN_REPORT_BREAKDOWN, mesa_dot<D>(rest, rest), mesa_dot<D>(q, q));
     if (!definite)
@@ -358,18 +397,19 @@ static __device__ __forceinline__ kern_solve_report mesa_solve_exact(const mesa_
     return report;
 }
 
-// x for the q, lambda and diagonal of H in shared memory; factor: MESA_FACTOR floats there, for exact solves. Every
-// thread of the team has the report. While gradients run, the tile's diagonal is that of H + Lambda.
+// shared.x for the q, lambda and diagonal of H that lie there, behind the next barrier; factor: MESA_FACTOR floats of
+// shared memory for exact solves. Every thread of the team has the report. While gradients run, the tile's diagonal is
+// that of H + Lambda.
 template <int D, typename Team>
 static __device__ __forceinline__ kern_solve_report mesa_solve(mesa_tile<D, Team> &tile, mesa_shared<D> &shared,
-                                                               float *factor, const kern_solver &solver,
-                                                               float (&x)[8]) {
-    if (solver.mode == KERN_SOLVE_EXACT)
-        return mesa_solve_exact(tile, shared, factor, x);
+                                                               float *factor, const kern_solver &solver) {
+    if (solver.mode == KERN_SOLVE_EXACT) {
+        const mesa_tile<D, Team> copy = tile; // in memory, so that the tile itself stays in registers
+        return mesa_solve_exact(copy, shared, factor);
+    }
     mesa_diagonal(tile, [&](int i, int j, int32_t row) { tile.h[i][j] += shared.lambda[row]; });
-    const kern_solve_report report = solver.mode == KERN_SOLVE_FIXED
-                                         ? mesa_solve_fixed(tile, shared, solver.max_steps, x)
-                                         : mesa_solve_gradients(tile, shared, solver, x);
+    const kern_solve_report report = solver.mode == KERN_SOLVE_FIXED ? mesa_solve_fixed(tile, shared, solver.max_steps)
+                                                                     : mesa_solve_gradients(tile, shared, solver);
     mesa_diagonal(tile, [&](int i, int j, int32_t row) { tile.h[i][j] = shared.diagonal[row]; });
     return report;
 }
