@@ -221,6 +221,9 @@ kern_status kern_weight_create(kern_device *device, const kern_weight_desc *desc
         return KERN_INVALID;
     if (desc->master && desc->dtype != KERN_F32)
         return KERN_INVALID;
+    const bool quantised = desc->dtype == KERN_Q8 || desc->dtype == KERN_Q4;
+    if ((desc->scale != NULL) != quantised || (desc->minimum && desc->dtype != KERN_Q4))
+        return KERN_INVALID;
     device->allocations++;
     return device->backend->weight_create(device, desc, out);
 }

@@ -107,7 +107,10 @@ KERN_CHECKED kern_status kern_zero(kern_stream *stream, void *memory, size_t byt
 
 // ---------------------------------------------------------------------------------------------------------- weights
 
+// KERN_Q8 and KERN_Q4: blocks of 32 columns of a row (the last may be shorter) with a scale each, the CPU's alone.
+//   Q8: weight = scale code, codes int8     Q4: weight = scale (code - 8), or scale code + minimum, codes 0 .. 15
 typedef enum kern_dtype { KERN_F32, KERN_BF16, KERN_Q8, KERN_Q4 } kern_dtype;
+enum { KERN_QUANT_BLOCK = 32 };
 
 // The matrix of linear, embed and head: (rows = outputs or vocabulary, cols = inputs), opaque because a backend packs
 // it.
@@ -116,8 +119,11 @@ typedef struct kern_weight kern_weight;
 typedef struct kern_weight_desc {
     kern_dtype dtype;
     int64_t rows, cols;
-    const void *host; // row-major host data of that dtype, copied; NULL with master
+    const void *host; // row-major host data of that dtype, copied; NULL with master. KERN_Q4: (rows, (cols + 1) / 2)
+                      // bytes, the even column in the low four bits
     float *master;    // KERN_F32 only: device memory that the weight reads in place and the optimizer updates; borrowed
+    const uint16_t *scale;   // KERN_Q8, KERN_Q4: (rows, blocks), finite float16
+    const uint16_t *minimum; // KERN_Q4, optional: likewise
 } kern_weight_desc;
 
 KERN_CHECKED kern_status kern_weight_create(kern_device *device, const kern_weight_desc *desc, kern_weight **out);

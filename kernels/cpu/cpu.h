@@ -40,12 +40,17 @@ struct kern_cpu {
     char *workspace;     // threads * thread_bytes
 };
 
+// Processors that multiply and add four bytes at once, by the set whose tables make use of it.
+enum { KERN_DOTS_AVX512 = 1, KERN_DOTS_AVX2 = 2 };
+
 struct kern_weight {
     kern_device *device;
     kern_dtype dtype;
     int64_t rows, cols;
-    const void *data; // row-major; KERN_F32: float, KERN_BF16: uint16_t
+    const void *data; // row-major; KERN_F32: float, KERN_BF16: uint16_t; KERN_Q8, KERN_Q4: panels (packed.h)
     void *owned;      // NULL with a master
+    bool minimum;     // KERN_Q4
+    int dots;         // KERN_DOTS_*, of quantised weights
 };
 
 // This thread's workspace: 64-byte aligned, thread_bytes long, contents undefined.

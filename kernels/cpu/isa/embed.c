@@ -1,11 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
 // Embedding: y[t] = scale weight[id[t]]; ids from the row table, or from those drawn before where it says so; weight
-// (vocabulary, width) in float32 or bfloat16.
+// (vocabulary, width) in any type.
 //
 // Backward: grad[id[t]] += scale dy[t], tokens in ascending order. The team shares the columns, not the tokens, so one
 // element of the gradient is the work of one thread and its order of sums is the order of the tokens. An id outside the
 // vocabulary is refused before anything is written.
 #include "kernels/cpu/isa/elementwise.h"
+#include "kernels/cpu/isa/quant.h"
 
 enum { COLUMN_UNIT = 64 }; // columns of one thread come in whole cache lines
 
@@ -39,6 +40,10 @@ static void embed_range(const kern_cpu *cpu, const kern_rows *rows, const void *
     for (int64_t t = first; t < end; t++) {
         size_t row = (size_t)id_of(rows, a, t) * (size_t)a->width;
         float *y = a->y.f + t * a->width;
+        if (kern_is_quantised(weight)) {
+            KERN_NAME(quant_row)(weight, id_of(rows, a, t), a->scale, y);
+            continue;
+        }
         if (weight->dtype == KERN_BF16) {
             widen_row((const uint16_t *)weight->data + row, y, a->width, a->scale);
             continue;
@@ -74,8 +79,6 @@ KERN_RUN(embed, kern_embed_args) {
     const kern_weight *weight = a->weight.w;
     if (weight->cols != a->width || !ids_are_below(rows, a, weight->rows))
         return KERN_INVALID;
-    if (weight->dtype != KERN_F32 && weight->dtype != KERN_BF16)
-        return KERN_UNSUPPORTED;
     kern_over(embed_range, cpu, rows, a, rows->n_tokens, (double)rows->n_tokens * a->width);
     return KERN_OK;
 }

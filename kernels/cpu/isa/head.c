@@ -11,6 +11,7 @@
 // output.
 #include "kernels/cpu/isa/linear_rows.h"
 #include "kernels/cpu/isa/products.h"
+#include "kernels/cpu/isa/quant.h"
 
 enum {
     SUM_BLOCK = 1024,
@@ -109,24 +110,24 @@ KERN_PREPARE(head_logits, kern_head_logits_args) {
     (void)cpu;
     if (a->width < 1 || a->vocabulary < 1 || !(a->soft_cap >= 0) || !a->x.ref || !a->weight.ref || !a->logits.ref)
         return KERN_INVALID;
-    *thread_bytes = 0;
+    *thread_bytes = KERN_NAME(quant_bytes)(a->width);
     return KERN_OK;
 }
 
 KERN_RUN(head_logits, kern_head_logits_args) {
-    (void)cpu;
     const kern_weight *w = a->weight.w;
     if (w->rows != a->vocabulary || w->cols != a->width)
         return KERN_INVALID;
-    if (w->dtype != KERN_F32 && w->dtype != KERN_BF16)
-        return KERN_UNSUPPORTED;
     const kern_linear_rows job = {.weight = w,
                                   .x = a->x.f,
                                   .token = rows->logits_token,
                                   .y = a->logits.f,
                                   .rows = w->rows,
                                   .tokens = rows->n_logits};
-    KERN_NAME(linear_rows)(&job);
+    if (kern_is_quantised(w))
+        KERN_NAME(quant_rows)(&job, kern_cpu_workspace(cpu, 0));
+    else
+        KERN_NAME(linear_rows)(&job);
     if (!a->finite.i && a->soft_cap == 0)
         return KERN_OK;
 #pragma omp parallel for schedule(static) if (kern_worth_team(4.0 * rows->n_logits * a->vocabulary))
@@ -175,6 +176,12 @@ static void fill_tile(tile *t, int32_t *next) {
         memcpy(t->x + (int64_t)t->tokens * width, t->a->x.f + (int64_t)*next * width, (size_t)width * sizeof(float));
         t->token[t->tokens++] = *next;
     }
+}
+
+static void quantised_logits(const tile *t, void *scratch) {
+    const kern_linear_rows job = {
+        .weight = t->a->weight.w, .x = t->x, .y = t->a->tile.f, .rows = t->a->vocabulary, .tokens = t->tokens};
+    KERN_NAME(quant_rows)(&job, scratch);
 }
 
 // Logits of one slice of the vocabulary. widened: room for a bf16 slice as floats.
@@ -228,18 +235,22 @@ static void tile_input_gradient(const tile *t, int64_t col0, int *failed) {
         memcpy(t->a->dx.f + t->token[i] * width + col0, t->dx + i * width + col0, (size_t)cols * sizeof(float));
 }
 
-// widened0: offset of the widened slice in each thread's workspace.
+// widened0: offset of the widened slice in each thread's workspace; in the first one's, of a quantised product's
+// memory.
 static void run_tile(const kern_cpu *cpu, const tile *t, size_t widened0, int *failed) {
     const kern_head_loss_args *a = t->a;
+    const bool quantised = kern_is_quantised(a->weight.w);
     const int64_t slices = (a->vocabulary + KERN_SLICE - 1) / KERN_SLICE;
     const int64_t dx_tasks = a->dx.f ? (a->width + DX_COLS - 1) / DX_COLS : 0;
     const int64_t grad_tasks = a->dx.f && a->grad_weight.f ? slices : 0;
+    if (quantised)
+        quantised_logits(t, (char *)kern_cpu_workspace(cpu, 0) + widened0);
 #pragma omp parallel if (kern_worth_team(2.0 * t->tokens * a->vocabulary * a->width))
     {
         kern_products_begin();
         float *widened = (float *)((char *)kern_cpu_workspace(cpu, kern_team_thread()) + widened0);
 #pragma omp for schedule(static)
-        for (int64_t slice = 0; slice < slices; slice++)
+        for (int64_t slice = quantised ? slices : 0; slice < slices; slice++)
             tile_logits(t, slice * KERN_SLICE, widened, failed);
 #pragma omp for schedule(static)
         for (int32_t index = 0; index < t->tokens; index++)
@@ -258,7 +269,9 @@ KERN_PREPARE(head_loss, kern_head_loss_args) {
     if (a->width < 1 || a->vocabulary < 1 || a->tile_tokens < 1 || !(a->soft_cap >= 0) || !a->x.ref || !a->weight.ref ||
         !a->loss.ref || !a->tile.ref || (a->grad_weight.ref && !a->dx.ref))
         return KERN_INVALID;
-    *thread_bytes = shared_bytes(a) + kern_align64((size_t)KERN_SLICE * a->width * sizeof(float));
+    const size_t floats = kern_align64((size_t)KERN_SLICE * a->width * sizeof(float));
+    const size_t codes = KERN_NAME(quant_bytes)(a->width);
+    *thread_bytes = shared_bytes(a) + (floats > codes ? floats : codes);
     return KERN_OK;
 }
 
@@ -266,7 +279,7 @@ KERN_RUN(head_loss, kern_head_loss_args) {
     const kern_weight *w = a->weight.w;
     if (w->rows != a->vocabulary || w->cols != a->width)
         return KERN_INVALID;
-    if (w->dtype != KERN_F32 && (w->dtype != KERN_BF16 || a->dx.f))
+    if (w->dtype != KERN_F32 && a->dx.f)
         return KERN_UNSUPPORTED;
     for (int32_t t = 0; t < rows->n_tokens; t++) {
         if (rows->target[t] >= a->vocabulary)

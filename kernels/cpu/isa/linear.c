@@ -8,12 +8,13 @@
 // outputs, so that its bits are a function of the chunk alone. With rows->merge the prompt's vectors are cut into
 // blocks of 512 instead. bf16 weights
 // are widened a slice at a time. A task is one slice and some chunks; the products land in the thread's workspace and
-// are added to bias, then residual.
+// are added to bias, then residual. Quantised weights have one way for tokens of both kinds (quant.h).
 //
 // Backward. Tasks own blocks of their output, and one library call sums over all that is summed over, so the order over
 // tokens is fixed. W must be float32.
 #include "kernels/cpu/isa/linear_rows.h"
 #include "kernels/cpu/isa/products.h"
+#include "kernels/cpu/isa/quant.h"
 
 enum {
     BLOCK_VECTORS = 512,    // of one product
@@ -187,7 +188,8 @@ static bool weight_fits(const kern_weight *w, int32_t cols, int32_t rows, int32_
 KERN_PREPARE(linear, kern_linear_args) {
     if (!shape_is_valid(a->cols, a->rows, a->row0, a->groups) || !a->x.ref || !a->weight.ref || !a->y.ref)
         return KERN_INVALID;
-    *thread_bytes = scratch_bytes(cpu, a->cols, groups_of(a->groups));
+    const size_t floats = scratch_bytes(cpu, a->cols, groups_of(a->groups)), codes = KERN_NAME(quant_bytes)(a->cols);
+    *thread_bytes = floats > codes ? floats : codes;
     return KERN_OK;
 }
 
@@ -195,19 +197,21 @@ KERN_RUN(linear, kern_linear_args) {
     const kern_weight *w = a->weight.w;
     if (!weight_fits(w, a->cols, a->rows, a->row0))
         return KERN_INVALID;
-    if (w->dtype != KERN_F32 && w->dtype != KERN_BF16)
-        return KERN_UNSUPPORTED;
-    if (rows->n_generated > 0) {
-        const kern_linear_rows job = {.weight = w,
-                                      .x = a->x.f,
-                                      .bias = a->bias.f,
-                                      .residual = a->residual.f,
-                                      .y = a->y.f,
-                                      .row0 = a->row0,
-                                      .rows = a->rows,
-                                      .tokens = (int32_t)(rows->n_generated * groups_of(a->groups))};
-        KERN_NAME(linear_rows)(&job);
+    kern_linear_rows job = {.weight = w,
+                            .x = a->x.f,
+                            .bias = a->bias.f,
+                            .residual = a->residual.f,
+                            .y = a->y.f,
+                            .row0 = a->row0,
+                            .rows = a->rows,
+                            .tokens = (int32_t)(rows->n_generated * groups_of(a->groups))};
+    if (kern_is_quantised(w)) {
+        job.tokens = (int32_t)(rows->n_tokens * groups_of(a->groups));
+        KERN_NAME(quant_rows)(&job, kern_cpu_workspace(cpu, 0));
+        return KERN_OK;
     }
+    if (rows->n_generated > 0)
+        KERN_NAME(linear_rows)(&job);
     return rows->n_generated < rows->n_tokens ? prompt_tokens(cpu, rows, a) : KERN_OK;
 }
 
