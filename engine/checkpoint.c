@@ -215,9 +215,9 @@ static eng_place find_place(const eng_checkpoint *checkpoint, const char *name) 
     for (size_t i = 0; i < checkpoint->files; i++) {
         const eng_st_entry *entry = eng_st_find(checkpoint->file[i], name);
         if (entry)
-            return (eng_place){checkpoint->file[i], entry, 0};
+            return (eng_place){.file = checkpoint->file[i], .entry = entry};
     }
-    return (eng_place){NULL, NULL, 0};
+    return (eng_place){0};
 }
 
 // The shape that the entry must have: the tensor's, or that of the whole that it is rows of.
@@ -234,8 +234,11 @@ static bool has_shape(const eng_st_entry *entry, int ndim, const int64_t *shape)
     return same;
 }
 
-static eng_status check_entry(const eng_place *place, const eng_tensor *tensor, bool part, eng_error *error) {
+static eng_status check_entry(const eng_checkpoint *checkpoint, eng_place *place, const eng_tensor *tensor, bool part,
+                              eng_error *error) {
     const eng_st_entry *entry = place->entry;
+    if (eng_place_is_blocks(place))
+        return eng_place_find_blocks(checkpoint, place, tensor, part, error);
     const char *path = eng_path_tail(eng_st_path(place->file));
     char wanted[SHAPE_TEXT], found[SHAPE_TEXT];
     int64_t shape[4];
@@ -286,7 +289,7 @@ static eng_status place_tensors(eng_checkpoint *checkpoint, eng_error *error) {
             return eng_fail(error, ENG_FORMAT, "%s: tensor '%.96s' is missing, config.json asks for it as %s",
                             eng_path_tail(checkpoint->dir), tensor->name,
                             shape_text(tensor->ndim, tensor->shape, wanted));
-        eng_status status = check_entry(place, tensor, part, error);
+        eng_status status = check_entry(checkpoint, place, tensor, part, error);
         if (status != ENG_OK)
             return status;
     }
@@ -298,7 +301,7 @@ static eng_status check_parts(const eng_checkpoint *checkpoint, eng_error *error
     const eng_model *model = checkpoint->model;
     for (int32_t i = 0; i < model->tensors; i++) {
         const eng_st_entry *entry = checkpoint->place[i].entry;
-        if (entry->count == model->tensor[i].count)
+        if (entry->count == model->tensor[i].count || eng_place_is_blocks(&checkpoint->place[i]))
             continue;
         int64_t used = 0;
         for (int32_t j = 0; j < model->tensors; j++)
@@ -337,9 +340,9 @@ static int32_t copied_tensor(const eng_model *model, const char *name) {
     return -1;
 }
 
-static eng_status check_copy(const eng_checkpoint *checkpoint, const eng_place *copy, int32_t index, eng_error *error) {
+static eng_status check_copy(const eng_checkpoint *checkpoint, eng_place *copy, int32_t index, eng_error *error) {
     const eng_model *model = checkpoint->model;
-    eng_status status = check_entry(copy, &model->tensor[index], false, error);
+    eng_status status = check_entry(checkpoint, copy, &model->tensor[index], false, error);
     if (status != ENG_OK)
         return status;
     float *buffer = malloc(2 * COMPARE_PIECE * sizeof *buffer);
@@ -367,15 +370,15 @@ static int compare_pointers(const void *left, const void *right) {
     return (a > b) - (a < b);
 }
 
-static eng_status check_unexpected(const eng_checkpoint *checkpoint, const eng_st_entry **used, eng_error *error) {
-    size_t count = (size_t)checkpoint->model->tensors;
+static eng_status check_unexpected(const eng_checkpoint *checkpoint, const eng_st_entry **used, size_t count,
+                                   eng_error *error) {
     for (size_t i = 0; i < checkpoint->files; i++) {
         const eng_st_file *file = checkpoint->file[i];
         for (size_t j = 0; j < eng_st_count(file); j++) {
             const eng_st_entry *entry = eng_st_at(file, j);
             if (bsearch(&entry, used, count, sizeof *used, compare_pointers) || is_left_behind(entry->name))
                 continue;
-            eng_place place = {file, entry, 0};
+            eng_place place = {.file = file, .entry = entry};
             int32_t copied = copied_tensor(checkpoint->model, entry->name);
             eng_status status = copied >= 0 ? check_copy(checkpoint, &place, copied, error)
                                             : eng_fail(error, ENG_FORMAT, "%s: tensor '%.96s' is not one of this model",
@@ -388,14 +391,19 @@ static eng_status check_unexpected(const eng_checkpoint *checkpoint, const eng_s
 }
 
 static eng_status refuse_unexpected(const eng_checkpoint *checkpoint, eng_error *error) {
-    size_t count = (size_t)checkpoint->model->tensors;
-    const eng_st_entry **used = malloc(count * sizeof *used);
+    size_t tensors = (size_t)checkpoint->model->tensors, count = 0;
+    const eng_st_entry **used = malloc(3 * tensors * sizeof *used);
     if (!used)
         return eng_fail(error, ENG_NO_MEMORY, "no memory for the tensor table");
-    for (size_t i = 0; i < count; i++)
-        used[i] = checkpoint->place[i].entry;
+    for (size_t i = 0; i < tensors; i++) {
+        const eng_place *place = &checkpoint->place[i];
+        const eng_st_entry *entry[] = {place->entry, place->scale.entry, place->minimum.entry};
+        for (size_t j = 0; j < sizeof entry / sizeof *entry; j++)
+            if (entry[j])
+                used[count++] = entry[j];
+    }
     qsort(used, count, sizeof *used, compare_pointers);
-    eng_status status = check_unexpected(checkpoint, used, error);
+    eng_status status = check_unexpected(checkpoint, used, count, error);
     free(used);
     return status;
 }

@@ -3,9 +3,10 @@
 //
 // A folder holds config.json and model.safetensors, or model.safetensors.index.json and its shards (the single file
 // wins when both are there; other .safetensors files are never read). Every tensor of the model's table must be there
-// with its shape in F32, F16 or BF16, and nothing else may be (documented legacy tensors apart). Non-finite weights are
-// refused with tensor and count. The end-of-text ids of generation_config.json replace those of config.json.
-// Saving writes beside, fsyncs, renames: at each moment the name points to a whole checkpoint.
+// with its shape in F32, F16 or BF16, or as a quantised matrix in blocks (quantize.h), and nothing else may be
+// (documented legacy tensors apart). Non-finite weights are refused with tensor and count. The end-of-text ids of
+// generation_config.json replace those of config.json. Saving writes beside, fsyncs, renames: at each moment the name
+// points to a whole checkpoint.
 #ifndef ENGINE_CHECKPOINT_H
 #define ENGINE_CHECKPOINT_H
 
@@ -37,13 +38,13 @@ typedef struct eng_weights {
 
 // Device bytes of the weights for serving, before any is loaded.
 uint64_t eng_weights_measure(const eng_checkpoint *checkpoint);
-// Serving: matrices keep the file's dtype (F16 becomes F32), vectors float32. trainable: float32 throughout, with
-// gradients. The weights borrow the device and the model: free them before the checkpoint is closed.
+// Serving: matrices keep the file's dtype (F16 becomes F32), vectors float32. trainable: float32 throughout, blocks
+// widened, with gradients. The weights borrow the device and the model: free them before the checkpoint is closed.
 ENG_CHECKED eng_status eng_weights_load(const eng_checkpoint *checkpoint, kern_device *device, bool trainable,
                                         eng_weights **out, eng_error *error);
-// Random start from the table's init rules: Philox(seed; tensor, element), the same on every machine. bf16: matrices
-// are kept as bf16 (serving benchmarks) instead of trainable float32.
-ENG_CHECKED eng_status eng_weights_init(const eng_model *model, kern_device *device, uint64_t seed, bool bf16,
+// Random start from the table's init rules: Philox(seed; tensor, element), the same on every machine. KERN_F32: to be
+// trained; else matrices are rounded to dtype (serving benchmarks), those that are not quantised staying float32.
+ENG_CHECKED eng_status eng_weights_init(const eng_model *model, kern_device *device, uint64_t seed, kern_dtype dtype,
                                         eng_weights **out, eng_error *error);
 void eng_weights_free(eng_weights *weights);
 

@@ -111,7 +111,6 @@ static void refuse_unbuilt(eng_keys *keys) {
         {"num_experts_per_tok", "mixture of experts is not supported"},
         {"moe_intermediate_size", "mixture of experts is not supported"},
         {"moe_num_experts", "mixture of experts is not supported"},
-        {"quantization_config", "quantised checkpoints are not supported"},
         {"loop_blocks", "looped models are not supported"},
     };
     for (size_t i = 0; i < sizeof unbuilt / sizeof unbuilt[0]; i++) {
@@ -123,6 +122,25 @@ static void refuse_unbuilt(eng_keys *keys) {
     const char *activation = eng_keys_text(keys, "hidden_act", "silu");
     if (strcmp(activation, "silu") != 0 && strcmp(activation, "swish") != 0)
         eng_keys_fail(keys, ENG_UNSUPPORTED, "hidden_act", "'%.32s' is not supported (swish, silu)", activation);
+}
+
+// Of other methods and sizes of blocks no tensor can be read.
+static void read_quantization(eng_keys *keys, eng_config *config) {
+    const json_t *value = eng_keys_value(keys, "quantization_config");
+    if (!asks_for_something(value))
+        return;
+    eng_keys own = eng_keys_of(keys, value, "quantization_config.");
+    const char *method = json_is_object(value) ? eng_keys_text(&own, "quant_method", "") : "";
+    const int64_t bits = eng_keys_integer(&own, "bits", 0, 0, 64),
+                  block = eng_keys_integer(&own, "block", 0, 0, 1 << 20);
+    if (strcmp(method, "mesa") != 0)
+        eng_keys_fail(&own, ENG_UNSUPPORTED, "quant_method", "'%.32s' is not supported (mesa)", method);
+    else if ((bits != 8 && bits != 4) || block != KERN_QUANT_BLOCK)
+        eng_keys_fail(&own, ENG_UNSUPPORTED, "bits",
+                      "%lld in blocks of %lld are not supported (8 or 4 in blocks of %d)", (long long)bits,
+                      (long long)block, (int)KERN_QUANT_BLOCK);
+    keys->status = own.status;
+    config->quantised = true;
 }
 
 // FLA's rule: truncate, then round up to a multiple of 256.
@@ -254,6 +272,7 @@ static void read_all(eng_keys *keys, eng_config *config) {
     read_sizes(keys, family, config);
     read_backbone(keys, family, config);
     read_ids(keys, config);
+    read_quantization(keys, config);
     if (family->read_backbone)
         family->read_backbone(keys, config);
     if (keys->status != ENG_OK)

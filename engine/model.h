@@ -129,6 +129,7 @@ typedef struct eng_config {
     int32_t eos_count;
     eng_knobs knobs;         // defaults of the checkpoint ("mesa" object), else 1e-4 and max_cg_step_decoding
     eng_layer_config *layer; // (layers)
+    bool quantised;          // quantization_config: matrices may be in blocks (quantize.h)
     char *json;              // config.json as read, for writing it back
 } eng_config;
 

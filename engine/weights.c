@@ -1,11 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
 // Weights on a device: from a checkpoint or from a random start, for serving or for training.
 //
-// Serving keeps each matrix in the file's own precision (F16 widens to float32, which every backend has) and each
-// vector in float32, in one allocation a tensor. Training keeps float32 masters and gradients in one allocation each,
-// every tensor padded to 16 floats, and matrices read the masters in place. A weight that is not finite is refused with
-// its tensor and the count: one NaN would silently spoil every answer. Host memory: one tensor at a time. Not for an
-// event loop's thread.
+// Serving keeps each matrix in the file's own precision (F16 widens to float32, which every backend has; blocks stay
+// blocks, which only the CPU reads) and each vector in float32, in one allocation a tensor. Training keeps float32
+// masters and gradients in one allocation each, every tensor padded to 16 floats, and matrices read the masters in
+// place. A weight that is not finite is refused with its tensor and the count: one NaN would silently spoil every
+// answer. Host memory: one tensor at a time. Not for an event loop's thread.
 #include "engine/checkpoint_internal.h"
 
 #include <math.h>
@@ -142,41 +142,68 @@ static eng_status upload(loader *loader, void *memory, const eng_tensor *tensor)
     return status == KERN_OK ? ENG_OK : eng_fail_kernel(loader->error, status, tensor->name);
 }
 
-static eng_status create_matrix(loader *loader, int32_t index, kern_dtype dtype, const void *host, float *master) {
+// desc: dtype and memory; its shape is the tensor's.
+static eng_status create_matrix(loader *loader, int32_t index, kern_weight_desc desc) {
     eng_weights *weights = loader->weights;
     const eng_tensor *tensor = &weights->model->tensor[index];
-    int64_t columns = tensor->shape[tensor->ndim - 1];
-    kern_weight_desc desc = {
-        .dtype = dtype, .rows = tensor->count / columns, .cols = columns, .host = host, .master = master};
+    desc.cols = tensor->shape[tensor->ndim - 1];
+    desc.rows = tensor->count / desc.cols;
     kern_weight *weight = NULL;
     kern_status status = kern_weight_create(weights->device, &desc, &weight);
+    if (status == KERN_UNSUPPORTED && desc.scale)
+        return eng_fail(loader->error, ENG_UNSUPPORTED, "tensor '%.96s': %s weights run on the CPU, not on %s",
+                        tensor->name, desc.dtype == KERN_Q8 ? "int8" : "int4",
+                        kern_device_describe(weights->device)->name);
     if (status != KERN_OK)
         return eng_fail_kernel(loader->error, status, tensor->name);
     weights->param[index] = weight;
-    if (!master)
+    if (!desc.master)
         weights->bytes += kern_weight_bytes(weight);
     return ENG_OK;
 }
 
-// Stores the float32 values in loader->host as tensor index. as_bf16: matrices of serving weights are rounded.
-static eng_status store_tensor(loader *loader, int32_t index, bool as_bf16) {
+static eng_status create_blocks(loader *loader, int32_t index, const eng_blocks *blocks) {
+    return create_matrix(
+        loader, index,
+        (kern_weight_desc){
+            .dtype = blocks->dtype, .host = blocks->code, .scale = blocks->scale, .minimum = blocks->minimum});
+}
+
+// The values in loader->host as a matrix in blocks.
+static eng_status round_to_blocks(loader *loader, int32_t index, kern_dtype dtype) {
+    const eng_tensor *tensor = &loader->weights->model->tensor[index];
+    eng_blocks blocks = {0};
+    eng_status status = eng_blocks_create(dtype, tensor->shape[0], tensor->shape[1], false, &blocks, loader->error);
+    if (status == ENG_OK)
+        status = eng_blocks_round(loader->host, tensor->name, &blocks, loader->error);
+    if (status == ENG_OK)
+        status = create_blocks(loader, index, &blocks);
+    eng_blocks_free(&blocks);
+    return status;
+}
+
+// Stores the float32 values in loader->host as tensor index; dtype: what matrices of serving weights are rounded to.
+static eng_status store_tensor(loader *loader, int32_t index, kern_dtype dtype) {
     eng_weights *weights = loader->weights;
     const eng_tensor *tensor = &weights->model->tensor[index];
     bool matrix = tensor->role == ENG_ROLE_MATRIX;
     if (weights->trainable) {
         eng_status status = upload(loader, weights->master[index], tensor);
         if (status == ENG_OK && matrix)
-            return create_matrix(loader, index, KERN_F32, NULL, weights->master[index]);
+            return create_matrix(loader, index,
+                                 (kern_weight_desc){.dtype = KERN_F32, .master = weights->master[index]});
         weights->param[index] = weights->master[index];
         return status;
     }
-    if (matrix && as_bf16) {
+    if (matrix && dtype == KERN_BF16) {
         for (int64_t i = 0; i < tensor->count; i++)
             loader->half[i] = eng_bf16_from_f32(loader->host[i]);
-        return create_matrix(loader, index, KERN_BF16, loader->half, NULL);
+        return create_matrix(loader, index, (kern_weight_desc){.dtype = KERN_BF16, .host = loader->half});
     }
+    if (dtype != KERN_F32 && eng_is_quantizable(weights->model, index))
+        return round_to_blocks(loader, index, dtype);
     if (matrix)
-        return create_matrix(loader, index, KERN_F32, loader->host, NULL);
+        return create_matrix(loader, index, (kern_weight_desc){.dtype = KERN_F32, .host = loader->host});
     size_t bytes = (size_t)padded(tensor->count) * sizeof(float);
     kern_status allocated = kern_alloc(weights->device, bytes, &weights->param[index]);
     if (allocated != KERN_OK)
@@ -197,12 +224,29 @@ static int64_t count_nonfinite_bf16(const uint16_t *values, int64_t count) {
     return found;
 }
 
+static eng_status load_blocks(loader *loader, int32_t index, const eng_place *place) {
+    eng_blocks blocks;
+    eng_status status = eng_place_read_blocks(place, &loader->weights->model->tensor[index], &blocks, loader->error);
+    if (status != ENG_OK)
+        return status;
+    if (loader->weights->trainable) {
+        eng_blocks_widen(&blocks, loader->host);
+        status = store_tensor(loader, index, KERN_F32);
+    } else {
+        status = create_blocks(loader, index, &blocks);
+    }
+    eng_blocks_free(&blocks);
+    return status;
+}
+
 static eng_status load_tensor(loader *loader, int32_t index, const eng_place *place) {
     const eng_st_entry *entry = place->entry;
     const eng_tensor *tensor = &loader->weights->model->tensor[index];
     bool matrix = tensor->role == ENG_ROLE_MATRIX;
     eng_status status;
     int64_t nonfinite, first = place->first, count = tensor->count;
+    if (eng_place_is_blocks(place))
+        return load_blocks(loader, index, place);
     if (matrix && entry->dtype == ENG_BF16 && !loader->weights->trainable) {
         status = eng_st_read(place->file, entry, first, count, loader->half, loader->error);
         if (status != ENG_OK)
@@ -210,22 +254,27 @@ static eng_status load_tensor(loader *loader, int32_t index, const eng_place *pl
         nonfinite = count_nonfinite_bf16(loader->half, count);
         if (nonfinite > 0)
             return refuse_nonfinite(place, nonfinite, count, loader->error);
-        return create_matrix(loader, index, KERN_BF16, loader->half, NULL);
+        return create_matrix(loader, index, (kern_weight_desc){.dtype = KERN_BF16, .host = loader->half});
     }
     status = eng_st_read_f32(place->file, entry, first, count, loader->host, loader->error);
     if (status != ENG_OK)
         return status;
     nonfinite = eng_count_nonfinite(loader->host, count);
     return nonfinite > 0 ? refuse_nonfinite(place, nonfinite, count, loader->error)
-                         : store_tensor(loader, index, false);
+                         : store_tensor(loader, index, KERN_F32);
 }
 
 uint64_t eng_weights_measure(const eng_checkpoint *checkpoint) {
     const eng_model *model = checkpoint->model;
     uint64_t bytes = 0;
     for (int32_t i = 0; i < model->tensors; i++) {
-        bool half = model->tensor[i].role == ENG_ROLE_MATRIX && checkpoint->place[i].entry->dtype == ENG_BF16;
-        bytes += (uint64_t)model->tensor[i].count * (half ? sizeof(uint16_t) : sizeof(float));
+        const eng_place *place = &checkpoint->place[i];
+        bool half = model->tensor[i].role == ENG_ROLE_MATRIX && place->entry->dtype == ENG_BF16;
+        if (eng_place_is_blocks(place))
+            bytes += place->entry->bytes + place->scale.entry->bytes +
+                     (place->minimum.entry ? place->minimum.entry->bytes : 0);
+        else
+            bytes += (uint64_t)model->tensor[i].count * (half ? sizeof(uint16_t) : sizeof(float));
     }
     for (int32_t i = 0; i < model->constants; i++)
         bytes += (uint64_t)model->constant[i].count * sizeof(float);
@@ -308,15 +357,15 @@ static void fill_start(float *values, const eng_tensor *tensor, uint64_t seed, i
     }
 }
 
-eng_status eng_weights_init(const eng_model *model, kern_device *device, uint64_t seed, bool bf16, eng_weights **out,
-                            eng_error *error) {
+eng_status eng_weights_init(const eng_model *model, kern_device *device, uint64_t seed, kern_dtype dtype,
+                            eng_weights **out, eng_error *error) {
     loader loader;
-    eng_status status = loader_open(&loader, model, device, !bf16, error);
+    eng_status status = loader_open(&loader, model, device, dtype == KERN_F32, error);
     if (status != ENG_OK)
         return status;
     for (int32_t i = 0; status == ENG_OK && i < model->tensors; i++) {
         fill_start(loader.host, &model->tensor[i], seed, i);
-        status = store_tensor(&loader, i, bf16);
+        status = store_tensor(&loader, i, dtype);
     }
     return loader_finish(&loader, status, out);
 }
