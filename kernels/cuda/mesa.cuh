@@ -142,7 +142,7 @@ static __device__ __forceinline__ void mesa_take_token(const mesa_token<D> &toke
     }
 }
 
-// Hk of this token; its diagonal to shared memory.
+// Hk of this token.
 template <int D, typename Team>
 static __device__ __forceinline__ void mesa_update_keys(mesa_tile<D, Team> &tile, mesa_work<D> &work) {
     const float gamma_m1 = work.gamma_m1;
@@ -156,7 +156,6 @@ static __device__ __forceinline__ void mesa_update_keys(mesa_tile<D, Team> &tile
         for (int j = 0; j < 8; j++)
             tile.h[i][j] = fmaf(row_key, key[j], mesa_decayed(tile.h[i][j], gamma_m1, anew));
     }
-    mesa_diagonal(tile, [&](int i, int j, int32_t row) { work.solve.diagonal[row] = tile.h[i][j]; });
 }
 
 // Hv of this token and its share of the output: a warp's lanes stand along the columns, PARTS groups of lanes have ROWS
@@ -234,8 +233,8 @@ static __device__ __forceinline__ void mesa_begin_row(const cuda_table *table, c
                                                       mesa_row_memory<D> &memory) {
     mesa_work<D> &work = memory.work;
     mesa_stage_token<D, Team>(table, a, head, row.token0, memory.next);
-    mesa_stage_values<D, Team>(memory.hv, home.hv);
     mesa_load_keys(tile, home.hk);
+    mesa_stage_values<D, Team>(memory.hv, home.hv);
     for (int32_t d = Team::thread(); d < D; d += tile.THREADS)
         work.solve.lambda[d] = mesa_lambda_of(a, a.lambda_params[(int64_t)head * D + d]);
     if (Team::thread() == 0) {
@@ -264,6 +263,7 @@ static __device__ __forceinline__ void mesa_row(const cuda_table *table, const m
         const bool last = ++n == work.row.length;
         if (last && work.home.hk)
             mesa_store_keys(tile, work.home.hk);
+        mesa_open(tile, work.solve);
         if (!last)
             mesa_stage_token<D, Team>(table, a, work.head, work.row.token0 + n, memory.next);
         Team::sync();
@@ -276,6 +276,7 @@ static __device__ __forceinline__ void mesa_row(const cuda_table *table, const m
         mesa_write_results<D, Team>(a, (int64_t)(t - 1) * a.heads + work.head, work, report);
         if (n == work.row.length)
             return;
+        mesa_close(tile, work.solve);
         mesa_take_token<D, Team>(memory.next, memory.next.start == t, work);
     }
 }

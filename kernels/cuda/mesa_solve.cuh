@@ -40,7 +40,7 @@ template <int D> constexpr int MESA_FACTOR = D *(D + 1) / 2;
 // What a team keeps in shared memory for one token's solve.
 template <int D> struct alignas(16) mesa_shared {
     float exchange[2][D];
-    float q[D], lambda[D], diagonal[D], x[D];
+    float q[D], lambda[D], diagonal[D], first[D], x[D]; // diagonal: of H alone; first: q / (diagonal + lambda)
     double solution[D];
     float rest[D];
 };
@@ -61,10 +61,13 @@ static __device__ __forceinline__ void mesa_give(const mesa_tile<D, Team> &tile,
 }
 
 template <int D> static __device__ __forceinline__ float mesa_dot(const float (&a)[8], const float (&b)[8]) {
-    float sum = 0;
+    float sum = a[0] * b[0], other = a[4] * b[4];
 #pragma unroll
-    for (int j = 0; j < 8; j++)
+    for (int j = 1; j < 4; j++) {
         sum = fmaf(a[j], b[j], sum);
+        other = fmaf(a[j + 4], b[j + 4], other);
+    }
+    sum += other;
 #pragma unroll
     for (int distance = D / 16; distance > 0; distance /= 2)
         sum += __shfl_xor_sync(~0u, sum, distance);
@@ -100,6 +103,28 @@ static __device__ __forceinline__ void mesa_diagonal(const mesa_tile<D, Team> &t
         for (int j = i % 4; j < 8; j += 4)
             if (tile.column(j) == tile.row0() + i)
                 use(i, j, tile.row0() + i);
+}
+
+// 1 / x, the chip's approximation, for x neither below nor far above the normal numbers.
+static __device__ __forceinline__ float mesa_reciprocal(float x) {
+    float y;
+    asm("rcp.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
+    return y;
+}
+
+// Between two barriers, the second of which is before mesa_solve: the tile becomes H + Lambda. mesa_close makes it H
+// again.
+template <int D, typename Team>
+static __device__ __forceinline__ void mesa_open(mesa_tile<D, Team> &tile, mesa_shared<D> &shared) {
+    mesa_diagonal(tile, [&](int i, int j, int32_t row) {
+        shared.diagonal[row] = tile.h[i][j];
+        tile.h[i][j] += shared.lambda[row];
+        shared.first[row] = shared.q[row] * mesa_reciprocal(tile.h[i][j]);
+    });
+}
+template <int D, typename Team>
+static __device__ __forceinline__ void mesa_close(mesa_tile<D, Team> &tile, const mesa_shared<D> &shared) {
+    mesa_diagonal(tile, [&](int i, int j, int32_t row) { tile.h[i][j] = shared.diagonal[row]; });
 }
 
 // ---------------------------------------------------------------------------------------------------------- products
@@ -171,13 +196,6 @@ static __device__ __forceinline__ kern_solve_report mesa_report_of(int32_t steps
     return report;
 }
 
-// 1 / x, the chip's approximation, for x neither below nor far above the normal numbers.
-static __device__ __forceinline__ float mesa_reciprocal(float x) {
-    float y;
-    asm("rcp.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
-    return y;
-}
-
 // Modes tolerance and steps. With r stand its length and its rows of the next product, whose sums hide each other's
 // latency. Of x a thread keeps one element; what a step adds to it waits for the next one, as it may prove to be no
 // step.
@@ -188,28 +206,22 @@ static __device__ __forceinline__ kern_solve_report mesa_solve_gradients(const m
     constexpr float SMALLEST = 1e-36f; // of a squared length
     float r[8], p[8], s[8], y[8], row[8];
     mesa_take(tile, shared.q, r);
-    mesa_take(tile, shared.diagonal, p);
-    mesa_take(tile, shared.lambda, y);
-    const float rhs = mesa_dot<D>(r, r);
-#pragma unroll
-    for (int j = 0; j < 8; j++) {
-        p[j] = rhs == 0 ? 0 : __fdividef(r[j], p[j] + y[j]);
-        s[j] = 0;
-    }
+    mesa_take(tile, shared.first, p);
     float x = mesa_pick(tile, p);
-    if (rhs == 0) {
-        mesa_spread(tile, shared, x);
-        return mesa_report_of(0, 0, 0, rhs);
-    }
+    const float rhs = mesa_dot<D>(r, r);
     mesa_product(tile, shared, -1, p, y);
 #pragma unroll
     for (int j = 0; j < 8; j++) {
         r[j] -= y[j];
-        p[j] = 0;
+        p[j] = s[j] = 0;
     }
     float residual = mesa_dot<D>(r, r);
     mesa_partial_rows(tile, r, row);
     float finished = mesa_finish_row(tile, row);
+    if (rhs == 0) {
+        mesa_spread(tile, shared, 0);
+        return mesa_report_of(0, 0, 0, rhs);
+    }
     const float stop = fmaxf(mesa_threshold(solver, rhs, residual), SMALLEST);
     const int32_t max_steps = solver.max_steps;
     float inverse = 0, curvature = 0, length = 0; // of the step before: 1 / |r|^2, p A p, how far it went
@@ -351,11 +363,11 @@ static __device__ __forceinline__ void mesa_residual(const mesa_tile<D, Team> &t
             sum += __shfl_xor_sync(~0u, sum, distance);
         const int32_t row = tile.row0() + i;
         if (tile.group() == 0)
-            shared.rest[row] = (float)((double)shared.q[row] - sum - (double)shared.lambda[row] * shared.solution[row]);
+            shared.rest[row] = (float)((double)shared.q[row] - sum);
     }
 }
 
-// Not positive definite: x is NaN and the report says so. shared.diagonal is overwritten.
+// Not positive definite: x is NaN and the report says so. shared.first is overwritten.
 template <int D, typename Team>
 static __device__ __noinline__ kern_solve_report mesa_solve_exact(const mesa_tile<D, Team> &tile,
                                                                   mesa_shared<D> &shared, float *factor) {
@@ -366,13 +378,13 @@ static __device__ __noinline__ kern_solve_report mesa_solve_exact(const mesa_til
         for (int j = 0; j < 8; j++) {
             const int32_t row = tile.row0() + i, column = tile.column(j);
             if (column <= row)
-                factor[mesa_packed(row, column)] = tile.h[i][j] + (row == column ? shared.lambda[row] : 0);
+                factor[mesa_packed(row, column)] = tile.h[i][j];
         }
     for (int32_t i = Team::thread(); i < D; i += Team::size()) {
         shared.rest[i] = shared.q[i];
         shared.solution[i] = 0;
     }
-    const bool definite = mesa_factorise<Team>(factor, D, shared.diagonal);
+    const bool definite = mesa_factorise<Team>(factor, D, shared.first);
     for (int pass = 0; pass <= REFINEMENTS && definite; pass++) {
         if (Team::thread() < 32) {
             mesa_substitute(factor, D, shared.rest);
@@ -397,21 +409,17 @@ static __device__ __noinline__ kern_solve_report mesa_solve_exact(const mesa_til
     return report;
 }
 
-// shared.x for the q, lambda and diagonal of H that lie there, behind the next barrier; factor: MESA_FACTOR floats of
-// shared memory for exact solves. Every thread of the team has the report. While gradients run, the tile's diagonal is
-// that of H + Lambda.
+// shared.x for what mesa_open has left, behind the next barrier; factor: MESA_FACTOR floats of shared memory for exact
+// solves. Every thread of the team has the report.
 template <int D, typename Team>
-static __device__ __forceinline__ kern_solve_report mesa_solve(mesa_tile<D, Team> &tile, mesa_shared<D> &shared,
+static __device__ __forceinline__ kern_solve_report mesa_solve(const mesa_tile<D, Team> &tile, mesa_shared<D> &shared,
                                                                float *factor, const kern_solver &solver) {
     if (solver.mode == KERN_SOLVE_EXACT) {
         const mesa_tile<D, Team> copy = tile; // in memory, so that the tile itself stays in registers
         return mesa_solve_exact(copy, shared, factor);
     }
-    mesa_diagonal(tile, [&](int i, int j, int32_t row) { tile.h[i][j] += shared.lambda[row]; });
-    const kern_solve_report report = solver.mode == KERN_SOLVE_FIXED ? mesa_solve_fixed(tile, shared, solver.max_steps)
-                                                                     : mesa_solve_gradients(tile, shared, solver);
-    mesa_diagonal(tile, [&](int i, int j, int32_t row) { tile.h[i][j] = shared.diagonal[row]; });
-    return report;
+    return solver.mode == KERN_SOLVE_FIXED ? mesa_solve_fixed(tile, shared, solver.max_steps)
+                                           : mesa_solve_gradients(tile, shared, solver);
 }
 
 #endif

@@ -157,6 +157,7 @@ static __device__ __forceinline__ void stream_heads(const cuda_table *table, con
         mesa_update_keys(tile, work);
         if (work.home.hk)
             mesa_store_keys(tile, work.home.hk);
+        mesa_open(tile, work.solve);
         Team::sync();
         const kern_solve_report report = mesa_solve(tile, work.solve, place.hk, work.row.solver);
         if (exact)
