@@ -175,8 +175,12 @@ template <int R, typename Stored> static kern_status launch(const cuda_step *ste
 template <typename Stored> static kern_status run(const cuda_step *step, const kern_recurrence_args *args) {
     const int32_t depth = args->family.key_width;
     const recurrence a = recurrence_of(args, depth > REGISTER_DEPTH ? WIDE_SLICE : RECURRENCE_SLICE);
+    bool fits = false;
+    kern_status status = cuda_recurrence_stream(step, a, (kern_storage)args->family.storage, &fits);
+    if (status || fits)
+        return status;
     if (depth > REGISTER_DEPTH) {
-        const kern_status status = cuda_allow_shared(wide_kernel<Stored>, wide_bytes(depth));
+        status = cuda_allow_shared(wide_kernel<Stored>, wide_bytes(depth));
         if (status)
             return status;
         const int blocks = step->rows * a.states * a.slices;

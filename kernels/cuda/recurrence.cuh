@@ -211,21 +211,20 @@ recurrence_over_warps(const cuda_quad (&part)[RECURRENCE_WARPS][RECURRENCE_LANES
     return sum;
 }
 
-// u = S^T k and w = S^T q as this thread's warp sees them, into `sums`; k stays with the thread for the write.
+// u = S^T k and w = S^T q as this thread's warp sees them, into `sums`.
 template <int R, typename Team>
 static __device__ __forceinline__ void recurrence_sum_columns(const cuda_quad (&s)[R], const recurrence_token<R> &token,
-                                                              bool delta, float (&k)[R], recurrence_sums &sums) {
+                                                              bool delta, recurrence_sums &sums) {
     const int32_t group = Team::thread() / RECURRENCE_LANES, warp = Team::thread() / 32, lane = Team::thread() % 32;
     cuda_quad u = {}, w = {};
     float dot = 0;
 #pragma unroll
     for (int i = 0; i < R; i++) {
-        const float q = token.q[i * RECURRENCE_GROUPS + group];
-        k[i] = token.k[i * RECURRENCE_GROUPS + group];
-        dot = fmaf(q, k[i], dot);
+        const float q = token.q[i * RECURRENCE_GROUPS + group], k = token.k[i * RECURRENCE_GROUPS + group];
+        dot = fmaf(q, k, dot);
         recurrence_add_multiple(w, q, s[i]);
         if (delta)
-            recurrence_add_multiple(u, k[i], s[i]);
+            recurrence_add_multiple(u, k, s[i]);
     }
     w = recurrence_over_groups(w);
     dot = recurrence_over_groups(dot);
@@ -242,21 +241,24 @@ static __device__ __forceinline__ void recurrence_sum_columns(const cuda_quad (&
 // The sums of all warps, behind a barrier: S = S~ + k v'^T, and o of the first head that reads this state.
 template <int R, bool VECTOR, typename Team>
 static __device__ __forceinline__ void
-recurrence_write(const recurrence &a, cuda_quad (&s)[R], const float (&k)[R], int64_t t, int32_t state, int32_t column,
-                 const cuda_quad &value, float weight, const recurrence_sums &sums) {
-    const float dot = ((sums.dot[0] + sums.dot[1]) + sums.dot[2]) + sums.dot[3];
-    cuda_quad v = value, w = recurrence_over_warps<Team>(sums.w);
+recurrence_write(const recurrence &a, cuda_quad (&s)[R], const recurrence_token<R> &token, int64_t t, int32_t state,
+                 int32_t column, const cuda_quad &value, float weight, const recurrence_sums &sums) {
+    const int32_t group = Team::thread() / RECURRENCE_LANES;
+    cuda_quad v = value;
     if (a.delta)
         recurrence_add_multiple(v, -1, recurrence_over_warps<Team>(sums.u));
 #pragma unroll
     for (int j = 0; j < 4; j++)
         v.v[j] *= weight;
+    if (Team::thread() < RECURRENCE_LANES) {
+        const float dot = ((sums.dot[0] + sums.dot[1]) + sums.dot[2]) + sums.dot[3];
+        cuda_quad w = recurrence_over_warps<Team>(sums.w);
+        recurrence_add_multiple(w, dot, v);
+        recurrence_write_out<VECTOR>(a, t, state, 0, column, w, value);
+    }
 #pragma unroll
     for (int i = 0; i < R; i++)
-        recurrence_add_multiple(s[i], k[i], v);
-    recurrence_add_multiple(w, dot, v);
-    if (Team::thread() < RECURRENCE_LANES)
-        recurrence_write_out<VECTOR>(a, t, state, 0, column, w, value);
+        recurrence_add_multiple(s[i], token.k[i * RECURRENCE_GROUPS + group], v);
 }
 
 // Further heads of o that read this state, after the token is written. turn: barriers so far.
@@ -351,19 +353,29 @@ static __device__ __forceinline__ void recurrence_row(const cuda_table *table, c
             next = recurrence_fetch<R, VECTOR, CHANNEL, Team>(table, a, t + 1, p.state, column);
         const bool anew = t > row.token0 && token.start == t; // a document that is not the row's first
         recurrence_decay<R, CHANNEL, Team>(now.decay_m1, head_m1, anew, s);
-        float k[R];
         recurrence_sums &sums = memory.sums[turn++ & 1];
-        recurrence_sum_columns<R, Team>(s, now, a.delta, k, sums);
+        recurrence_sum_columns<R, Team>(s, now, a.delta, sums);
         if (t < last) {
             recurrence_put<R, CHANNEL, Team>(next, memory.token[(t - row.token0 + 1) & 1]);
             next_m1 = expm1f(next.head_g);
         }
         Team::sync();
-        recurrence_write<R, VECTOR, Team>(a, s, k, t, p.state, column, token.v, token.weight, sums);
+        recurrence_write<R, VECTOR, Team>(a, s, now, t, p.state, column, token.v, token.weight, sums);
         recurrence_read_more<R, VECTOR, Team>(a, s, t, p.state, column, token.v, memory.sums, turn);
         recurrence_round<R, Team, Stored>(a, cuda_rounding_of(row.position + (t - row.token0), p.state), column, s);
+#pragma unroll
+        for (int i = 0; i < R; i++)
+#pragma unroll
+            for (int j = 0; j < 4; j++)
+                s[i].v[j] = cuda_stored<Stored>(s[i].v[j]);
     }
     recurrence_store_state<R, VECTOR, Team>(part, a.depth, a.columns, left, s);
 }
+
+// -------------------------------------------------------------------------------------- one token of very many states
+
+// recurrence_stream.cu. *fits: false, and nothing ran, where the shape, the chip or the step is another; then a piece a
+// block it is (recurrence.cu), with the same bits.
+kern_status cuda_recurrence_stream(const cuda_step *step, const recurrence &a, kern_storage storage, bool *fits);
 
 #endif

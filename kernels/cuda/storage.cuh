@@ -3,9 +3,10 @@
 //
 // A float x between two bfloat16 a < b becomes b with probability (x - a) / (b - a): 16 random bits are added to the 16
 // that go. The bits are a function of a token's position, the state's number and the element's place, so they depend on
-// neither the batch nor the kernel: Philox makes a key of position and state, and the finaliser of MurmurHash3 (A.
-// Appleby, 2011), keyed at its start and in its middle, two elements' bits of that and the place. Places are counted in
-// quads: four columns of a row that begin at a multiple of four, ceil(columns / 4) of them a row.
+// neither the batch nor the kernel: Philox4x32-10 makes a key of position and state; three rounds of Philox2x32, on a
+// Weyl sequence that begins with the key, make the bits of four elements. (Uniform, and without correlation between
+// places, rows or positions as far as a million of each tell; two rounds are not.) Places are counted in quads: four
+// columns of a row that begin at a multiple of four, ceil(columns / 4) of them a row.
 #ifndef KERNELS_CUDA_STORAGE_CUH
 #define KERNELS_CUDA_STORAGE_CUH
 
@@ -17,53 +18,65 @@ typedef __nv_bfloat16 cuda_bf16;
 // ---------------------------------------------------------------------------------------------------------- rounding
 
 struct cuda_rounding {
-    uint32_t start, middle;
+    uint32_t start, key;
 };
 
-static __host__ __device__ __forceinline__ cuda_rounding cuda_rounding_of(int64_t position, int32_t state) {
+static __device__ __forceinline__ cuda_rounding cuda_rounding_of(int64_t position, int32_t state) {
     constexpr uint32_t KEY0 = 0x243F6A88u, KEY1 = 0x85A308D3u; // pi
     const kern_philox counter = {{(uint32_t)position, (uint32_t)((uint64_t)position >> 32), (uint32_t)state, 0}};
     const kern_philox random = kern_philox_4x32_10(counter, KEY0, KEY1);
     return {random.word[0], random.word[1]};
 }
 
-// Of elements 2 pair and 2 pair + 1: the low 16 bits and the high ones.
-static __host__ __device__ __forceinline__ uint32_t cuda_rounding_bits(const cuda_rounding &key, uint32_t pair) {
-    uint32_t h = pair * 0x9E3779B9u + key.start;
-    h = (h ^ h >> 16) * 0x85EBCA6Bu + key.middle;
-    h = (h ^ h >> 13) * 0xC2B2AE35u;
-    return h ^ h >> 16;
-}
-
-static __device__ __forceinline__ float cuda_rounded(float x, uint32_t bits) {
-    return x == x ? __uint_as_float((__float_as_uint(x) + bits) & 0xFFFF0000u) : x;
-}
-
-// To what is stored. float: as it is.
-template <typename Stored>
-static __device__ __forceinline__ void cuda_round(cuda_quad &x, const cuda_rounding &key, uint32_t quad) {
-    if constexpr (sizeof(Stored) < sizeof(float))
+// Of the elements of a quad in their order, the low halves of words before the high ones.
+struct cuda_rounding_bits {
+    uint32_t word[2];
+};
+static __device__ __forceinline__ cuda_rounding_bits cuda_rounding_bits_of(const cuda_rounding &rounding,
+                                                                           uint32_t quad) {
+    cuda_rounding_bits bits = {{quad * 0x9E3779B9u + rounding.start, 0}};
 #pragma unroll
-        for (int pair = 0; pair < 2; pair++) {
-            const uint32_t bits = cuda_rounding_bits(key, 2 * quad + pair);
-            x.v[2 * pair] = cuda_rounded(x.v[2 * pair], bits & 0xFFFFu);
-            x.v[2 * pair + 1] = cuda_rounded(x.v[2 * pair + 1], bits >> 16);
-        }
+    for (uint32_t round = 0; round < 3; round++) {
+        const uint64_t product = (uint64_t)0xD256D193u * bits.word[0];
+        bits = {{(uint32_t)(product >> 32) ^ (rounding.key + round * 0x9E3779B9u) ^ bits.word[1], (uint32_t)product}};
+    }
+    return bits;
 }
 
-// The element at `place` of a quad.
+// The high half is what is stored. A NaN stays one.
+static __device__ __forceinline__ float cuda_rounded(float x, uint32_t bits) {
+    return x == x ? __uint_as_float(__float_as_uint(x) + bits) : x;
+}
+
+// To what a store (which cuts the low half off) shall leave. float: as it is.
 template <typename Stored>
-static __device__ __forceinline__ float cuda_rounded_at(float x, const cuda_rounding &key, uint32_t quad, int place) {
+static __device__ __forceinline__ void cuda_round(cuda_quad &x, const cuda_rounding &rounding, uint32_t quad) {
     if constexpr (sizeof(Stored) < sizeof(float)) {
-        const uint32_t bits = cuda_rounding_bits(key, 2 * quad + (place >> 1));
-        return cuda_rounded(x, place & 1 ? bits >> 16 : bits & 0xFFFFu);
+        const cuda_rounding_bits bits = cuda_rounding_bits_of(rounding, quad);
+#pragma unroll
+        for (int i = 0; i < 4; i++)
+            x.v[i] = cuda_rounded(x.v[i], i & 1 ? bits.word[i / 2] >> 16 : bits.word[i / 2] & 0xFFFFu);
+    }
+}
+// The number that a store leaves, of one that was rounded.
+template <typename Stored> static __device__ __forceinline__ float cuda_stored(float x) {
+    return sizeof(Stored) < sizeof(float) ? __uint_as_float(__float_as_uint(x) & 0xFFFF0000u) : x;
+}
+// The element at `place` of a quad, as it is stored.
+template <typename Stored>
+static __device__ __forceinline__ float cuda_rounded_at(float x, const cuda_rounding &rounding, uint32_t quad,
+                                                        int place) {
+    if constexpr (sizeof(Stored) < sizeof(float)) {
+        const cuda_rounding_bits bits = cuda_rounding_bits_of(rounding, quad);
+        const uint32_t word = place < 2 ? bits.word[0] : bits.word[1];
+        return cuda_stored<Stored>(cuda_rounded(x, place & 1 ? word >> 16 : word & 0xFFFFu));
     }
     return x;
 }
 
 // --------------------------------------------------------------------------------------------------- four at a time
 
-// As cuda_load and cuda_store of floats; wide: p is a multiple of 8 bytes. Of rounded numbers a store loses nothing.
+// As cuda_load and cuda_store of floats; wide: p is a multiple of 8 bytes. A store cuts the low half off.
 static __device__ __forceinline__ cuda_quad cuda_load(const cuda_bf16 *p, int64_t left, bool wide) {
     cuda_quad q;
     if (wide && left >= 4) {
