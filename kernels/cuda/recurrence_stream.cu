@@ -42,6 +42,7 @@ template <int R, typename Stored> struct alignas(128) stream_shared { // before 
     recurrence_sums sums[TEAMS][2];
     float decay_m1[TEAMS][R * RECURRENCE_GROUPS];
 };
+
 // Stages by turns.
 struct stream_turn {
     int32_t stage;
@@ -67,8 +68,7 @@ template <int R, typename Stored> static __device__ __forceinline__ Stored *stat
     return (Stored *)(&operands + 1);
 }
 
-// ---------------------------------------------------------------------------------------------------------- the
-// producer
+// -------------------------------------------------------------------------------------------------------- the producer
 
 // What lane `lane` of the producer brings in round i; no row: nothing.
 template <typename Stored>
@@ -160,8 +160,7 @@ static __device__ __forceinline__ void produce(const cuda_table *table, const st
     }
 }
 
-// ------------------------------------------------------------------------------------------------------------- the
-// teams
+// ----------------------------------------------------------------------------------------------------------- the teams
 
 // This thread's part of a band; NULL: zeros. Rows from D on are zeros, columns that are none may be any numbers, as no
 // other column sees them.
@@ -260,8 +259,7 @@ static __global__ void __launch_bounds__((R <= 8 ? TEAMS : TEAMS / 2) * RECURREN
 #endif
 }
 
-// -------------------------------------------------------------------------------------------------------------
-// launching
+// ----------------------------------------------------------------------------------------------------------- launching
 
 // Bands as equal as whole slices of 32 columns allow; pieces side by side until there are threads or bytes enough.
 template <int R, typename Stored> static stream stream_of(const recurrence &a, size_t shared_limit) {
