@@ -25,6 +25,7 @@ enum { BATCHES = sizeof batches / sizeof batches[0] };
 typedef struct options {
     const char *device, *what;
     int rounds;
+    kern_storage storage;
 } options;
 
 typedef struct bench {
@@ -35,6 +36,7 @@ typedef struct bench {
     size_t pool_bytes;
     double least_seconds; // of one measurement
     int rounds;
+    kern_storage storage;
 } bench;
 
 // Operands of all cases, in one allocation.
@@ -47,6 +49,7 @@ typedef struct subject {
     kern_op op;
     const char *name;
     int32_t width; // D = V
+    kern_storage storage;
     kern_solver solver;
     int32_t batch;
     bool planned;
@@ -148,19 +151,38 @@ static void reflected_spectrum(float *h, int width, uint64_t *seed) {
             h[i * width + j] = (i == j ? d[i] : 0) - 2 * u[i] * u[j] * (d[i] + d[j]) + 4 * energy * u[i] * u[j];
 }
 
+static size_t element_bytes(kern_storage storage) {
+    return storage == KERN_STORE_BF16 ? sizeof(uint16_t) : sizeof(float);
+}
+
 static size_t slot_bytes(const subject *s) {
-    return (s->op == KERN_OP_MESA ? 2 : 1) * sizeof(float) * HEADS * (size_t)s->width * (size_t)s->width;
+    return (s->op == KERN_OP_MESA ? 2 : 1) * element_bytes(s->storage) * HEADS * (size_t)s->width * (size_t)s->width;
+}
+
+// Numbers as they are stored: the high half of a float is a bfloat16.
+static void store_numbers(float *x, size_t count, kern_storage storage) {
+    if (storage != KERN_STORE_BF16)
+        return;
+    uint16_t *stored = (uint16_t *)x;
+    for (size_t i = 0; i < count; i++) {
+        uint32_t bits;
+        memcpy(&bits, x + i, sizeof bits);
+        const uint16_t high = (uint16_t)(bits >> 16);
+        memcpy(stored + i, &high, sizeof high);
+    }
 }
 
 // The first slot from the host, the others as copies of what is there.
 static void fill_pool(const bench *b, const subject *s) {
     const size_t slot = slot_bytes(s), square = (size_t)s->width * (size_t)s->width;
+    const size_t numbers = slot / element_bytes(s->storage);
     uint64_t seed = 7;
-    float *host = allocate(slot);
-    for (size_t i = 0; i < slot / sizeof(float); i++)
+    float *host = allocate(numbers * sizeof *host);
+    for (size_t i = 0; i < numbers; i++)
         host[i] = 0.1f * uniform(&seed);
     for (int h = 0; h < HEADS && s->op == KERN_OP_MESA; h++)
         reflected_spectrum(host + (size_t)h * square, s->width, &seed);
+    store_numbers(host, numbers, s->storage);
     check(kern_upload(b->stream, b->pool, host, slot), "states");
     check(kern_synchronize(b->stream), "states");
     free(host);
@@ -230,7 +252,8 @@ static arguments arguments_of(const bench *b, const subject *s, const layout *l,
                                                          .heads = HEADS,
                                                          .key_width = s->width,
                                                          .value_width = s->width,
-                                                         .scale = 1}};
+                                                         .scale = 1,
+                                                         .storage = s->storage}};
     return a;
 }
 
@@ -368,7 +391,10 @@ static void measure_recurrence(const bench *b, const layout *l) {
     for (int i = 0; i < 2; i++) {
         send_operands(b, l, widths[i]);
         measure_batches(b, l,
-                        (subject){.op = KERN_OP_RECURRENCE, .name = "recurrence, gated delta", .width = widths[i]});
+                        (subject){.op = KERN_OP_RECURRENCE,
+                                  .name = "recurrence, gated delta",
+                                  .width = widths[i],
+                                  .storage = b->storage});
     }
 }
 
@@ -391,16 +417,17 @@ static void measure_mesa(const bench *b, const layout *l) {
 // ------------------------------------------------------------------------------------------------------------- program
 
 static void usage(FILE *to) {
-    fprintf(to, "usage: bench_kernels [--device NAME] [--rounds N] [--what recurrence|mesa|all]\n"
-                "Defaults: cpu, 7 rounds, all. Prints a Markdown table.\n");
+    fprintf(to,
+            "usage: bench_kernels [--device NAME] [--rounds N] [--what recurrence|mesa|all] [--storage f32|bf16]\n"
+            "Defaults: cpu, 7 rounds, all, f32. Prints a Markdown table. States in bf16: recurrences alone, on a CUDA\n"
+            "device.\n");
 }
 
 static options read_options(int argc, char **argv) {
-    static const struct option known[] = {{"device", required_argument, NULL, 'd'},
-                                          {"rounds", required_argument, NULL, 'r'},
-                                          {"what", required_argument, NULL, 'w'},
-                                          {"help", no_argument, NULL, 'h'},
-                                          {0}};
+    static const struct option known[] = {
+        {"device", required_argument, NULL, 'd'}, {"rounds", required_argument, NULL, 'r'},
+        {"what", required_argument, NULL, 'w'},   {"storage", required_argument, NULL, 's'},
+        {"help", no_argument, NULL, 'h'},         {0}};
     options o = {.device = "cpu", .what = "all", .rounds = 7};
     bool valid = true;
     for (int option; (option = getopt_long(argc, argv, "", known, NULL)) != -1;) {
@@ -412,6 +439,9 @@ static options read_options(int argc, char **argv) {
             o.device = optarg;
         } else if (option == 'w') {
             o.what = optarg;
+        } else if (option == 's') {
+            o.storage = strcmp(optarg, "bf16") == 0 ? KERN_STORE_BF16 : KERN_STORE_F32;
+            valid = valid && (o.storage == KERN_STORE_BF16 || strcmp(optarg, "f32") == 0);
         } else if (option == 'r') {
             o.rounds = (int)strtol(optarg, &end, 10);
             valid = valid && *optarg && !*end && o.rounds >= 1 && o.rounds <= ROUNDS_MAX;
@@ -419,7 +449,7 @@ static options read_options(int argc, char **argv) {
             valid = false;
         }
     }
-    valid = valid && optind == argc &&
+    valid = valid && optind == argc && (o.storage == KERN_STORE_F32 || strcmp(o.what, "mesa") != 0) &&
             (strcmp(o.what, "all") == 0 || strcmp(o.what, "recurrence") == 0 || strcmp(o.what, "mesa") == 0);
     if (!valid) {
         usage(stderr);
@@ -429,7 +459,7 @@ static options read_options(int argc, char **argv) {
 }
 
 static bench open_bench(const options *o, const layout *l) {
-    bench b = {.rounds = o->rounds};
+    bench b = {.rounds = o->rounds, .storage = o->storage};
     char reason[256] = "";
     const kern_status status =
         kern_device_open(&(kern_device_options){.name = o->device}, &b.device, reason, sizeof reason);
@@ -451,13 +481,13 @@ int main(int argc, char **argv) {
     const options o = read_options(argc, argv);
     const layout l = lay_out();
     bench b = open_bench(&o, &l);
-    printf("%s; %d heads, float32 states, medians of %d rounds\n\n", kern_device_describe(b.device)->description,
-           (int)HEADS, b.rounds);
+    printf("%s; %d heads, %s states, medians of %d rounds\n\n", kern_device_describe(b.device)->description, (int)HEADS,
+           o.storage == KERN_STORE_BF16 ? "bfloat16" : "float32", b.rounds);
     printf("| operation | D = V | batch | form | us | MB | TB/s | copy TB/s | share of copy | steps |\n");
     printf("|---|---:|---:|---|---:|---:|---:|---:|---:|---:|\n");
     if (strcmp(o.what, "mesa") != 0)
         measure_recurrence(&b, &l);
-    if (strcmp(o.what, "recurrence") != 0)
+    if (strcmp(o.what, "recurrence") != 0 && o.storage == KERN_STORE_F32)
         measure_mesa(&b, &l);
     kern_free(b.device, b.operands);
     kern_free(b.device, b.pool);
