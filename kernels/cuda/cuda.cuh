@@ -63,14 +63,20 @@ struct cuda_table {
     int64_t slot_stride, page_stride;
 };
 
+struct cuda_chain; // chain.cuh
+
 // What a launcher is given. The bounds are at least the table's counts.
 struct cuda_step {
     const kern_cuda *cuda;
     cudaStream_t stream;
     const cuda_table *table; // device memory
     int32_t rows, tokens, logits;
-    bool generated; // every row is a generated one of a single token: row r is token r
+    bool generated;    // every row is a generated one of a single token: row r is token r
+    cuda_chain *chain; // that phases are gathered in; NULL: every operation is launched
 };
+
+// Launches what has been gathered; *launched: whether that was anything.
+kern_status cuda_chain_flush(const cuda_step *step, bool *launched);
 
 // The state of this row's slot inside `base`, which is slot 0's; NULL: no slot or no state.
 static __device__ __forceinline__ float *cuda_slot(const cuda_table *table, kern_ptr base, int32_t slot) {
@@ -104,6 +110,10 @@ static __device__ __forceinline__ void cuda_prefetch(const void *p) {
 template <typename... Wanted, typename... Given>
 static inline kern_status cuda_start(const cuda_step *step, void (*kernel)(Wanted...), dim3 grid, dim3 block,
                                      size_t shared, const Given &...args) {
+    bool behind_chain = false; // which is no launch that another may overlap
+    const kern_status status = cuda_chain_flush(step, &behind_chain);
+    if (status)
+        return status;
     cudaLaunchAttribute overlap = {};
     overlap.id = cudaLaunchAttributeProgrammaticStreamSerialization;
     overlap.val.programmaticStreamSerializationAllowed = 1;
@@ -113,7 +123,7 @@ static inline kern_status cuda_start(const cuda_step *step, void (*kernel)(Wante
     config.dynamicSmemBytes = shared;
     config.stream = step->stream;
     config.attrs = &overlap;
-    config.numAttrs = step->cuda->overlaps ? 1 : 0;
+    config.numAttrs = step->cuda->overlaps && !behind_chain ? 1 : 0;
     (void)cudaLaunchKernelEx(&config, kernel, (Wanted)args...);
     return cuda_launched();
 }

@@ -59,6 +59,14 @@ struct cuda_quad {
     float v[4];
 };
 
+// Of its own, as it is long and many kernels have several places for it.
+static __device__ __noinline__ cuda_quad cuda_activate_quad(int32_t kind, cuda_quad z) {
+#pragma unroll
+    for (int i = 0; i < 4; i++)
+        z.v[i] = cuda_activate(kind, z.v[i]);
+    return z;
+}
+
 // The four floats at p, of which `left` exist; the others are 0. wide: p may be read in one access.
 static __device__ __forceinline__ cuda_quad cuda_load(const float *p, int64_t left, bool wide) {
     cuda_quad q;

@@ -1,37 +1,21 @@
 // SPDX-License-Identifier: Apache-2.0
 // Operations on the elements of activations: embedding, activations, gated products, residual sums, rotary positions.
-//
 // Where an element depends on its place in the array alone, a thread takes four neighbours, in one access each where
-// all operands are aligned; which way it goes does not change a bit. The others lay threads over (T, width).
-#include <cmath>
+// all operands are aligned. The others lay threads over (T, width).
+#include "kernels/cuda/elementwise.cuh"
 
-#include "kernels/cuda/elements.cuh"
+#include "kernels/cuda/chain.cuh"
 
 enum { THREADS = 256, QUAD = 4 };
 
-static int quad_blocks(const cuda_step *step, int32_t width) {
-    return cuda_blocks((int64_t)step->tokens * width, THREADS * QUAD);
-}
-
-static __device__ __forceinline__ int64_t quad_start(void) {
-    return ((int64_t)blockIdx.x * THREADS + threadIdx.x) * QUAD;
-}
-
 // ---------------------------------------------------------------------------------------------------------- embedding
 
-// An id outside the vocabulary gives a row that is not a number: the host's table may not be looked at in a graph.
-static __global__ void embed_kernel(const cuda_table *table, cuda_weight weight, const int32_t *drawn, float *y,
-                                    float scale) {
+static __global__ void embed_kernel(const cuda_table *table, const cuda_embedding e) {
     cuda_begin();
     cuda_await();
     const int32_t t = cuda_plane_item(), column = cuda_plane_column();
-    if (t >= table->n_tokens || column >= weight.cols)
-        return;
-    int32_t id = table->id[t];
-    if (id < 0 && drawn)
-        id = drawn[-1 - id];
-    const bool known = id >= 0 && id < weight.rows;
-    y[(int64_t)t * weight.cols + column] = known ? scale * cuda_weight_at(weight, id, column) : NAN;
+    if (t < table->n_tokens && column < e.weight.cols)
+        cuda_embed(table, e, t, column);
 }
 
 kern_status cuda_embed_prepare(const kern_cuda *cuda, const void *args, size_t *workspace_bytes) {
@@ -45,25 +29,29 @@ kern_status cuda_embed_run(const cuda_step *step, const void *args) {
     const kern_embed_args *a = (const kern_embed_args *)args;
     if (a->weight.w->cols != a->width)
         return KERN_INVALID;
+    const cuda_embedding e = {cuda_weight_of(a->weight.w), a->drawn.i, a->y.f, a->scale};
+    if (cuda_chain_takes(step, 0))
+        return cuda_chain_embed(step, &e);
     const cuda_plane plane = cuda_plane_of(step->tokens, a->width);
-    return cuda_start(step, embed_kernel, plane.grid, plane.block, 0, step->table, cuda_weight_of(a->weight.w),
-                      a->drawn.i, a->y.f, a->scale);
+    return cuda_start(step, embed_kernel, plane.grid, plane.block, 0, step->table, e);
 }
 
-// -------------------------------------------------------------------------------------------------------- activations
+// ------------------------------------------------------------------------------------------------ element by element
 
-static __global__ void activation_kernel(const cuda_table *table, const float *x, float *y, int32_t width, int32_t kind,
-                                         bool wide) {
+static __global__ void elements_kernel(const cuda_table *table, const cuda_elements e) {
     cuda_begin();
+    const int64_t i = ((int64_t)blockIdx.x * THREADS + threadIdx.x) * QUAD;
+    const int64_t left = (int64_t)table->n_tokens * e.width - i;
     cuda_await();
-    const int64_t i = quad_start(), left = (int64_t)table->n_tokens * width - i;
-    if (left <= 0)
-        return;
-    cuda_quad q = cuda_load(x + i, left, wide);
-#pragma unroll
-    for (int j = 0; j < QUAD; j++)
-        q.v[j] = cuda_activate(kind, q.v[j]);
-    cuda_store(y + i, q, left, wide);
+    if (left > 0)
+        cuda_elements_quad(e, i, left);
+}
+
+static kern_status run_elements(const cuda_step *step, const cuda_elements *e) {
+    if (cuda_chain_takes(step, 0))
+        return cuda_chain_elements(step, e);
+    return cuda_start(step, elements_kernel, cuda_blocks((int64_t)step->tokens * e->width, THREADS * QUAD), THREADS, 0,
+                      step->table, *e);
 }
 
 kern_status cuda_activation_prepare(const kern_cuda *cuda, const void *args, size_t *workspace_bytes) {
@@ -77,25 +65,8 @@ kern_status cuda_activation_prepare(const kern_cuda *cuda, const void *args, siz
 kern_status cuda_activation_run(const cuda_step *step, const void *args) {
     const kern_activation_args *a = (const kern_activation_args *)args;
     const bool wide = cuda_is_wide(a->x.p) && cuda_is_wide(a->y.p);
-    return cuda_start(step, activation_kernel, quad_blocks(step, a->width), THREADS, 0, step->table, a->x.f, a->y.f,
-                      a->width, a->activation, wide);
-}
-
-// ----------------------------------------------------------------------------------------------------- gated products
-
-static __global__ void glu_kernel(const cuda_table *table, const float *gate, const float *up, float *y, int32_t width,
-                                  int32_t kind, bool wide) {
-    cuda_begin();
-    cuda_await();
-    const int64_t i = quad_start(), left = (int64_t)table->n_tokens * width - i;
-    if (left <= 0)
-        return;
-    cuda_quad q = cuda_load(gate + i, left, wide);
-    const cuda_quad factor = cuda_load(up + i, left, wide);
-#pragma unroll
-    for (int j = 0; j < QUAD; j++)
-        q.v[j] = cuda_activate(kind, q.v[j]) * factor.v[j];
-    cuda_store(y + i, q, left, wide);
+    const cuda_elements e = {CUDA_ACTIVATION, a->x.f, NULL, a->y.f, a->width, a->activation, wide};
+    return run_elements(step, &e);
 }
 
 kern_status cuda_glu_prepare(const kern_cuda *cuda, const void *args, size_t *workspace_bytes) {
@@ -109,18 +80,8 @@ kern_status cuda_glu_prepare(const kern_cuda *cuda, const void *args, size_t *wo
 kern_status cuda_glu_run(const cuda_step *step, const void *args) {
     const kern_glu_args *a = (const kern_glu_args *)args;
     const bool wide = cuda_is_wide(a->gate.p) && cuda_is_wide(a->up.p) && cuda_is_wide(a->y.p);
-    return cuda_start(step, glu_kernel, quad_blocks(step, a->width), THREADS, 0, step->table, a->gate.f, a->up.f,
-                      a->y.f, a->width, a->activation, wide);
-}
-
-// ------------------------------------------------------------------------------------------------- zeros and residual
-
-static __global__ void clear_kernel(const cuda_table *table, float *y, int32_t width, bool wide) {
-    cuda_begin();
-    cuda_await();
-    const int64_t i = quad_start(), left = (int64_t)table->n_tokens * width - i;
-    if (left > 0)
-        cuda_store(y + i, {{0, 0, 0, 0}}, left, wide);
+    const cuda_elements e = {CUDA_GLU, a->gate.f, a->up.f, a->y.f, a->width, a->activation, wide};
+    return run_elements(step, &e);
 }
 
 kern_status cuda_clear_prepare(const kern_cuda *cuda, const void *args, size_t *workspace_bytes) {
@@ -132,22 +93,8 @@ kern_status cuda_clear_prepare(const kern_cuda *cuda, const void *args, size_t *
 
 kern_status cuda_clear_run(const cuda_step *step, const void *args) {
     const kern_clear_args *a = (const kern_clear_args *)args;
-    return cuda_start(step, clear_kernel, quad_blocks(step, a->width), THREADS, 0, step->table, a->y.f, a->width,
-                      cuda_is_wide(a->y.p));
-}
-
-static __global__ void add_kernel(const cuda_table *table, const float *x, float *y, int32_t width, bool wide) {
-    cuda_begin();
-    cuda_await();
-    const int64_t i = quad_start(), left = (int64_t)table->n_tokens * width - i;
-    if (left <= 0)
-        return;
-    cuda_quad q = cuda_load(y + i, left, wide);
-    const cuda_quad more = cuda_load(x + i, left, wide);
-#pragma unroll
-    for (int j = 0; j < QUAD; j++)
-        q.v[j] += more.v[j];
-    cuda_store(y + i, q, left, wide);
+    const cuda_elements e = {CUDA_CLEAR, NULL, NULL, a->y.f, a->width, 0, cuda_is_wide(a->y.p)};
+    return run_elements(step, &e);
 }
 
 kern_status cuda_add_prepare(const kern_cuda *cuda, const void *args, size_t *workspace_bytes) {
@@ -160,8 +107,8 @@ kern_status cuda_add_prepare(const kern_cuda *cuda, const void *args, size_t *wo
 kern_status cuda_add_run(const cuda_step *step, const void *args) {
     const kern_add_args *a = (const kern_add_args *)args;
     const bool wide = cuda_is_wide(a->x.p) && cuda_is_wide(a->y.p);
-    return cuda_start(step, add_kernel, quad_blocks(step, a->width), THREADS, 0, step->table, a->x.f, a->y.f, a->width,
-                      wide);
+    const cuda_elements e = {CUDA_ADD, a->x.f, NULL, a->y.f, a->width, 0, wide};
+    return run_elements(step, &e);
 }
 
 // --------------------------------------------------------------------------------------------------------- positions

@@ -9,34 +9,21 @@
 #include "kernels/cuda/prepare.cuh"
 #include "kernels/cuda/products.cuh"
 
-struct range {
-    const char *begin;
-    size_t bytes;
-};
-
-static range floats_at(const cuda_step *step, const void *p, int64_t width) {
-    return {(const char *)p, p ? sizeof(float) * (size_t)width * (size_t)step->tokens : 0};
-}
-
-static bool overlap(range a, range b) {
-    return a.bytes > 0 && b.bytes > 0 && a.begin < b.begin + b.bytes && b.begin < a.begin + a.bytes;
-}
-
 // ------------------------------------------------------------------------------------------------------------ products
 
-static range output_of(const cuda_step *step, const cuda_product *p, int i) {
-    return floats_at(step, p->part[i].y, (int64_t)p->groups * p->part[i].rows);
+static cuda_range output_of(const cuda_step *step, const cuda_product *p, int i) {
+    return cuda_floats_at(step, p->part[i].y, (int64_t)p->groups * p->part[i].rows);
 }
-static range residual_of(const cuda_step *step, const cuda_product *p, int i) {
-    return floats_at(step, p->part[i].residual, (int64_t)p->groups * p->part[i].rows);
+static cuda_range residual_of(const cuda_step *step, const cuda_product *p, int i) {
+    return cuda_floats_at(step, p->part[i].residual, (int64_t)p->groups * p->part[i].rows);
 }
 
 // Whether nothing that the product writes lies in the range.
-static bool leaves_alone(const cuda_step *step, const cuda_product *p, range r) {
+static bool leaves_alone(const cuda_step *step, const cuda_product *p, cuda_range r) {
     for (int i = 0; i < p->parts; i++)
-        if (overlap(output_of(step, p, i), r))
+        if (cuda_overlap(output_of(step, p, i), r))
             return false;
-    return !p->gated || !overlap(floats_at(step, p->gated, p->part[0].rows), r);
+    return !p->gated || !cuda_overlap(cuda_floats_at(step, p->gated, p->part[0].rows), r);
 }
 
 // Adds the operation's weight to the product; false: it does not fit beside the others.
@@ -46,12 +33,12 @@ static bool join(const cuda_step *step, cuda_product *p, const kern_linear_args 
         return false;
     if (more.x != p->x || more.cols != p->cols || more.groups != p->groups || more.bf16 != p->bf16)
         return false;
-    const range x = floats_at(step, p->x, (int64_t)p->groups * p->cols), y = output_of(step, &more, 0);
-    if (overlap(y, x) || !leaves_alone(step, p, x) || !leaves_alone(step, p, y) ||
+    const cuda_range x = cuda_floats_at(step, p->x, (int64_t)p->groups * p->cols), y = output_of(step, &more, 0);
+    if (cuda_overlap(y, x) || !leaves_alone(step, p, x) || !leaves_alone(step, p, y) ||
         !leaves_alone(step, p, residual_of(step, &more, 0)))
         return false;
     for (int i = 0; i < p->parts; i++)
-        if (overlap(y, residual_of(step, p, i)))
+        if (cuda_overlap(y, residual_of(step, p, i)))
             return false;
     p->part[p->parts++] = more.part[0];
     return true;
@@ -63,10 +50,10 @@ static bool join_gated(const cuda_step *step, cuda_product *p, const kern_glu_ar
     if (!cuda_product_takes_gated(p) || p->groups != 1 || a->gate.f != gate.y || a->up.f != up.y ||
         a->width != gate.rows || a->width != up.rows)
         return false;
-    const range y = floats_at(step, a->y.f, a->width);
-    if ((a->y.f != gate.y && overlap(y, output_of(step, p, 0))) || overlap(y, output_of(step, p, 1)) ||
-        overlap(y, residual_of(step, p, 0)) || overlap(y, residual_of(step, p, 1)) ||
-        overlap(y, floats_at(step, p->x, p->cols)))
+    const cuda_range y = cuda_floats_at(step, a->y.f, a->width);
+    if ((a->y.f != gate.y && cuda_overlap(y, output_of(step, p, 0))) || cuda_overlap(y, output_of(step, p, 1)) ||
+        cuda_overlap(y, residual_of(step, p, 0)) || cuda_overlap(y, residual_of(step, p, 1)) ||
+        cuda_overlap(y, cuda_floats_at(step, p->x, p->cols)))
         return false;
     p->gated = a->y.f;
     p->activation = a->activation;
@@ -98,18 +85,25 @@ static kern_status run_products(const cuda_step *step, const kern_call *call, si
 static bool join_norm(const cuda_step *step, cuda_product *p, const kern_rmsnorm_args *a) {
     p->norm = cuda_norm_of(a);
     const int64_t width = (int64_t)a->groups * a->width;
-    const range x = floats_at(step, a->x.f, width), gate = floats_at(step, a->gate.f, width);
-    const range y = floats_at(step, a->y.f, width);
+    const cuda_range x = cuda_floats_at(step, a->x.f, width), gate = cuda_floats_at(step, a->gate.f, width);
+    const cuda_range y = cuda_floats_at(step, a->y.f, width);
     for (int i = 0; i < p->parts; i++)
-        if (overlap(residual_of(step, p, i), y))
+        if (cuda_overlap(residual_of(step, p, i), y))
             return false;
-    return p->x == a->y.f && p->cols == width && p->groups == 1 && cuda_product_takes_norm(step, p) && !overlap(x, y) &&
-           !overlap(gate, y) && leaves_alone(step, p, x) && leaves_alone(step, p, gate) && leaves_alone(step, p, y);
+    return p->x == a->y.f && p->cols == width && p->groups == 1 && cuda_product_takes_norm(step, p) &&
+           !cuda_overlap(x, y) && !cuda_overlap(gate, y) && leaves_alone(step, p, x) && leaves_alone(step, p, gate) &&
+           leaves_alone(step, p, y);
 }
 
 static kern_status run_norm(const cuda_step *step, const kern_call *call, size_t count, size_t *taken) {
     cuda_product product;
     size_t products = 0;
+    if (count > 1 && call[1].op == KERN_OP_HEAD_LOGITS &&
+        cuda_head_product_of((const kern_head_logits_args *)call[1].args, &product) == KERN_OK &&
+        join_norm(step, &product, (const kern_rmsnorm_args *)call->args)) {
+        *taken = 2;
+        return cuda_head_launch(step, &product);
+    }
     if (count > 1 && call[1].op == KERN_OP_LINEAR &&
         gather_product(step, call + 1, count - 1, &product, &products) == KERN_OK &&
         join_norm(step, &product, (const kern_rmsnorm_args *)call->args)) {
@@ -124,13 +118,13 @@ static kern_status run_norm(const cuda_step *step, const kern_call *call, size_t
 
 // What an operation reads and writes: [0] and [3] are read, [1] and [2] written or both.
 struct footprint {
-    range at[4];
+    cuda_range at[4];
 };
 
 static bool collide(const footprint &a, const footprint &b) {
     for (int i = 1; i <= 2; i++)
         for (int j = 0; j < 4; j++)
-            if (overlap(a.at[i], b.at[j]) || overlap(b.at[i], a.at[j]))
+            if (cuda_overlap(a.at[i], b.at[j]) || cuda_overlap(b.at[i], a.at[j]))
                 return true;
     return false;
 }
@@ -139,8 +133,8 @@ static bool collide(const footprint &a, const footprint &b) {
 static footprint conv_footprint(const cuda_step *step, const kern_call &call) {
     const kern_short_conv_args *a = (const kern_short_conv_args *)call.args;
     const size_t window = a->state.p ? sizeof(float) * (size_t)(a->taps - 1) * (size_t)a->channels : 0;
-    return {{floats_at(step, a->x.f, a->channels),
-             floats_at(step, a->y.f, a->channels),
+    return {{cuda_floats_at(step, a->x.f, a->channels),
+             cuda_floats_at(step, a->y.f, a->channels),
              {(const char *)a->state.p, window}}};
 }
 static bool same_conv(const kern_call &a, const kern_call &b) {
@@ -150,7 +144,7 @@ static bool same_conv(const kern_call &a, const kern_call &b) {
 static footprint l2norm_footprint(const cuda_step *step, const kern_call &call) {
     const kern_l2norm_args *a = (const kern_l2norm_args *)call.args;
     const int64_t width = (int64_t)a->groups * a->width;
-    return {{floats_at(step, a->x.f, width), floats_at(step, a->y.f, width), {NULL, 0}}};
+    return {{cuda_floats_at(step, a->x.f, width), cuda_floats_at(step, a->y.f, width), {NULL, 0}}};
 }
 static bool same_l2norm(const kern_call &a, const kern_call &b) {
     return ((const kern_l2norm_args *)a.args)->width == ((const kern_l2norm_args *)b.args)->width;
@@ -173,8 +167,8 @@ static size_t neighbours(const cuda_step *step, const kern_call *call, size_t co
 static footprint gates_footprint(const cuda_step *step, const kern_call &call) {
     const kern_gates_args *a = (const kern_gates_args *)call.args;
     const int64_t channels = (int64_t)a->gates.heads * a->gates.channels;
-    const range a_in = floats_at(step, a->a.f, channels), b_in = floats_at(step, a->b.f, a->gates.heads);
-    return {{a_in, floats_at(step, a->g.f, channels), floats_at(step, a->beta.f, a->gates.heads), b_in}};
+    const cuda_range a_in = cuda_floats_at(step, a->a.f, channels), b_in = cuda_floats_at(step, a->b.f, a->gates.heads);
+    return {{a_in, cuda_floats_at(step, a->g.f, channels), cuda_floats_at(step, a->beta.f, a->gates.heads), b_in}};
 }
 
 // How many of the norms behind the convolutions, and then the gates, are apart from all that comes before them, but for
@@ -190,7 +184,7 @@ static company company_of(const cuda_step *step, const kern_call *call, size_t c
         all.norms = neighbours(step, call + n, count - n, convs, l2norm_footprint, same_l2norm);
     for (size_t i = 0; i < all.norms; i++, n++) {
         footprint norm = l2norm_footprint(step, call[n]);
-        if (overlap(norm.at[0], norm.at[1]))
+        if (cuda_overlap(norm.at[0], norm.at[1]))
             return {};
         norm.at[0].bytes = 0;
         for (size_t j = 0; j < convs; j++)

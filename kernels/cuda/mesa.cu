@@ -4,6 +4,8 @@
 // piece of the workspace; vectors in shared memory, dot products by every warp for itself.
 #include "kernels/cuda/mesa.cuh"
 
+#include "kernels/cuda/chain.cuh"
+
 constexpr int KEY_MAX = 256, VALUE_MAX = 1024, ANY_THREADS = 256, ANY_BLOCKS_A_PROCESSOR = 2;
 
 // ----------------------------------------------------------------------------------------------- two shapes, any row
@@ -269,6 +271,10 @@ kern_status cuda_mesa_run(const cuda_step *step, const void *args) {
     if (has_tile(step->cuda, &((const kern_mesa_args *)args)->mesa)) {
         if (!cuda_is_wide(a.slots.p))
             return KERN_INVALID;
+        bool fits = false;
+        const kern_status status = cuda_chain_mesa(step, &a, &fits);
+        if (status || fits)
+            return status;
         if (cuda_mesa_streams(step, a))
             return cuda_mesa_stream(step, a);
         return a.depth == 64 ? launch_tiles<64>(step, a) : launch_tiles<128>(step, a);

@@ -23,8 +23,8 @@ static __global__ void __launch_bounds__(LANES == CUDA_WARP ? CUDA_WARP * BLOCK_
     if (vector >= vectors)
         return;
     float *y = n.y + vector * n.width;
-    cuda_normalise<LANES, CACHE>(n, vector, threadIdx.x % LANES, shared,
-                                 [&](int32_t i, const cuda_quad &q) { cuda_store(y + i, q, n.width - i, n.wide); });
+    cuda_normalise<CACHE>(n, vector, cuda_team<LANES>(), shared,
+                          [&](int32_t i, const cuda_quad &q) { cuda_store(y + i, q, n.width - i, n.wide); });
 }
 
 static kern_status launch_norms(const cuda_step *step, const norm_group &group, int parts) {

@@ -1,15 +1,16 @@
 // SPDX-License-Identifier: Apache-2.0
-// The norm of one vector by LANES threads of a block, as norm.cu launches it and products.cu runs it before a product.
+// The norm of one vector by a team of threads, as norm.cu launches it and few.cuh runs it before a product.
 //
 //     y = (u - m) r w [act(z)],   r = 1 / sqrt(sum (u - m)^2 / divisor + eps);   divisor = width, for L2 1
-// How many lanes a vector has follows from its width alone: a warp up to 256, a block above. A lane takes every
-// LANES-th quad of floats and keeps the first CACHE of them in registers, with their factors, between the sums and the
-// product; a wider vector is read again. Sums: a lane's elements in order, lanes by halving, warps in order. Each
-// element is given out by the thread that read it, after the sums, so y may be x.
+// How many lanes a vector has follows from its width alone (cuda_norm_lanes). A lane takes every lanes-th quad of
+// floats and keeps the first CACHE of them in registers, with their factors, between the sums and the product; a wider
+// vector is read again. Sums: a lane's elements in order, lanes by halving, warps in order. Each element is given out
+// by the thread that read it, after the sums, so y may be x.
 #ifndef KERNELS_CUDA_NORM_CUH
 #define KERNELS_CUDA_NORM_CUH
 
 #include "kernels/cuda/elements.cuh"
+#include "kernels/cuda/team.cuh"
 
 enum { CUDA_QUAD = 4, CUDA_NORM_NARROW = 256, CUDA_NORM_MIDDLE = 1024 }; // widths up to which 32 and 128 lanes do
 
@@ -22,18 +23,20 @@ struct cuda_norm {
     bool gate_first, center, group_weights, wide;
 };
 
-// The sum over a vector's lanes; every lane has it. shared: a float a warp; barriers keep two sums apart.
-template <int LANES> static __device__ __forceinline__ float cuda_lanes_sum(float x, int32_t lane, float *shared) {
+// The sum over a vector's lanes, which are a team; every lane has it. shared: a float a warp; barriers keep two sums
+// apart.
+template <typename Team>
+static __device__ __forceinline__ float cuda_lanes_sum(float x, const Team &team, float *shared) {
     x = cuda_warp_sum(x);
-    if (LANES == CUDA_WARP)
+    if (team.size() == CUDA_WARP)
         return x;
-    __syncthreads();
-    if (lane % CUDA_WARP == 0)
-        shared[lane / CUDA_WARP] = x;
-    __syncthreads();
+    team.sync();
+    if (team.thread() % CUDA_WARP == 0)
+        shared[team.thread() / CUDA_WARP] = x;
+    team.sync();
     float sum = shared[0];
 #pragma unroll
-    for (int warp = 1; warp < LANES / CUDA_WARP; warp++)
+    for (int warp = 1; warp < team.size() / CUDA_WARP; warp++)
         sum = __fadd_rn(sum, shared[warp]);
     return sum;
 }
@@ -43,10 +46,10 @@ static __device__ __forceinline__ cuda_quad cuda_norm_input(const cuda_norm &n, 
     const int32_t left = n.width - i;
     cuda_quad u = cuda_load(n.x + at + i, left, n.wide);
     if (n.gate_first) {
-        const cuda_quad z = cuda_load(n.gate + at + i, left, n.wide);
+        const cuda_quad z = cuda_activate_quad(n.activation, cuda_load(n.gate + at + i, left, n.wide));
 #pragma unroll
         for (int j = 0; j < CUDA_QUAD; j++)
-            u.v[j] = __fmul_rn(u.v[j], cuda_activate(n.activation, z.v[j]));
+            u.v[j] = __fmul_rn(u.v[j], z.v[j]);
     }
     return u;
 }
@@ -80,10 +83,10 @@ static __device__ __forceinline__ cuda_quad cuda_norm_factor(const cuda_norm &n,
             factor.v[j] = __fadd_rn(factor.v[j], n.offset);
     }
     if (n.gate && !n.gate_first) {
-        const cuda_quad z = cuda_load(n.gate + at + i, left, n.wide);
+        const cuda_quad z = cuda_activate_quad(n.activation, cuda_load(n.gate + at + i, left, n.wide));
 #pragma unroll
         for (int j = 0; j < CUDA_QUAD; j++)
-            factor.v[j] = __fmul_rn(factor.v[j], cuda_activate(n.activation, z.v[j]));
+            factor.v[j] = __fmul_rn(factor.v[j], z.v[j]);
     }
     return factor;
 }
@@ -96,15 +99,20 @@ static __device__ __forceinline__ cuda_quad cuda_norm_output(cuda_quad u, const 
     return u;
 }
 
-// The vector's quads go to output(i, quad), i its first element. LANES threads in a row, `lane` counts them; shared: a
-// float a warp of theirs. Above a warp there are barriers of the whole block, as many in every thread.
-template <int LANES, int CACHE, typename Output>
-static __device__ __forceinline__ void cuda_normalise(const cuda_norm &n, int64_t vector, int32_t lane, float *shared,
-                                                      const Output &output) {
-    const int32_t first = lane * CUDA_QUAD, stride = LANES * CUDA_QUAD, width = n.width;
+// How many lanes the bits ask for.
+static __host__ __device__ __forceinline__ int cuda_norm_lanes(int32_t width) {
+    return width <= CUDA_NORM_NARROW ? CUDA_WARP : width <= CUDA_NORM_MIDDLE ? 4 * CUDA_WARP : 8 * CUDA_WARP;
+}
+
+// The vector's quads go to output(i, quad), i its first element. The team is the lanes; shared: a float a warp of
+// theirs.
+template <int CACHE, typename Team, typename Output>
+static __device__ __forceinline__ void cuda_normalise(const cuda_norm &n, int64_t vector, const Team &team,
+                                                      float *shared, const Output &output) {
+    const int32_t first = team.thread() * CUDA_QUAD, stride = team.size() * CUDA_QUAD, width = n.width;
     const int64_t at = vector * width;
     const float *weight = n.weight && n.group_weights ? n.weight + vector % n.groups * width : n.weight;
-    cuda_quad kept[CACHE], factor[CACHE];
+    cuda_quad kept[CACHE] = {}, factor[CACHE] = {};
 #pragma unroll
     for (int k = 0; k < CACHE; k++)
         if (first + k * stride < width) {
@@ -120,7 +128,7 @@ static __device__ __forceinline__ void cuda_normalise(const cuda_norm &n, int64_
                 sum = cuda_quad_sum(sum, kept[k]);
         for (int32_t i = first + CACHE * stride; i < width; i += stride)
             sum = cuda_quad_sum(sum, cuda_norm_input(n, at, i));
-        mean = __fdiv_rn(cuda_lanes_sum<LANES>(sum, lane, shared), (float)width);
+        mean = __fdiv_rn(cuda_lanes_sum(sum, team, shared), (float)width);
     }
     float squares = 0;
 #pragma unroll
@@ -129,7 +137,7 @@ static __device__ __forceinline__ void cuda_normalise(const cuda_norm &n, int64_
             squares = cuda_quad_squares(squares, kept[k], mean, width - (first + k * stride));
     for (int32_t i = first + CACHE * stride; i < width; i += stride)
         squares = cuda_quad_squares(squares, cuda_norm_input(n, at, i), mean, width - i);
-    squares = cuda_lanes_sum<LANES>(squares, lane, shared);
+    squares = cuda_lanes_sum(squares, team, shared);
     const float rstd = 1.0f / sqrtf(__fadd_rn(__fdiv_rn(squares, n.divisor), n.eps));
 #pragma unroll
     for (int k = 0; k < CACHE; k++)

@@ -5,13 +5,14 @@
 // A graph is bound to its operands and to the row table's place on the device. When either changes it is made anew.
 #include <stdlib.h>
 
-#include "kernels/cuda/cuda.cuh"
+#include "kernels/cuda/chain.cuh"
 
 enum { BUCKETS = 11 }; // 1, 2, 4 .. 1024 tokens
 
 struct cuda_graphs {
     const cuda_table *table;
     cudaGraphExec_t exec[BUCKETS];
+    cuda_chain *chain[BUCKETS];
 };
 
 static const cuda_table *table_of(const kern_rows *rows) {
@@ -19,7 +20,7 @@ static const cuda_table *table_of(const kern_rows *rows) {
 }
 
 static cuda_step step_of(const kern_stream *stream, const kern_rows *rows) {
-    cuda_step step = {cuda_of(stream->device), cuda_handle(stream), table_of(rows), 0, 0, 0, false};
+    cuda_step step = {cuda_of(stream->device), cuda_handle(stream), table_of(rows), 0, 0, 0, false, NULL};
     if (rows) {
         step.rows = rows->n_rows;
         step.tokens = rows->n_tokens;
@@ -57,9 +58,14 @@ static kern_status capture(const cuda_step *step, const kern_calls *calls, cudaG
     if (error != cudaSuccess)
         return cuda_status(error);
     kern_status status = cuda_run_calls(step, calls->call, calls->count);
+    bool launched = false;
+    if (!status)
+        status = cuda_chain_flush(step, &launched);
     error = cudaStreamEndCapture(step->stream, &graph);
     if (!status)
         status = cuda_status(error);
+    if (!status && step->chain)
+        status = cuda_chain_send(step);
     if (!status)
         status = cuda_status(cudaGraphInstantiate(exec, graph, 0));
     if (graph)
@@ -68,10 +74,43 @@ static kern_status capture(const cuda_step *step, const kern_calls *calls, cudaG
 }
 
 static void drop_graphs(cuda_graphs *graphs) {
-    for (int i = 0; i < BUCKETS; i++)
+    for (int i = 0; i < BUCKETS; i++) {
         if (graphs->exec[i])
             cudaGraphExecDestroy(graphs->exec[i]);
+        cuda_chain_free(graphs->chain[i]);
+    }
     *graphs = {};
+}
+
+// A step of few tokens is worth gathering where its products can be phases, which takes bf16 weights.
+static bool gathers(const kern_calls *calls, int32_t tokens) {
+    bool products = false;
+    for (size_t i = 0; i < calls->count; i++)
+        if (calls->call[i].op == KERN_OP_LINEAR) {
+            if (((const kern_linear_args *)calls->call[i].args)->weight.w->dtype != KERN_BF16)
+                return false;
+            products = true;
+        }
+    return products && tokens <= CUDA_CHAIN_TOKENS;
+}
+
+static kern_status make_graph(const cuda_step *bounds, const kern_calls *calls, cuda_chain **chain,
+                              cudaGraphExec_t *exec) {
+    cuda_step step = *bounds;
+    calls->device->allocations++;
+    if (gathers(calls, step.tokens)) {
+        const kern_status status = cuda_chain_create(step.cuda, calls->count, chain);
+        if (status)
+            return status;
+        calls->device->allocations += *chain ? 1 : 0;
+        step.chain = *chain;
+    }
+    const kern_status status = capture(&step, calls, exec);
+    if (status) {
+        cuda_chain_free(*chain);
+        *chain = NULL;
+    }
+    return status;
 }
 
 static kern_status replay(const cuda_step *step, kern_calls *calls, int bucket) {
@@ -84,8 +123,7 @@ static kern_status replay(const cuda_step *step, kern_calls *calls, int bucket) 
     if (!graphs->exec[bucket]) {
         cuda_step bounds = *step;
         bounds.rows = bounds.tokens = bounds.logits = 1 << bucket;
-        calls->device->allocations++;
-        kern_status status = capture(&bounds, calls, &graphs->exec[bucket]);
+        const kern_status status = make_graph(&bounds, calls, &graphs->chain[bucket], &graphs->exec[bucket]);
         if (status)
             return status;
     }

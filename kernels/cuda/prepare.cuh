@@ -1,10 +1,136 @@
 // SPDX-License-Identifier: Apache-2.0
-// Convolutions, norms of their heads and gates of generated tokens in one launch (prepare.cu). What fuse.cu has found
-// side by side is offered here; shapes that the launch is not made for are left to the operations' own.
+// What stands between a recurrent layer's products and its core in a step of generated tokens: convolutions of four
+// taps, the L2 norm of some of their outputs, gates. What fuse.cu has found side by side is offered to prepare.cu;
+// shapes that this is not made for are left to the operations' own.
+//
+// A warp owns a piece of a token: the channels of one head where they are normed, else 128 channels, or 32 decays.
+// A lane's channels are those that the norm gives it (norm.cuh), so that it reads back what it wrote itself. Weights
+// and the inputs of earlier tokens are fetched apart from the work: they may be there before the inputs are.
 #ifndef KERNELS_CUDA_PREPARE_CUH
 #define KERNELS_CUDA_PREPARE_CUH
 
 #include "kernels/cuda/fuse.cuh"
+#include "kernels/cuda/gates.cuh"
+#include "kernels/cuda/norm.cuh"
+
+constexpr int PREPARE_TAPS = 4, PREPARE_QUADS = 2; // a lane's quads: a head of 256
+constexpr int PREPARE_PIECE = CUDA_WARP * CUDA_QUAD;
+
+struct prepare_part {
+    kern_short_conv_args conv;
+    cuda_norm norm; // y NULL: none
+    int32_t width;  // channels of a piece
+};
+
+struct preparation {
+    prepare_part part[CUDA_CONVS];
+    int32_t parts;
+    int32_t gate_channels; // a head; 0: no gates
+    kern_gates_args gates;
+};
+
+static __host__ __device__ __forceinline__ int32_t prepare_pieces(const prepare_part &p) {
+    return (p.conv.channels + p.width - 1) / p.width;
+}
+
+// ------------------------------------------------------------------------------------------------------ convolutions
+
+// Of a lane: its channels' weights, and their inputs from the slot.
+struct prepare_fetched {
+    cuda_quad weight[PREPARE_QUADS][CUDA_QUAD], earlier[PREPARE_QUADS][PREPARE_TAPS - 1];
+    float *state;
+};
+
+// Calls use(k, c) for the lane's quads of channels, c the first.
+template <typename Use>
+static __device__ __forceinline__ void prepare_quads(const prepare_part &p, int32_t index, const Use &use) {
+    const int32_t end = min((index + 1) * p.width, p.conv.channels);
+#pragma unroll
+    for (int k = 0; k < PREPARE_QUADS; k++) {
+        const int32_t c = index * p.width + (k * CUDA_WARP + (int32_t)threadIdx.x % CUDA_WARP) * CUDA_QUAD;
+        if (c < end)
+            use(k, c);
+    }
+}
+
+static __device__ __forceinline__ void prepare_fetch_weights(const prepare_part &p, int32_t index,
+                                                             prepare_fetched &fetched) {
+    prepare_quads(p, index, [&](int k, int32_t c) {
+#pragma unroll
+        for (int j = 0; j < CUDA_QUAD; j++)
+            fetched.weight[k][j] =
+                cuda_load(p.conv.weight.f + ((int64_t)p.conv.channel0 + c + j) * PREPARE_TAPS, CUDA_QUAD, true);
+    });
+}
+
+static __device__ __forceinline__ void prepare_fetch_state(const cuda_table *table, const prepare_part &p, int32_t t,
+                                                           int32_t index, prepare_fetched &fetched) {
+    fetched.state = cuda_slot(table, p.conv.state, table->row[t].slot);
+    prepare_quads(p, index, [&](int k, int32_t c) {
+#pragma unroll
+        for (int tap = 0; tap < PREPARE_TAPS - 1; tap++)
+            fetched.earlier[k][tap] =
+                fetched.state ? cuda_load(fetched.state + (int64_t)tap * p.conv.channels + c, CUDA_QUAD, true)
+                              : cuda_quad{};
+    });
+}
+
+// Four neighbouring channels: z = bias + the taps in their order; the inputs move up by one.
+static __device__ __forceinline__ void prepare_convolve(const kern_short_conv_args &a, const prepare_fetched &fetched,
+                                                        int k, int32_t t, int32_t c) {
+    const int64_t at = (int64_t)t * a.channels + c;
+    cuda_quad input[PREPARE_TAPS], y;
+    input[PREPARE_TAPS - 1] = cuda_load(a.x.f + at, CUDA_QUAD, true);
+#pragma unroll
+    for (int tap = 0; tap < PREPARE_TAPS - 1; tap++)
+        input[tap] = fetched.earlier[k][tap];
+#pragma unroll
+    for (int j = 0; j < CUDA_QUAD; j++) {
+        float z = a.bias.f ? a.bias.f[a.channel0 + c + j] : 0.0f;
+#pragma unroll
+        for (int tap = 0; tap < PREPARE_TAPS; tap++)
+            z = fmaf(fetched.weight[k][j].v[tap], input[tap].v[j], z);
+        y.v[j] = z;
+    }
+    y = cuda_activate_quad(a.activation, y);
+#pragma unroll
+    for (int tap = 1; tap < PREPARE_TAPS; tap++)
+        if (fetched.state)
+            cuda_store(fetched.state + (int64_t)(tap - 1) * a.channels + c, input[tap], CUDA_QUAD, true);
+    cuda_store(a.y.f + at, y, CUDA_QUAD, true);
+}
+
+// Piece `index` of token t by a warp.
+static __device__ __forceinline__ void prepare_convolutions(const prepare_part &p, int32_t t, int32_t index,
+                                                            const prepare_fetched &fetched) {
+    prepare_quads(p, index, [&](int k, int32_t c) { prepare_convolve(p.conv, fetched, k, t, c); });
+    if (!p.norm.y)
+        return;
+    const int64_t vector = (int64_t)t * p.norm.groups + index;
+    float *y = p.norm.y + vector * p.norm.width;
+    cuda_normalise<PREPARE_QUADS>(p.norm, vector, cuda_team<CUDA_WARP>(), NULL,
+                                  [&](int32_t i, const cuda_quad &q) { cuda_store(y + i, q, CUDA_QUAD, true); });
+}
+
+// --------------------------------------------------------------------------------------------------- pieces of a token
+
+// All pieces of a token one after another, the gates behind the convolutions: the part, `parts` for the gates, and
+// which of its pieces.
+struct prepare_place {
+    int32_t part, index;
+};
+static __device__ __forceinline__ prepare_place prepare_find(const preparation &p, int32_t index) {
+    int32_t i = 0;
+    for (; i < p.parts && index >= prepare_pieces(p.part[i]); i++)
+        index -= prepare_pieces(p.part[i]);
+    return {i, index};
+}
+
+static __device__ __forceinline__ void prepare_gates(const preparation &p, int32_t t, int32_t index) {
+    const int32_t c = index * CUDA_WARP + (int32_t)threadIdx.x % CUDA_WARP;
+    if (c < p.gates.gates.heads * p.gate_channels)
+        cuda_gate(p.gates, p.gate_channels, t, c);
+}
 
 // call: `convs` short convolutions, then `norms` L2 norms; gates: a call or NULL. The caller has seen that none of them
 // writes what another reads or writes, but for the norms' x. *fits: false, and nothing ran, where shapes are others.

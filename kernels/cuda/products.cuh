@@ -30,7 +30,8 @@ struct cuda_product {
     // Optional: gated = act(y of part 0) y of part 1, behind the products of the only two parts. May be part 0's y.
     float *gated;
     int32_t activation;
-    // Optional (y is NULL where there is none): the vectors are made by this norm, whose y is x. Written once.
+    // Optional (y is NULL where there is none): the vectors, those of all tokens, are made by this norm, whose y is x.
+    // Written once.
     cuda_norm norm;
 };
 
@@ -38,8 +39,13 @@ struct cuda_product {
 bool cuda_product_takes_gated(const cuda_product *product);
 bool cuda_product_takes_norm(const cuda_step *step, const cuda_product *product);
 kern_status cuda_product_launch(const cuda_step *step, const cuda_product *product);
+// Bytes of workspace that a launch with weights of this width takes, for any number of vectors.
+size_t cuda_product_workspace(const kern_cuda *cuda, int32_t cols);
 
 // What a linear asks for: a product of one part. KERN_INVALID: its weight does not have the rows or columns.
 kern_status cuda_product_of(const kern_linear_args *a, cuda_product *product);
+// What head_logits asks for, and its launch: the flags are raised before.
+kern_status cuda_head_product_of(const kern_head_logits_args *a, cuda_product *product);
+kern_status cuda_head_launch(const cuda_step *step, const cuda_product *product);
 
 #endif

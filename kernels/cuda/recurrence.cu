@@ -3,6 +3,8 @@
 // first token to its last. wide_kernel: keys wider than 256 have 8 columns of the state a block, in shared memory.
 #include "kernels/cuda/recurrence.cuh"
 
+#include "kernels/cuda/chain.cuh"
+
 constexpr int WIDE_THREADS = 256, WIDE_WARPS = WIDE_THREADS / 32, WIDE_SLICE = 8, WIDE_GROUPS = 256 / WIDE_SLICE;
 constexpr int WIDTH_MAX = 4096, REGISTER_DEPTH = 256;
 
@@ -176,7 +178,10 @@ template <typename Stored> static kern_status run(const cuda_step *step, const k
     const int32_t depth = args->family.key_width;
     const recurrence a = recurrence_of(args, depth > REGISTER_DEPTH ? WIDE_SLICE : RECURRENCE_SLICE);
     bool fits = false;
-    kern_status status = cuda_recurrence_stream(step, a, (kern_storage)args->family.storage, &fits);
+    kern_status status = args->family.storage == KERN_STORE_F32 ? cuda_chain_recurrence(step, &a, &fits) : KERN_OK;
+    if (status || fits)
+        return status;
+    status = cuda_recurrence_stream(step, a, (kern_storage)args->family.storage, &fits);
     if (status || fits)
         return status;
     if (depth > REGISTER_DEPTH) {

@@ -1,0 +1,638 @@
+// SPDX-License-Identifier: Apache-2.0
+// The chain: one kernel, a block on every multiprocessor, that walks a list of phases in device memory. A launch costs
+// a step of few tokens microseconds, most of them for code that is fetched anew; here it stays where it is.
+//
+// Between two phases stands a barrier of the grid: one counter, to which each block that had a share in a phase adds 1
+// behind its last write, and which a block that has a share in the next one waits for. How many have arrived when a
+// phase is over is known from the list, so blocks without a share go on to the phase after, and wait there. Before a
+// block waits it asks for what is there already: the registers' weights and the second-level cache's, the latter two
+// phases ahead. The last block to leave puts the counter back to 0.
+//
+// Whatever another phase wrote is read by plain loads behind the wait (ld.acquire and a barrier of the block); loads
+// that may take an old line (.nc) are for weights alone. A phase's arguments are copied into shared memory three phases
+// ahead, a ring of four. Blocks are resident together by a cooperative launch.
+//
+// Shares: item i of a phase is block i % blocks'. Products: row tiles, a team of as many warps as share K.
+// Preparations: pieces of a token, a warp each. Cores (recurrence, Mesa): a head of a row is a block's, and where the
+// preparation before is of the same heads it is made by the same block, without a barrier of the grid.
+#include "kernels/cuda/chain.cuh"
+
+#include <stdlib.h>
+
+#include "kernels/cuda/bulk.cuh"
+#include "kernels/cuda/elementwise.cuh"
+#include "kernels/cuda/few.cuh"
+#include "kernels/cuda/mesa.cuh"
+#include "kernels/cuda/prepare.cuh"
+#include "kernels/cuda/recurrence.cuh"
+
+constexpr int THREADS = 512, WARPS = THREADS / 32, RING = 4, AHEAD = 2;
+static_assert(AHEAD < RING - 1, "what is looked at has been copied");
+
+enum phase_kind { PRODUCT, PREPARE, RECURRENCE, MESA, EMBED, ELEMENTS };
+
+// Heads of the tokens. Without parts and gates nothing is prepared.
+struct phase_core {
+    preparation before;
+    union {
+        recurrence linear;
+        mesa solved;
+    };
+};
+
+struct alignas(16) phase {
+    phase_kind kind;
+    int32_t items;
+    uint32_t awaited; // arrivals when all phases before are over
+    int32_t pieces;   // of a token, PREPARE
+    int32_t *flags;   // optional: become 1, one a token whose logits are wanted
+    union {
+        cuda_product product;
+        phase_core core; // PREPARE has `before` alone
+        cuda_embedding embedding;
+        cuda_elements elements;
+    };
+};
+static_assert(sizeof(phase) / 16 <= THREADS, "a phase is copied in one turn");
+
+// The block's: phases, what they work with. Kinds of phases are functions of their own, each with all registers, and
+// find both here.
+static __shared__ phase ring[RING];
+extern __shared__ __align__(16) char memory[];
+
+struct alignas(128) counter {
+    uint32_t value;
+};
+struct counters {
+    counter arrived, left;
+};
+
+// ----------------------------------------------------------------------------------------------------------- barrier
+
+struct phase_await {
+    const uint32_t *arrived;
+    uint32_t wanted;
+
+    __device__ __forceinline__ void operator()(void) const {
+        if (threadIdx.x == 0) {
+            uint32_t seen;
+            do
+                asm volatile("ld.acquire.gpu.global.u32 %0, [%1];" : "=r"(seen) : "l"(arrived) : "memory");
+            while (seen < wanted);
+        }
+        __syncthreads();
+    }
+};
+
+// Behind a barrier of the block, by one thread.
+static __device__ __forceinline__ void arrive(uint32_t *arrived) {
+    asm volatile("red.release.gpu.global.add.u32 [%0], 1;" ::"l"(arrived) : "memory");
+}
+
+static __device__ __forceinline__ void leave(counters *count) {
+    __threadfence();
+    if (atomicAdd(&count->left.value, 1u) == gridDim.x - 1) {
+        __threadfence();
+        count->arrived.value = count->left.value = 0;
+    }
+}
+
+// ---------------------------------------------------------------------------------------------------------- products
+
+template <bool GATED, bool NORM>
+static __device__ __noinline__ void run_product_as(const cuda_table *table, int32_t turn, phase_await await) {
+    constexpr int SIDES = GATED ? 2 : 1;
+    const phase &now = ring[turn];
+    const cuda_team_of team(32 * product_warps(now.product.cols));
+    const int32_t teams = THREADS / team.size(), blocks = (int32_t)gridDim.x;
+    const product_items items = {(int32_t)blockIdx.x + team.number() * blocks, teams * blocks, now.items};
+    float *partial = (float *)memory + team.number() * 2 * SIDES * (team.size() / 32) * PRODUCT_SUMS;
+    product_few<true, GATED, NORM>(table, now.product, items, team, partial,
+                                   (float *)memory + 2 * SIDES * WARPS * PRODUCT_SUMS, await);
+}
+
+static __device__ __forceinline__ void run_product(const cuda_table *table, int32_t turn, const phase_await &await) {
+    const phase &now = ring[turn];
+    const bool gated = now.product.gated != NULL, norm = now.product.norm.y != NULL;
+    if (gated && norm)
+        run_product_as<true, true>(table, turn, await);
+    else if (gated)
+        run_product_as<true, false>(table, turn, await);
+    else if (norm)
+        run_product_as<false, true>(table, turn, await);
+    else
+        run_product_as<false, false>(table, turn, await);
+}
+
+size_t cuda_chain_product_bytes(const cuda_product *p, int64_t vectors) {
+    const int64_t sums = 2 * (p->gated ? 2 : 1) * WARPS * PRODUCT_SUMS;
+    return sizeof(float) * (size_t)(sums + (p->norm.y ? vectors * product_norm_stride(p->cols) : 0));
+}
+
+// ------------------------------------------------------------------------------------------------ preparations, cores
+
+static __device__ __noinline__ void run_prepare(const cuda_table *table, int32_t turn, phase_await await) {
+    const phase &now = ring[turn];
+    const preparation &p = now.core.before;
+    const int32_t blocks = (int32_t)gridDim.x, warp = (int32_t)threadIdx.x / 32;
+    int32_t item = (int32_t)blockIdx.x + warp * blocks;
+    for (bool first = true; first || item < now.items; first = false, item += WARPS * blocks) {
+        const int32_t t = item / now.pieces;
+        const bool there = item < now.items && t < table->n_tokens;
+        const prepare_place at = prepare_find(p, item % now.pieces);
+        prepare_fetched fetched = {};
+        if (there && at.part < p.parts) {
+            prepare_fetch_weights(p.part[at.part], at.index, fetched);
+            prepare_fetch_state(table, p.part[at.part], t, at.index, fetched);
+        }
+        if (first)
+            await();
+        if (there && at.part < p.parts)
+            prepare_convolutions(p.part[at.part], t, at.index, fetched);
+        else if (there)
+            prepare_gates(p, t, at.index);
+    }
+}
+
+template <int R, bool CHANNEL>
+static __device__ __noinline__ void run_states(const cuda_table *table, int32_t turn, int32_t t, int32_t state) {
+    const recurrence &a = ring[turn].core.linear;
+    using Team = cuda_team<RECURRENCE_THREADS>;
+    recurrence_memory<R> &own = ((recurrence_memory<R> *)memory)[Team::number()];
+    for (int32_t slice = Team::number(); slice < a.slices; slice += THREADS / RECURRENCE_THREADS) {
+        recurrence_row<R, true, CHANNEL, float, Team>(table, a, table->row[t], {t, state, slice * RECURRENCE_SLICE},
+                                                      own);
+        Team::sync();
+    }
+}
+
+static __device__ __forceinline__ void run_linear(const cuda_table *table, int32_t turn, int32_t t, int32_t state) {
+    const recurrence &a = ring[turn].core.linear;
+    const bool channel = a.decay == KERN_DECAY_CHANNEL;
+    if (a.depth <= 2 * RECURRENCE_GROUPS)
+        channel ? run_states<2, true>(table, turn, t, state) : run_states<2, false>(table, turn, t, state);
+    else if (a.depth <= 4 * RECURRENCE_GROUPS)
+        channel ? run_states<4, true>(table, turn, t, state) : run_states<4, false>(table, turn, t, state);
+    else
+        channel ? run_states<8, true>(table, turn, t, state) : run_states<8, false>(table, turn, t, state);
+}
+
+template <int D>
+static __device__ __noinline__ void run_solve(const cuda_table *table, int32_t turn, int32_t t, int32_t head) {
+    const mesa &a = ring[turn].core.solved;
+    constexpr int TEAM = mesa_work<D>::THREADS;
+    const kern_row row = table->row[t];
+    if (threadIdx.x < TEAM)
+        mesa_row<D, cuda_team<TEAM, 0>>(table, a, row, head, mesa_state_of(table, a, row.slot, head),
+                                        *(mesa_row_memory<D> *)memory);
+}
+
+// Before the wait what a head's preparation has to itself is fetched.
+static __device__ __noinline__ void run_before(const cuda_table *table, int32_t turn, int32_t t, int32_t head,
+                                               bool waits, phase_await await) {
+    const preparation &p = ring[turn].core.before;
+    const int32_t warp = (int32_t)threadIdx.x / 32;
+    const bool there = t < table->n_tokens;
+    prepare_fetched fetched = {};
+    if (there && warp < p.parts) {
+        prepare_fetch_weights(p.part[warp], head, fetched);
+        prepare_fetch_state(table, p.part[warp], t, head, fetched);
+    }
+    if (waits)
+        await();
+    if (there && warp < p.parts)
+        prepare_convolutions(p.part[warp], t, head, fetched);
+    else if (there && warp == p.parts)
+        for (int32_t c = (int32_t)threadIdx.x % 32; c < p.gate_channels; c += 32)
+            cuda_gate(p.gates, p.gate_channels, t, head * p.gate_channels + c);
+    __syncthreads();
+}
+
+// A head of a row at a time; row r is token r.
+template <typename Core>
+static __device__ __forceinline__ void run_heads(const cuda_table *table, int32_t turn, int32_t heads,
+                                                 const phase_await &await, const Core &core) {
+    for (int32_t item = (int32_t)blockIdx.x; item < ring[turn].items; item += (int32_t)gridDim.x) {
+        const int32_t t = item / heads, head = item % heads;
+        run_before(table, turn, t, head, item == (int32_t)blockIdx.x, await);
+        if (t < table->n_tokens)
+            core(t, head);
+        __syncthreads();
+    }
+}
+
+// ---------------------------------------------------------------------------------------------------------- elements
+
+static __device__ __noinline__ void run_embed(const cuda_table *table, int32_t turn, phase_await await) {
+    const cuda_embedding &e = ring[turn].embedding;
+    const int32_t count = table->n_tokens * e.weight.cols;
+    await();
+    for (int32_t i = (int32_t)(blockIdx.x * THREADS + threadIdx.x); i < count; i += (int32_t)gridDim.x * THREADS)
+        cuda_embed(table, e, i / e.weight.cols, i % e.weight.cols);
+}
+
+static __device__ __noinline__ void run_elements(const cuda_table *table, int32_t turn, phase_await await) {
+    const cuda_elements &e = ring[turn].elements;
+    const int32_t count = table->n_tokens * e.width;
+    await();
+    for (int32_t i = (int32_t)(blockIdx.x * THREADS + threadIdx.x) * 4; i < count;
+         i += (int32_t)gridDim.x * THREADS * 4)
+        cuda_elements_quad(e, i, count - i);
+}
+
+// ------------------------------------------------------------------------------------------------------------ phases
+
+// A block's first items of a phase that is still to come, a lane of one warp each, to the second-level cache. The
+// states as they lie there: what writes them has run, or is another chain.
+static __device__ __noinline__ void prefetch(const cuda_table *table, int32_t turn) {
+    const phase &later = ring[turn];
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
+    const int32_t lane = (int32_t)threadIdx.x - (THREADS - 32);
+    const int32_t item = (int32_t)blockIdx.x + lane * (int32_t)gridDim.x;
+    if (lane < 0 || lane >= 4 || item >= later.items)
+        return;
+    if (later.kind == PRODUCT) {
+        const cuda_product &p = later.product;
+        int tile = item;
+        const int own = p.gated ? 0 : product_find_part(p, tile, product_row_tiles);
+        for (int side = 0; side < (p.gated ? 2 : 1); side++)
+            cuda_bulk_prefetch(product_item_tiles(p, tile, own, side), (uint32_t)product_tiles(p.cols) * 512);
+    } else if (later.kind == RECURRENCE) {
+        const recurrence &a = later.core.linear;
+        const int32_t t = item / a.states;
+        const float *home =
+            t < table->n_tokens ? recurrence_state<float>(table, a, table->row[t].slot, item % a.states) : NULL;
+        if (home)
+            cuda_bulk_prefetch(home, (uint32_t)(a.depth * a.columns) * sizeof(float));
+    } else if (later.kind == MESA) {
+        const mesa &a = later.core.solved;
+        const int32_t t = item / a.heads;
+        if (t >= table->n_tokens)
+            return;
+        const mesa_state home = mesa_state_of(table, a, table->row[t].slot, item % a.heads);
+        if (home.hk) {
+            cuda_bulk_prefetch(home.hk, (uint32_t)(a.depth * a.depth) * sizeof(float));
+            cuda_bulk_prefetch(home.hv, (uint32_t)(a.depth * a.width) * sizeof(float));
+        }
+    }
+#else
+    (void)table;
+    (void)later;
+#endif
+}
+
+static __device__ __forceinline__ void run_phase(const cuda_table *table, int32_t turn, const phase_await &await) {
+    const phase &now = ring[turn];
+    switch (now.kind) {
+    case PRODUCT:
+        run_product(table, turn, await);
+        break;
+    case PREPARE:
+        run_prepare(table, turn, await);
+        break;
+    case RECURRENCE:
+        run_heads(table, turn, now.core.linear.states, await,
+                  [&](int32_t t, int32_t state) { run_linear(table, turn, t, state); });
+        break;
+    case MESA:
+        run_heads(table, turn, now.core.solved.heads, await, [&](int32_t t, int32_t head) {
+            ring[turn].core.solved.depth == 64 ? run_solve<64>(table, turn, t, head)
+                                               : run_solve<128>(table, turn, t, head);
+        });
+        break;
+    case EMBED:
+        run_embed(table, turn, await);
+        break;
+    case ELEMENTS:
+        run_elements(table, turn, await);
+        break;
+    }
+    if (now.flags && blockIdx.x == 0 && (int32_t)threadIdx.x < table->n_logits)
+        now.flags[threadIdx.x] = 1;
+}
+
+static __device__ __forceinline__ void stage(phase *to, const phase *from) {
+    if (threadIdx.x < sizeof(phase) / 16)
+        __pipeline_memcpy_async((uint4 *)to + threadIdx.x, (const uint4 *)from + threadIdx.x, sizeof(uint4));
+    __pipeline_commit();
+}
+
+static __global__ void __launch_bounds__(THREADS, 1)
+    chain_kernel(const cuda_table *table, const phase *phases, int32_t count, counters *counts) {
+    for (int32_t i = 0; i < RING - 1 && i < count; i++)
+        stage(&ring[i], phases + i);
+    __pipeline_wait_prior(0);
+    __syncthreads();
+    for (int32_t i = 1; i < AHEAD && i < count; i++)
+        prefetch(table, i);
+    for (int32_t i = 0; i < count; i++) {
+        const int32_t turn = i % RING;
+        const bool shares = (int32_t)blockIdx.x < ring[turn].items;
+        if (i + RING - 1 < count)
+            stage(&ring[(i + RING - 1) % RING], phases + i + RING - 1);
+        if (i + AHEAD < count)
+            prefetch(table, (i + AHEAD) % RING);
+        if (shares)
+            run_phase(table, turn, {&counts->arrived.value, ring[turn].awaited});
+        __pipeline_wait_prior(0);
+        __syncthreads();
+        if (shares && threadIdx.x == 0)
+            arrive(&counts->arrived.value);
+    }
+    if (threadIdx.x == 0)
+        leave(counts);
+}
+
+// --------------------------------------------------------------------------------------------------------- gathering
+
+struct cuda_chain {
+    phase *list, *device; // on the host and, the same, on the device
+    counters *counts;     // device
+    cuda_range *state;    // of slots, what the phases write that are not launched yet
+    size_t capacity, count, launched, states;
+    size_t room, shared; // bytes of dynamic shared memory: a block may have, the phases not launched need
+    int blocks;
+};
+
+enum { STATES = CUDA_CONVS + 1 }; // of a phase, at most
+
+static size_t room_of(const kern_cuda *cuda) {
+    cudaFuncAttributes attributes;
+    int cooperative = 0, resident = 0;
+    if (cudaDeviceGetAttribute(&cooperative, cudaDevAttrCooperativeLaunch, cuda->ordinal) != cudaSuccess ||
+        !cooperative || cudaFuncGetAttributes(&attributes, chain_kernel) != cudaSuccess ||
+        attributes.sharedSizeBytes >= cuda->shared_limit)
+        return 0;
+    const size_t room = cuda->shared_limit - attributes.sharedSizeBytes;
+    if (cudaFuncSetAttribute(chain_kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, (int)room) != cudaSuccess ||
+        cudaOccupancyMaxActiveBlocksPerMultiprocessor(&resident, chain_kernel, THREADS, room) != cudaSuccess)
+        return 0;
+    return resident > 0 ? room : 0;
+}
+
+kern_status cuda_chain_create(const kern_cuda *cuda, size_t operations, cuda_chain **out) {
+    *out = NULL;
+    const size_t room = room_of(cuda);
+    if (room == 0 || operations == 0) {
+        (void)cudaGetLastError();
+        return KERN_OK;
+    }
+    cuda_chain *chain = (cuda_chain *)calloc(1, sizeof *chain);
+    if (!chain)
+        return KERN_NO_MEMORY;
+    chain->capacity = operations;
+    chain->room = room;
+    chain->blocks = cuda->processors;
+    chain->list = (phase *)calloc(operations, sizeof *chain->list);
+    chain->state = (cuda_range *)calloc(operations * STATES, sizeof *chain->state);
+    cudaError_t error = cudaMalloc((void **)&chain->device, operations * sizeof *chain->device);
+    if (error == cudaSuccess)
+        error = cudaMalloc((void **)&chain->counts, sizeof *chain->counts);
+    if (error == cudaSuccess && chain->list && chain->state) {
+        *out = chain;
+        return KERN_OK;
+    }
+    cuda_chain_free(chain);
+    (void)cudaGetLastError();
+    return error == cudaSuccess ? KERN_NO_MEMORY : cuda_status(error);
+}
+
+void cuda_chain_free(cuda_chain *chain) {
+    if (!chain)
+        return;
+    cudaFree(chain->device);
+    cudaFree(chain->counts);
+    free(chain->list);
+    free(chain->state);
+    free(chain);
+}
+
+kern_status cuda_chain_send(const cuda_step *step) {
+    const cuda_chain *chain = step->chain;
+    cudaError_t error = cudaMemcpyAsync(chain->device, chain->list, chain->count * sizeof *chain->list,
+                                        cudaMemcpyHostToDevice, step->stream);
+    if (error == cudaSuccess)
+        error = cudaMemsetAsync(chain->counts, 0, sizeof *chain->counts, step->stream);
+    return cuda_status(error);
+}
+
+kern_status cuda_chain_flush(const cuda_step *step, bool *launched) {
+    cuda_chain *chain = step->chain;
+    *launched = chain && chain->launched < chain->count;
+    if (!*launched)
+        return KERN_OK;
+    cudaLaunchAttribute together = {};
+    together.id = cudaLaunchAttributeCooperative;
+    together.val.cooperative = 1;
+    cudaLaunchConfig_t config = {};
+    config.gridDim = dim3((unsigned)chain->blocks);
+    config.blockDim = dim3(THREADS);
+    config.dynamicSmemBytes = chain->shared;
+    config.stream = step->stream;
+    config.attrs = &together;
+    config.numAttrs = 1;
+    const phase *first = chain->device + chain->launched;
+    const int32_t count = (int32_t)(chain->count - chain->launched);
+    (void)cudaLaunchKernelEx(&config, chain_kernel, step->table, first, count, chain->counts);
+    chain->launched = chain->count;
+    chain->shared = chain->states = 0;
+    return cuda_launched();
+}
+
+bool cuda_chain_takes(const cuda_step *step, size_t shared) {
+    const cuda_chain *chain = step->chain;
+    return chain && chain->count < chain->capacity && shared <= chain->room;
+}
+
+// The last phase that is not launched; NULL: none.
+static phase *last_of(const cuda_chain *chain) {
+    return chain->count > chain->launched ? &chain->list[chain->count - 1] : NULL;
+}
+
+// Slots are read before the barrier, so a chain writes a part of them once. All slots are alike: their first ones are
+// compared.
+static kern_status write_states(const cuda_step *step, const cuda_range *state, size_t count) {
+    cuda_chain *chain = step->chain;
+    for (size_t i = 0; i < count; i++)
+        for (size_t j = 0; j < chain->states; j++)
+            if (cuda_overlap(state[i], chain->state[j])) {
+                bool launched = false;
+                const kern_status status = cuda_chain_flush(step, &launched);
+                if (status)
+                    return status;
+            }
+    for (size_t i = 0; i < count; i++)
+        chain->state[chain->states++] = state[i];
+    return KERN_OK;
+}
+
+static kern_status gather(const cuda_step *step, phase *next, size_t shared) {
+    cuda_chain *chain = step->chain;
+    const phase *last = last_of(chain);
+    if (last)
+        next->awaited = last->awaited + (uint32_t)(last->items < chain->blocks ? last->items : chain->blocks);
+    chain->list[chain->count++] = *next;
+    chain->shared = shared > chain->shared ? shared : chain->shared;
+    return KERN_OK;
+}
+
+bool cuda_chain_raise(const cuda_step *step, int32_t *flags) {
+    phase *last = step->chain ? last_of(step->chain) : NULL;
+    if (!last || last->flags || (last->kind == PRODUCT && last->product.finite))
+        return false;
+    last->flags = flags;
+    return true;
+}
+
+kern_status cuda_chain_product(const cuda_step *step, const cuda_product *product, int items) {
+    phase next = {};
+    next.kind = PRODUCT;
+    next.items = items;
+    next.product = *product;
+    return gather(step, &next, cuda_chain_product_bytes(product, step->tokens));
+}
+
+kern_status cuda_chain_embed(const cuda_step *step, const cuda_embedding *embedding) {
+    phase next = {};
+    next.kind = EMBED;
+    next.items = cuda_blocks((int64_t)step->tokens * embedding->weight.cols, THREADS);
+    next.embedding = *embedding;
+    return gather(step, &next, 0);
+}
+
+kern_status cuda_chain_elements(const cuda_step *step, const cuda_elements *elements) {
+    phase next = {};
+    next.kind = ELEMENTS;
+    next.items = cuda_blocks((int64_t)step->tokens * elements->width, 4 * THREADS);
+    next.elements = *elements;
+    return gather(step, &next, 0);
+}
+
+static size_t windows_of(const preparation *p, cuda_range *state) {
+    size_t count = 0;
+    for (int32_t i = 0; i < p->parts; i++) {
+        const kern_short_conv_args &a = p->part[i].conv;
+        if (a.state.p)
+            state[count++] = {(const char *)a.state.p, sizeof(float) * (size_t)(a.taps - 1) * (size_t)a.channels};
+    }
+    return count;
+}
+
+kern_status cuda_chain_prepare(const cuda_step *step, const preparation *prepare, int32_t pieces) {
+    cuda_range state[CUDA_CONVS];
+    const kern_status status = write_states(step, state, windows_of(prepare, state));
+    phase next = {};
+    next.kind = PREPARE;
+    next.items = step->tokens * pieces;
+    next.pieces = pieces;
+    next.core.before = *prepare;
+    return status ? status : gather(step, &next, 0);
+}
+
+// ------------------------------------------------------------------------------------------------------------- cores
+
+// What a core reads, and o, which it writes: `width` floats a head.
+struct operand {
+    const float *p;
+    int32_t width;
+};
+struct operands {
+    operand read[5], o;
+    int32_t heads;
+};
+
+// Whether a head of the core may run behind the same head's preparation alone: what is written on one side and read on
+// the other is divided into heads in the same way.
+static bool is_apart(const cuda_step *step, const operands &core, const float *p, int32_t width, bool written) {
+    const cuda_range range = cuda_floats_at(step, p, (int64_t)width * core.heads);
+    if (cuda_overlap(range, cuda_floats_at(step, core.o.p, (int64_t)core.o.width * core.heads)))
+        return false;
+    for (const operand &read : core.read) {
+        const bool same = p == read.p && width == read.width;
+        if (written && !same && cuda_overlap(range, cuda_floats_at(step, read.p, (int64_t)read.width * core.heads)))
+            return false;
+    }
+    return true;
+}
+
+static bool divides(const cuda_step *step, preparation *p, const operands &core) {
+    const kern_gates_args &g = p->gates;
+    for (int32_t i = 0; i < p->parts; i++) {
+        const kern_short_conv_args &a = p->part[i].conv;
+        const int32_t width = a.channels / core.heads;
+        if (width * core.heads != a.channels || width % CUDA_QUAD != 0 || width > PREPARE_QUADS * PREPARE_PIECE ||
+            (p->part[i].norm.y && p->part[i].norm.width != width) || !is_apart(step, core, a.x.f, width, false) ||
+            !is_apart(step, core, a.y.f, width, true) || !is_apart(step, core, p->part[i].norm.y, width, true))
+            return false;
+    }
+    if (p->gate_channels > 0 &&
+        (g.gates.heads != core.heads || !is_apart(step, core, g.a.f, p->gate_channels, false) ||
+         !is_apart(step, core, g.b.f, 1, false) || !is_apart(step, core, g.g.f, p->gate_channels, true) ||
+         !is_apart(step, core, g.beta.f, 1, true)))
+        return false;
+    for (int32_t i = 0; i < p->parts; i++)
+        p->part[i].width = p->part[i].conv.channels / core.heads;
+    return true;
+}
+
+// The core becomes a phase, or takes in the preparation that is the last one; own: no head reads another's operands.
+static kern_status gather_core(const cuda_step *step, phase *next, const operands &core, bool own, cuda_range state,
+                               size_t shared) {
+    cuda_chain *chain = step->chain;
+    const kern_status status = write_states(step, &state, state.bytes > 0 ? 1 : 0);
+    if (status)
+        return status;
+    next->items = step->tokens * core.heads;
+    phase *last = last_of(chain);
+    if (!own || !last || last->kind != PREPARE || !divides(step, &last->core.before, core))
+        return gather(step, next, shared);
+    next->awaited = last->awaited;
+    next->flags = last->flags;
+    next->core.before = last->core.before;
+    *last = *next;
+    chain->shared = shared > chain->shared ? shared : chain->shared;
+    return KERN_OK;
+}
+
+template <int R> static size_t recurrence_bytes(void) {
+    return THREADS / RECURRENCE_THREADS * sizeof(recurrence_memory<R>);
+}
+
+kern_status cuda_chain_recurrence(const cuda_step *step, const recurrence *core, bool *fits) {
+    const recurrence &a = *core;
+    const bool wide = a.columns % 4 == 0 && cuda_is_wide(a.v) && cuda_is_wide(a.o) && cuda_is_wide(a.slots.p);
+    *fits = wide && a.columns == a.width && a.depth <= 8 * RECURRENCE_GROUPS &&
+            cuda_chain_takes(step, recurrence_bytes<8>());
+    if (!*fits)
+        return KERN_OK;
+    phase next = {};
+    next.kind = RECURRENCE;
+    next.core.linear = a;
+    const bool own = a.queries == a.states && a.keys == a.states && a.values == a.states && a.readers == 1;
+    operands used = {};
+    used.heads = a.states;
+    used.read[0] = {a.q, a.depth}, used.read[1] = {a.k, a.depth}, used.read[2] = {a.v, a.width};
+    used.read[3] = {a.g, a.decay == KERN_DECAY_CHANNEL ? a.depth : 1}, used.read[4] = {a.beta, 1};
+    used.o = {a.o, a.columns};
+    const size_t bytes = sizeof(float) * (size_t)a.states * (size_t)a.depth * (size_t)a.columns;
+    return gather_core(step, &next, used, own, {(const char *)a.slots.p, a.slots.p ? bytes : 0}, recurrence_bytes<8>());
+}
+
+kern_status cuda_chain_mesa(const cuda_step *step, const mesa *core, bool *fits) {
+    const mesa &a = *core;
+    const size_t shared = a.depth == 64 ? sizeof(mesa_row_memory<64>) : sizeof(mesa_row_memory<128>);
+    *fits = a.depth == a.width && (a.depth == 64 || a.depth == 128) && !a.x && !a.report && cuda_is_wide(a.slots.p) &&
+            cuda_chain_takes(step, shared);
+    if (!*fits)
+        return KERN_OK;
+    phase next = {};
+    next.kind = MESA;
+    next.core.solved = a;
+    operands used = {};
+    used.heads = a.heads;
+    used.read[0] = {a.q, a.depth}, used.read[1] = {a.k, a.depth}, used.read[2] = {a.v, a.width};
+    used.read[3] = {a.g, 1}, used.read[4] = {a.beta, 1};
+    used.o = {a.o, a.width};
+    const size_t bytes = sizeof(float) * (size_t)a.heads * (size_t)a.depth * (size_t)(a.depth + a.width);
+    return gather_core(step, &next, used, true, {(const char *)a.slots.p, a.slots.p ? bytes : 0}, shared);
+}

@@ -1,0 +1,263 @@
+// SPDX-License-Identifier: Apache-2.0
+// y = x W^T with bf16 weights for up to 8 vectors, on a team of threads; what it shares with the kernels for more
+// vectors (products.cu), where the arithmetic is told.
+//
+// The vectors lie in a warp's registers, split, and a team goes from one tile of 16 rows to another, the next one's
+// weights under way while the sums of this one are added; the first tile's are asked for before the vectors exist. A
+// norm before the product is made by every block for itself, with the bits of norm.cu.
+#ifndef KERNELS_CUDA_FEW_CUH
+#define KERNELS_CUDA_FEW_CUH
+
+#include "kernels/cuda/products.cuh"
+
+constexpr int PRODUCT_TILE = 16;   // rows and columns of a weight tile
+constexpr int PRODUCT_VECTORS = 8; // of operand B
+constexpr int PRODUCT_SPLIT = 16;  // warps that share a row tile, at most
+constexpr int PRODUCT_COLUMN = 20; // floats between the vectors of a tile in shared memory: no bank conflicts
+constexpr int PRODUCT_HELD = 8;    // tiles of K that a warp holds
+constexpr int PRODUCT_SUMS = PRODUCT_VECTORS * PRODUCT_COLUMN; // floats of a warp's sums of a row tile
+
+static __device__ __forceinline__ int32_t product_vectors(const cuda_table *table, const cuda_product &p) {
+    return p.wanted ? table->n_logits : table->n_tokens * p.groups;
+}
+
+// The vector's place among those of all tokens.
+static __device__ __forceinline__ int32_t product_source(const cuda_table *table, const cuda_product &p, int32_t v) {
+    return p.wanted ? table->logits_token[v] : v;
+}
+
+// Output `row` (of the part's) of vector v.
+static __device__ __forceinline__ float product_write(const cuda_product &p, const cuda_product_part &part, int32_t v,
+                                                      int32_t row, float y) {
+    const int64_t at = (int64_t)v * part.rows + row;
+    if (part.bias)
+        y += part.bias[part.row0 + row];
+    if (part.residual)
+        y += part.residual[at];
+    if (p.finite && !isfinite(y))
+        p.finite[v] = 0; // whoever writes writes the same
+    if (p.soft_cap > 0)
+        y = p.soft_cap * tanhf(y / p.soft_cap);
+    part.y[at] = y;
+    return y;
+}
+
+// Row tiles of 16 that a part's rows lie in.
+static __host__ __device__ __forceinline__ int product_row_tiles(const cuda_product_part &part) {
+    return (part.row0 + part.rows - 1) / PRODUCT_TILE - part.row0 / PRODUCT_TILE + 1;
+}
+
+// The part that piece `index` belongs to, and which of the part's it is; pieces_of(part) says how many it has.
+template <typename Pieces>
+static __device__ __forceinline__ int product_find_part(const cuda_product &p, int &index, const Pieces &pieces_of) {
+    int i = 0;
+    for (; i + 1 < p.parts; i++) {
+        const int pieces = pieces_of(p.part[i]);
+        if (index < pieces)
+            break;
+        index -= pieces;
+    }
+    return i;
+}
+
+// Tiles of K, and the parts of K, which are the warps of a team: at a width of 768 each has 6 tiles, at 1024 and 2048
+// it has 8.
+static __host__ __device__ __forceinline__ int product_tiles(int32_t cols) {
+    return (cols + PRODUCT_TILE - 1) / PRODUCT_TILE;
+}
+static __host__ __device__ __forceinline__ int product_warps(int32_t cols) {
+    const int tiles = product_tiles(cols);
+    return tiles >= 96 ? PRODUCT_SPLIT : tiles >= 16 ? 8 : tiles >= 4 ? 4 : 1;
+}
+
+// ------------------------------------------------------------------------------------------------------------- tiles
+
+static __device__ __forceinline__ uint4 product_load_tile(const uint4 *at) {
+    uint4 x;
+    asm volatile("ld.global.nc.L1::no_allocate.v4.u32 {%0, %1, %2, %3}, [%4];"
+                 : "=r"(x.x), "=r"(x.y), "=r"(x.z), "=r"(x.w)
+                 : "l"(at));
+    return x;
+}
+
+// Columns k and k + 1 of a vector, zeros past its end; NULL: no vector. EVEN: pairs are aligned and none is cut.
+template <bool EVEN>
+static __device__ __forceinline__ float2 product_load_pair(const float *x, int32_t k, int32_t cols) {
+    float2 pair = make_float2(0.0f, 0.0f);
+    if (!x || k >= cols)
+        return pair;
+    if (EVEN)
+        return *(const float2 *)(x + k);
+    pair.x = x[k];
+    if (k + 1 < cols)
+        pair.y = x[k + 1];
+    return pair;
+}
+
+// x = hi + lo, each a pair of bf16, the first in the low half.
+static __device__ __forceinline__ void product_split_pair(float2 x, uint32_t &hi, uint32_t &lo) {
+    const __nv_bfloat162 high = __floats2bfloat162_rn(x.x, x.y);
+    const float2 wide = __bfloat1622float2(high);
+    const __nv_bfloat162 low = __floats2bfloat162_rn(x.x - wide.x, x.y - wide.y);
+    memcpy(&hi, &high, sizeof hi);
+    memcpy(&lo, &low, sizeof lo);
+}
+
+static __device__ __forceinline__ void product_multiply(float (&sum)[4], const uint4 &a, uint32_t b0, uint32_t b1) {
+    asm("mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, "
+        "{%0, %1, %2, %3};"
+        : "+f"(sum[0]), "+f"(sum[1]), "+f"(sum[2]), "+f"(sum[3])
+        : "r"(a.x), "r"(a.y), "r"(a.z), "r"(a.w), "r"(b0), "r"(b1));
+}
+
+// A warp's sums of 16 rows and 8 vectors, vector by vector.
+static __device__ __forceinline__ void product_put_sum(const float (&sum)[4], float *to, int lane) {
+    to += lane % 4 * 2 * PRODUCT_COLUMN + lane / 4;
+    to[0] = sum[0];
+    to[PRODUCT_COLUMN] = sum[1];
+    to[8] = sum[2];
+    to[PRODUCT_COLUMN + 8] = sum[3];
+}
+
+// One output's sums of the warps, in their order.
+static __device__ __forceinline__ float product_add_warps(const float *part, int stride, int warps) {
+    float total = part[0];
+    for (int w = 1; w < warps; w++)
+        total += part[w * stride];
+    return total;
+}
+
+// ------------------------------------------------------------------------------------------------------- few vectors
+
+// Items of a launch, which are row tiles of all parts one after another, or of parts 0 and 1 together: a team has
+// first, first + stride .. below end.
+struct product_items {
+    int32_t first, stride, end;
+};
+
+// A warp's tiles of K.
+struct product_columns {
+    int begin, count;
+};
+
+static __device__ __forceinline__ const uint4 *product_item_tiles(const cuda_product &p, int item, int own, int side) {
+    const int64_t tile = p.part[own + side].row0 / PRODUCT_TILE + item;
+    return (const uint4 *)p.part[own + side].weight + tile * product_tiles(p.cols) * 32;
+}
+
+template <int SIDES>
+static __device__ __forceinline__ void
+product_load_item(const cuda_product &p, int item, const product_columns &columns, uint4 (&a)[SIDES][PRODUCT_HELD]) {
+    const int own = SIDES == 2 ? 0 : product_find_part(p, item, product_row_tiles);
+#pragma unroll
+    for (int side = 0; side < SIDES; side++) {
+        const uint4 *from = product_item_tiles(p, item, own, side) + columns.begin * 32 + threadIdx.x % 32;
+#pragma unroll
+        for (int i = 0; i < PRODUCT_HELD; i++)
+            if (i < columns.count)
+                a[side][i] = product_load_tile(from + i * 32);
+    }
+}
+
+// The vectors by the norm, into shared memory at x, `stride` floats apart.
+static __device__ __forceinline__ void product_normalise(const cuda_norm &n, int32_t vectors, float *x, int stride) {
+    __shared__ float sums[PRODUCT_SPLIT];
+    const cuda_team_of team(cuda_norm_lanes(n.width));
+    const int32_t teams = (int32_t)blockDim.x / team.size(), total = vectors * n.groups;
+    for (int32_t i = team.number(); i < total; i += teams) {
+        float *to = x + i / n.groups * stride + i % n.groups * n.width, *y = n.y + (int64_t)i * n.width;
+        cuda_normalise<2>(n, i, team, sums + team.number() * (team.size() / 32), [&](int32_t at, const cuda_quad &q) {
+            cuda_store(to + at, q, 4, true);
+            if (blockIdx.x == 0)
+                cuda_store(y + at, q, 4, true);
+        });
+    }
+    __syncthreads();
+}
+
+static __host__ __device__ __forceinline__ int product_norm_stride(int32_t cols) {
+    return cols + PRODUCT_VECTORS; // the vectors' pairs in banks of their own
+}
+
+// partial: (SIDES, warps, PRODUCT_SUMS). A thread owns one output of each side.
+template <int SIDES, typename Team>
+static __device__ __forceinline__ void product_finish_item(const cuda_product &p, int item,
+                                                           const float (&sum)[SIDES][4], const Team &team,
+                                                           float *partial, int32_t vectors) {
+    const int lane = threadIdx.x % 32, warp = team.thread() / 32, warps = team.size() / 32;
+#pragma unroll
+    for (int side = 0; side < SIDES; side++)
+        product_put_sum(sum[side], partial + (side * warps + warp) * PRODUCT_SUMS, lane);
+    team.sync();
+    const int own = SIDES == 2 ? 0 : product_find_part(p, item, product_row_tiles);
+    for (int i = team.thread(); i < PRODUCT_VECTORS * PRODUCT_TILE; i += team.size()) {
+        const int n = i / PRODUCT_TILE, r = i % PRODUCT_TILE;
+        if (n >= vectors)
+            break;
+        float y[SIDES] = {};
+#pragma unroll
+        for (int side = 0; side < SIDES; side++) {
+            const cuda_product_part &part = p.part[own + side];
+            const float *sums = partial + side * warps * PRODUCT_SUMS + n * PRODUCT_COLUMN + r;
+            const int32_t row = (part.row0 / PRODUCT_TILE + item) * PRODUCT_TILE + r - part.row0;
+            if (row >= 0 && row < part.rows)
+                y[side] = product_write(p, part, n, row, product_add_warps(sums, PRODUCT_SUMS, warps));
+        }
+        const int32_t row = item * PRODUCT_TILE + r; // both parts begin with a tile
+        if (SIDES == 2 && row < p.part[0].rows)
+            p.gated[(int64_t)n * p.part[0].rows + row] = cuda_activate(p.activation, y[0]) * y[SIDES - 1];
+    }
+}
+
+// The items of a team. All teams of a block come here, also those without items: await and the norm are the block's.
+// At most 8 vectors, at most PRODUCT_HELD tiles a warp. partial: the team's, 2 * SIDES * warps * PRODUCT_SUMS floats;
+// normed: the block's.
+template <bool EVEN, bool GATED, bool NORM, typename Team, typename Await>
+static __device__ __forceinline__ void product_few(const cuda_table *table, const cuda_product &p,
+                                                   const product_items &items, const Team &team, float *partial,
+                                                   float *normed, const Await &await) {
+    constexpr int SIDES = GATED ? 2 : 1, HELD = PRODUCT_HELD;
+    const int lane = threadIdx.x % 32, warp = team.thread() / 32, warps = team.size() / 32;
+    const int tiles = product_tiles(p.cols);
+    product_columns columns = {tiles * warp / warps, 0};
+    columns.count = tiles * (warp + 1) / warps - columns.begin;
+    uint4 a[SIDES][HELD] = {}; // defined on all paths: else it would stay alive around a caller's loop
+    if (items.first < items.end)
+        product_load_item<SIDES>(p, items.first, columns, a);
+    const int32_t vectors = product_vectors(table, p),
+                  source = lane / 4 < vectors ? product_source(table, p, lane / 4) : 0;
+    await();
+    if (vectors <= 0)
+        return;
+    if (NORM)
+        product_normalise(p.norm, table->n_tokens, normed, product_norm_stride(p.cols));
+    const float *x = NULL;
+    if (lane / 4 < vectors)
+        x = NORM ? normed + source * product_norm_stride(p.cols) : p.x + (int64_t)source * p.cols;
+    uint32_t hi[HELD][2] = {}, lo[HELD][2] = {};
+#pragma unroll
+    for (int i = 0; i < HELD; i++)
+        if (i < columns.count)
+#pragma unroll
+            for (int half = 0; half < 2; half++) {
+                const int32_t k = (columns.begin + i) * PRODUCT_TILE + lane % 4 * 2 + half * 8;
+                product_split_pair(product_load_pair<EVEN>(x, k, p.cols), hi[i][half], lo[i][half]);
+            }
+    int turn = 0;
+    for (int item = items.first; item < items.end; item += items.stride, turn ^= 1) {
+        float sum[SIDES][4] = {};
+#pragma unroll
+        for (int i = 0; i < HELD; i++)
+            if (i < columns.count)
+#pragma unroll
+                for (int side = 0; side < SIDES; side++) {
+                    product_multiply(sum[side], a[side][i], hi[i][0], hi[i][1]);
+                    product_multiply(sum[side], a[side][i], lo[i][0], lo[i][1]);
+                }
+        if (item + items.stride < items.end)
+            product_load_item<SIDES>(p, item + items.stride, columns, a);
+        product_finish_item<SIDES>(p, item, sum, team, partial + turn * SIDES * warps * PRODUCT_SUMS, vectors);
+    }
+}
+
+#endif
