@@ -55,3 +55,11 @@ ENG_CHECKED eng_status eng_checkpoint_save(const char *dir, const eng_weights *w
                                            const char *tokenizer_dir, eng_error *error);
 
 #endif
+// Of a tensor that was rounded to blocks: sums of squares of what was lost, and of the values. 0, 0: it was not.
+typedef struct eng_rounding {
+    double lost, size;
+} eng_rounding;
+// The same folder with matrices in blocks (quantize.h says which; blocks: KERN_Q8 or KERN_Q4), the rest F32. rounding:
+// (model->tensors), may be NULL.
+ENG_CHECKED eng_status eng_checkpoint_quantize(const char *dir, const eng_weights *weights, kern_dtype blocks,
+                                               const char *tokenizer_dir, eng_rounding *rounding, eng_error *error);

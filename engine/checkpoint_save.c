@@ -6,10 +6,11 @@
 // folder beside the target, made durable and renamed, so a kill or a full disk at any moment leaves the old checkpoint
 // or the new one whole. A target that exists is replaced only if it is a checkpoint: a mistyped path must not cost
 // somebody's data. Values that the loader would refuse are not written.
-// Host memory: one float32 copy of the model. Not for an event loop's thread.
+// Host memory: one float32 copy of the model, and its blocks if it is quantised. Not for an event loop's thread.
 #include "engine/checkpoint_internal.h"
 
 #include <jansson.h>
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/stat.h>
@@ -24,6 +25,13 @@ static const char *const tokenizer_files[] = {
     "tokenizer.json", "tokenizer_config.json", "special_tokens_map.json", "added_tokens.json", "vocab.json",
     "merges.txt",     "tokenizer.model",       "chat_template.jinja",
 };
+
+// What is written: elements of dtype, or matrices in blocks and the rest F32.
+typedef struct form {
+    eng_dtype dtype;
+    kern_dtype blocks;      // KERN_F32: none
+    eng_rounding *rounding; // optional
+} form;
 
 static eng_status no_memory(eng_error *error) {
     return eng_fail(error, ENG_NO_MEMORY, "no memory to save a checkpoint");
@@ -57,15 +65,26 @@ static eng_status write_json(const char *dir, const char *name, const json_t *ob
 
 // ---- config.json and generation_config.json
 
-static eng_status write_config(const char *dir, const eng_config *config, eng_dtype dtype, eng_error *error) {
+static int write_quantization(json_t *root, kern_dtype blocks) {
+    if (blocks == KERN_F32) {
+        (void)json_object_del(root, "quantization_config"); // it may not be there
+        return 0;
+    }
+    return json_object_set_new(root, "quantization_config",
+                               json_pack("{s:s, s:i, s:i}", "quant_method", "mesa", "bits", blocks == KERN_Q8 ? 8 : 4,
+                                         "block", (int)KERN_QUANT_BLOCK));
+}
+
+static eng_status write_config(const char *dir, const eng_config *config, const form *form, eng_error *error) {
     json_t *root;
     eng_status status = eng_json_parse(config->json, strlen(config->json), "config.json", &root, error);
     if (status != ENG_OK)
         return status;
-    const char *name = dtype == ENG_F32 ? "float32" : "bfloat16";
+    const char *name = form->dtype == ENG_F32 ? "float32" : "bfloat16";
     int failed = json_object_set_new(root, "torch_dtype", json_string(name));
     if (json_object_get(root, "dtype"))
         failed |= json_object_set_new(root, "dtype", json_string(name));
+    failed |= write_quantization(root, form->blocks);
     if (config->fused_weights)
         failed |= json_object_set_new(root, "weight_mode", json_string("single")); // as its tensors are written
     if (!json_object_get(root, "architectures"))
@@ -149,55 +168,143 @@ static eng_status check_values(const eng_tensor *tensor, const float *values, en
                     (long long)found, (long long)tensor->count, eng_dtype_name(dtype));
 }
 
-static eng_status write_tensors(const char *dir, const eng_weights *weights, const eng_model *model, const float *host,
-                                eng_dtype dtype, eng_error *error) {
-    static const char *const metadata[] = {"format", "pt", NULL}; // the public Python loaders insist on it
-    size_t count = (size_t)model->tensors;
-    eng_st_source *sources = calloc(count + 1, sizeof *sources);
-    char *path = eng_join_path(dir, "model.safetensors");
-    eng_status status = sources && path ? ENG_OK : no_memory(error);
-    for (size_t i = 0; status == ENG_OK && i < count; i++) {
+// The tensors of the file as they are gathered.
+typedef struct sources {
+    eng_st_source *source; // up to two a tensor
+    size_t count;
+    eng_blocks *blocks;               // (tensors)
+    char (*scale)[ENG_NAME_SIZE + 8]; // (tensors) their names
+} sources;
+
+static void add_source(sources *all, const char *name, eng_dtype dtype, const eng_tensor *tensor, const void *data) {
+    eng_st_source *source = &all->source[all->count++];
+    *source = (eng_st_source){.name = name, .dtype = dtype, .ndim = tensor->ndim, .data = data};
+    memcpy(source->shape, tensor->shape, (size_t)tensor->ndim * sizeof *tensor->shape);
+}
+
+static eng_status measure_rounding(const eng_blocks *blocks, const float *values, eng_rounding *out, eng_error *error) {
+    const int64_t count = blocks->rows * blocks->cols;
+    float *widened = malloc((size_t)count * sizeof *widened);
+    if (!widened)
+        return no_memory(error);
+    eng_blocks_widen(blocks, widened);
+    *out = (eng_rounding){0};
+    for (int64_t i = 0; i < count; i++) {
+        const double lost = (double)widened[i] - (double)values[i];
+        out->lost += lost * lost;
+        out->size += (double)values[i] * (double)values[i];
+    }
+    free(widened);
+    return ENG_OK;
+}
+
+static eng_status add_blocks(sources *all, int32_t index, const eng_model *model, const float *values, const form *form,
+                             eng_error *error) {
+    const eng_tensor *tensor = &model->tensor[index];
+    eng_blocks *blocks = &all->blocks[index];
+    eng_status status = eng_blocks_create(form->blocks, tensor->shape[0], tensor->shape[1], false, blocks, error);
+    if (status == ENG_OK)
+        status = eng_blocks_round(values, tensor->name, blocks, error);
+    if (status == ENG_OK && form->rounding)
+        status = measure_rounding(blocks, values, &form->rounding[index], error);
+    if (status != ENG_OK)
+        return status;
+    snprintf(all->scale[index], sizeof all->scale[index], "%s.scale", tensor->name);
+    add_source(all, tensor->name, form->blocks == KERN_Q8 ? ENG_I8 : ENG_U8, tensor, blocks->code);
+    all->source[all->count - 1].shape[1] = eng_blocks_row_bytes(form->blocks, blocks->cols);
+    add_source(all, all->scale[index], ENG_F16, tensor, blocks->scale);
+    all->source[all->count - 1].shape[1] = eng_blocks_of_row(blocks->cols);
+    return ENG_OK;
+}
+
+static eng_status add_tensors(sources *all, const eng_weights *weights, const eng_model *model, const float *host,
+                              const form *form, eng_error *error) {
+    eng_status status = ENG_OK;
+    for (int32_t i = 0; status == ENG_OK && i < model->tensors; i++) {
         const eng_tensor *tensor = &model->tensor[i];
         const float *values = host + (weights->master[i] - weights->masters);
-        sources[i] = (eng_st_source){.name = tensor->name, .dtype = dtype, .ndim = tensor->ndim, .data = values};
-        memcpy(sources[i].shape, tensor->shape, (size_t)tensor->ndim * sizeof *tensor->shape);
-        status = check_values(tensor, values, dtype, error);
+        status = check_values(tensor, values, form->dtype, error);
+        if (status == ENG_OK && form->blocks != KERN_F32 && eng_is_quantizable(model, i))
+            status = add_blocks(all, i, model, values, form, error);
+        else if (status == ENG_OK)
+            add_source(all, tensor->name, form->dtype, tensor, values);
     }
-    if (model->config.tied && model->config.dialect == ENG_DIALECT_STATE_SPACES) {
-        sources[count] = sources[model->embed]; // as mamba_ssm saves and loads it
-        sources[count++].name = "lm_head.weight";
-    }
-    if (status == ENG_OK)
-        status = eng_st_write(path, sources, count, metadata, error);
-    free(path);
-    free(sources);
     return status;
 }
 
-static eng_status write_weights(const char *dir, const eng_weights *weights, const eng_model *model, eng_dtype dtype,
+static eng_status write_tensors(const char *dir, const eng_weights *weights, const eng_model *model, const float *host,
+                                const form *form, eng_error *error) {
+    static const char *const metadata[] = {"format", "pt", NULL}; // the public Python loaders insist on it
+    size_t tensors = (size_t)model->tensors;
+    sources all = {.source = calloc(2 * tensors + 1, sizeof *all.source),
+                   .blocks = calloc(tensors, sizeof *all.blocks),
+                   .scale = calloc(tensors, sizeof *all.scale)};
+    char *path = eng_join_path(dir, "model.safetensors");
+    eng_status status = all.source && all.blocks && all.scale && path ? ENG_OK : no_memory(error);
+    if (status == ENG_OK)
+        status = add_tensors(&all, weights, model, host, form, error);
+    if (model->config.tied && model->config.dialect == ENG_DIALECT_STATE_SPACES && form->blocks == KERN_F32) {
+        all.source[all.count] = all.source[model->embed]; // as mamba_ssm saves and loads it
+        all.source[all.count++].name = "lm_head.weight";
+    }
+    if (status == ENG_OK)
+        status = eng_st_write(path, all.source, all.count, metadata, error);
+    for (size_t i = 0; all.blocks && i < tensors; i++)
+        eng_blocks_free(&all.blocks[i]);
+    free(all.scale);
+    free(all.blocks);
+    free(all.source);
+    free(path);
+    return status;
+}
+
+static eng_status write_weights(const char *dir, const eng_weights *weights, const eng_model *model, const form *form,
                                 eng_error *error) {
     float *host = malloc((size_t)weights->count * sizeof *host);
     if (!host)
         return no_memory(error);
     eng_status status = download(weights, host, error);
     if (status == ENG_OK)
-        status = write_tensors(dir, weights, model, host, dtype, error);
+        status = write_tensors(dir, weights, model, host, form, error);
     free(host);
     return status;
 }
 
 // ---- the door
 
-static eng_status fill(const char *temp, const eng_weights *weights, const eng_model *model, eng_dtype dtype,
+static eng_status fill(const char *temp, const eng_weights *weights, const eng_model *model, const form *form,
                        const char *tokenizer_dir, eng_error *error) {
     const eng_config *config = &model->config;
-    eng_status status = write_config(temp, config, dtype, error);
+    eng_status status = write_config(temp, config, form, error);
     if (status == ENG_OK)
         status = write_generation_config(temp, config, error);
     if (status == ENG_OK && tokenizer_dir)
         status = copy_tokenizer(tokenizer_dir, temp, error);
     if (status == ENG_OK)
-        status = write_weights(temp, weights, model, dtype, error);
+        status = write_weights(temp, weights, model, form, error);
+    return status;
+}
+
+static eng_status save(const char *dir, const eng_weights *weights, const eng_model *model, const form *form,
+                       const char *tokenizer_dir, eng_error *error) {
+    if (!weights->trainable)
+        return eng_fail(error, ENG_INVALID, "only weights that were loaded for training can be saved");
+    eng_status status = eng_checkpoint_check_target(dir, error);
+    if (status != ENG_OK)
+        return status;
+    char *temp;
+    status = eng_make_temp_dir(dir, &temp, error);
+    if (status != ENG_OK)
+        return status;
+    status = fill(temp, weights, model, form, tokenizer_dir, error);
+    if (status == ENG_OK)
+        status = eng_commit_temp_dir(temp, dir, error);
+    if (status != ENG_OK) {
+        eng_error ignored = {0};
+        eng_status removed = eng_remove_tree(temp, &ignored); // the first fault is the one to report
+        (void)removed;
+    }
+    free(temp);
     return status;
 }
 
@@ -208,25 +315,17 @@ eng_status eng_checkpoint_save(const char *dir, const eng_weights *weights, eng_
 
 eng_status eng_checkpoint_save_as(const char *dir, const eng_weights *weights, const eng_model *model, eng_dtype dtype,
                                   const char *tokenizer_dir, eng_error *error) {
-    if (!weights->trainable)
-        return eng_fail(error, ENG_INVALID, "only weights that were loaded for training can be saved");
     if (dtype != ENG_F32 && dtype != ENG_BF16)
         return eng_fail(error, ENG_INVALID, "checkpoints are saved as F32 or BF16, not %s", eng_dtype_name(dtype));
-    eng_status status = eng_checkpoint_check_target(dir, error);
-    if (status != ENG_OK)
-        return status;
-    char *temp;
-    status = eng_make_temp_dir(dir, &temp, error);
-    if (status != ENG_OK)
-        return status;
-    status = fill(temp, weights, model, dtype, tokenizer_dir, error);
-    if (status == ENG_OK)
-        status = eng_commit_temp_dir(temp, dir, error);
-    if (status != ENG_OK) {
-        eng_error ignored = {0};
-        eng_status removed = eng_remove_tree(temp, &ignored); // the first fault is the one to report
-        (void)removed;
-    }
-    free(temp);
-    return status;
+    return save(dir, weights, model, &(form){.dtype = dtype, .blocks = KERN_F32}, tokenizer_dir, error);
+}
+
+eng_status eng_checkpoint_quantize(const char *dir, const eng_weights *weights, kern_dtype blocks,
+                                   const char *tokenizer_dir, eng_rounding *rounding, eng_error *error) {
+    if (blocks != KERN_Q8 && blocks != KERN_Q4)
+        return eng_fail(error, ENG_INVALID, "matrices are quantised to int8 or 4 bits");
+    if (rounding)
+        memset(rounding, 0, (size_t)weights->model->tensors * sizeof *rounding);
+    const form form = {.dtype = ENG_F32, .blocks = blocks, .rounding = rounding};
+    return save(dir, weights, weights->model, &form, tokenizer_dir, error);
 }

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // mesa-trainer bench [DIR | --random 30m]: decode, prefill and training speed as shares of the machine's own limits;
-// with --sessions, generating alone at several batch sizes (bench_decode.c); with --mixers, every mixer at equal width
-// (bench_mixers.c).
+// with --weights, serving alone; with --sessions, generating alone at several batch sizes (bench_decode.c); with
+// --mixers, every mixer at equal width (bench_mixers.c).
 //
 // Everything is measured in turns, round after round, so that a machine that slows down slows both sides of a share;
 // medians are printed. The limit of generating is reading: weights once, the state in and out. It is measured over a
@@ -20,7 +20,7 @@
 enum { MAX_ROUNDS = 99 };
 
 typedef struct bench_options {
-    const char *random, *device, *sessions, *cg_mode;
+    const char *random, *device, *sessions, *weights, *cg_mode;
     int64_t context, rows, prompt, generated, rounds, cg_steps;
     double cg_tolerance;
     bool mixers;
@@ -44,7 +44,7 @@ typedef struct bench {
     kern_device *device;
     eng_checkpoint *checkpoint; // NULL: a random model
     eng_model *random;
-    eng_weights *serving, *training;
+    eng_weights *serving, *training; // training NULL: not measured
     trn_read_probe read;
     trn_matrix_probe matrix;
     trn_serve_bench serve;
@@ -56,12 +56,26 @@ typedef struct bench {
 
 // ------------------------------------------------------------------------------------------------------------- opening
 
-static eng_status make_random(bench *b, const char *name, bool trains, eng_error *error) {
-    eng_status status = trn_random_model_create(name, &b->random, error);
+static eng_status parse_weights(const char *text, kern_dtype *dtype, eng_error *error) {
+    *dtype = KERN_BF16;
+    if (text && strcmp(text, "q8") == 0)
+        *dtype = KERN_Q8;
+    else if (text && strcmp(text, "q4") == 0)
+        *dtype = KERN_Q4;
+    else if (text && strcmp(text, "bf16") != 0)
+        return eng_fail(error, ENG_INVALID, "--weights: \"%.20s\" is not bf16, q8 or q4", text);
+    return ENG_OK;
+}
+
+static eng_status make_random(bench *b, const bench_options *o, bool trains, eng_error *error) {
+    kern_dtype dtype;
+    eng_status status = parse_weights(o->weights, &dtype, error);
     if (status == ENG_OK)
-        status = eng_weights_init(b->random, b->device, 1, true, &b->serving, error);
+        status = trn_random_model_create(o->random, &b->random, error);
+    if (status == ENG_OK)
+        status = eng_weights_init(b->random, b->device, 1, dtype, &b->serving, error);
     if (status == ENG_OK && trains)
-        status = eng_weights_init(b->random, b->device, 1, false, &b->training, error);
+        status = eng_weights_init(b->random, b->device, 1, KERN_F32, &b->training, error);
     return status;
 }
 
@@ -72,12 +86,13 @@ static eng_status open_model(bench *b, const char *dir, const bench_options *o, 
         return eng_fail(error, ENG_DEVICE, "device %s: %s", o->device, reason[0] ? reason : kern_status_text(opened));
     if (o->mixers)
         return ENG_OK;
+    const bool trains = !o->sessions && !o->weights;
     if (!dir)
-        return make_random(b, o->random, !o->sessions, error);
+        return make_random(b, o, trains, error);
     eng_status status = eng_checkpoint_open(dir, &b->checkpoint, error);
     if (status == ENG_OK)
         status = eng_weights_load(b->checkpoint, b->device, false, &b->serving, error);
-    if (status == ENG_OK && !o->sessions)
+    if (status == ENG_OK && trains)
         status = eng_weights_load(b->checkpoint, b->device, true, &b->training, error);
     return status;
 }
@@ -88,7 +103,7 @@ static eng_status create_parts(bench *b, const bench_options *o, eng_error *erro
         status = trn_matrix_probe_create(b->device, &b->matrix, error);
     if (status == ENG_OK)
         status = trn_serve_bench_create(b->serving, (int32_t)o->prompt, (int32_t)o->generated, &b->serve, error);
-    if (status == ENG_OK)
+    if (status == ENG_OK && b->training)
         status = trn_train_bench_create(b->training, (int32_t)o->context, (int32_t)o->rows, &b->train, error);
     return status;
 }
@@ -119,7 +134,7 @@ static double token_bytes(const bench *b) {
 
 // Limits are measured before and after the model in each round, and the mean of the two is the round's limit.
 static eng_status one_round(bench *b, int round, eng_error *error) {
-    trn_speed prefill, decode, train;
+    trn_speed prefill, decode, train = {.seconds = 1};
     double matrix[2], memory[2], working[2], bytes = token_bytes(b);
     memory[0] = trn_read_probe_run(&b->read, 0);
     working[0] = trn_read_probe_run(&b->read, bytes);
@@ -128,7 +143,7 @@ static eng_status one_round(bench *b, int round, eng_error *error) {
     memory[1] = trn_read_probe_run(&b->read, 0);
     if (status == ENG_OK)
         status = trn_matrix_probe_run(&b->matrix, &matrix[0], error);
-    if (status == ENG_OK)
+    if (status == ENG_OK && b->training)
         status = trn_train_bench_run(&b->train, &train, error);
     if (status == ENG_OK)
         status = trn_matrix_probe_run(&b->matrix, &matrix[1], error);
@@ -205,6 +220,8 @@ static void print_results(bench *b, const bench_options *o) {
            share_text(b, DECODE_OF_MEMORY, other), b->steps[0]);
     printf("| prefill, %lld tokens | %.0f tokens/s | %.0f GFLOP/s | %s | %.1f |\n", (long long)o->prompt, mid[PREFILL],
            1e-9 * mid[PREFILL_RATE], share_text(b, PREFILL_RATE, share), b->steps[1]);
+    if (!b->training)
+        return;
     printf("| training, %lld x %lld tokens | %.0f tokens/s | %.0f GFLOP/s | %s | %.1f |\n", (long long)o->rows,
            (long long)o->context, mid[TRAIN], 1e-9 * mid[TRAIN_RATE], share_text(b, TRAIN_RATE, share), b->steps[2]);
 }
@@ -236,7 +253,7 @@ static eng_status parse_sessions(const char *text, trn_decode_options *options, 
 static eng_status bench_sessions(const bench *b, const bench_options *o, eng_error *error) {
     trn_decode_options options = {.steps = (int32_t)o->generated, .rounds = (int32_t)o->rounds};
     eng_status status = parse_sessions(o->sessions, &options, error);
-    options.solver = trn_bench_solver(b->serving->model);
+    options.solver = trn_model_solver(b->serving->model);
     if (status == ENG_OK && o->cg_mode) {
         kern_solve_mode mode = KERN_SOLVE_TOLERANCE;
         status = trn_parse_cg_mode(o->cg_mode, &mode, error);
@@ -260,6 +277,8 @@ static eng_status check_options(const bench_options *o, const char *dir, eng_err
                    {"rounds", o->rounds, MAX_ROUNDS}, {"cg-steps", o->cg_steps + 2, 258}};
     if (!dir + !o->random + !o->mixers != 2) // exactly one is there
         return eng_fail(error, ENG_INVALID, "a folder, --random or --mixers is needed, one of them");
+    if (o->weights && !o->random)
+        return eng_fail(error, ENG_INVALID, "--weights: goes with --random; a folder's weights are as they are stored");
     for (size_t i = 0; i < sizeof numbers / sizeof *numbers; i++)
         if (numbers[i].value < 1 || numbers[i].value > numbers[i].most)
             return eng_fail(error, ENG_INVALID, "--%s: not in 1..%lld", numbers[i].name, (long long)numbers[i].most);
@@ -288,7 +307,8 @@ int trn_command_bench(int argc, char **argv) {
                        .cg_steps = -1,
                        .cg_tolerance = -1};
     const trn_option options[] = {
-        {"random", "SIZE", TRN_STRING, &o.random, "a random model instead of a folder: 30m, mesa-a, gdn-a, tiny"},
+        {"random", "SIZE", TRN_STRING, &o.random, "a random model instead of a folder: 30m, s135, mesa-a, gdn-a, tiny"},
+        {"weights", "TYPE", TRN_STRING, &o.weights, "of a random model, serving alone: bf16, q8 or q4"},
         {"context", "N", TRN_INTEGER, &o.context, "tokens a training row (default 1024)"},
         {"rows", "N", TRN_INTEGER, &o.rows, "rows of a training step (default 4)"},
         {"prompt", "N", TRN_INTEGER, &o.prompt, "tokens of the prompt (default 1024; --mixers: 512)"},

@@ -33,7 +33,7 @@ ENG_CHECKED eng_status trn_matrix_probe_create(kern_device *device, trn_matrix_p
 void trn_matrix_probe_free(trn_matrix_probe *probe);
 ENG_CHECKED eng_status trn_matrix_probe_run(trn_matrix_probe *probe, double *rate, eng_error *error);
 
-// A model of a name that measurements are known by: 30m, mesa-a, gdn-a, tiny; bench_random.c.
+// A model of a name that measurements are known by: 30m, s135, mesa-a, gdn-a, tiny; bench_random.c.
 ENG_CHECKED eng_status trn_random_model_create(const char *name, eng_model **out, eng_error *error);
 
 typedef struct trn_speed {
@@ -58,8 +58,7 @@ void trn_serve_bench_free(trn_serve_bench *bench);
 ENG_CHECKED eng_status trn_serve_bench_run(trn_serve_bench *bench, trn_speed *prefill, trn_speed *decode,
                                            eng_error *error);
 
-// The model's own knobs, and the mean steps of a solve in the batch that a runner ran last.
-kern_solver trn_bench_solver(const eng_model *model);
+// The mean steps of a solve in the batch that a runner ran last.
 ENG_CHECKED eng_status trn_bench_solver_steps(trn_runner *runner, double *steps, eng_error *error);
 
 double trn_median(double *value, int count); // sorts them

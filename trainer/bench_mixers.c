@@ -49,7 +49,7 @@ static eng_status time_decode(const eng_weights *weights, int32_t sessions, int3
                               eng_error *error) {
     trn_decode_bench decode = {0};
     double value[MOST_ROUNDS];
-    kern_solver solver = trn_bench_solver(weights->model);
+    kern_solver solver = trn_model_solver(weights->model);
     eng_status status = trn_decode_bench_create(weights, sessions, steps * rounds, solver, &decode, error);
     for (int32_t round = 0; status == ENG_OK && round < rounds; round++) {
         double start = trn_seconds();
@@ -105,7 +105,7 @@ static eng_status bench_mixer(kern_device *device, const trn_mixer_model *mixer,
     rates r;
     eng_status status = trn_mixer_model_create(mixer, &model, error);
     if (status == ENG_OK)
-        status = eng_weights_init(model, device, 1, true, &weights, error);
+        status = eng_weights_init(model, device, 1, KERN_BF16, &weights, error);
     if (status == ENG_OK)
         status = time_model(weights, prompt, steps, rounds, &r, error);
     if (status == ENG_OK)

@@ -20,12 +20,6 @@ static void random_ids(int32_t *ids, int32_t count, int32_t vocabulary) {
     }
 }
 
-kern_solver trn_bench_solver(const eng_model *model) {
-    const eng_knobs *knobs = &model->config.knobs;
-    return (kern_solver){
-        .mode = (int32_t)knobs->cg_mode, .max_steps = knobs->cg_max_steps, .tolerance = knobs->cg_tolerance};
-}
-
 static double head_operations(const eng_model *model) {
     return 2.0 * (double)model->config.vocab_size * model->config.hidden_size;
 }
@@ -35,7 +29,7 @@ static double head_operations(const eng_model *model) {
 eng_status trn_serve_bench_create(const eng_weights *weights, int32_t prompt, int32_t generated, trn_serve_bench *out,
                                   eng_error *error) {
     trn_serve_bench bench = {
-        .weights = weights, .prompt = prompt, .generated = generated, .solver = trn_bench_solver(weights->model)};
+        .weights = weights, .prompt = prompt, .generated = generated, .solver = trn_model_solver(weights->model)};
     trn_runner_options options = {
         .plan = {.kind = ENG_PLAN_SERVE, .max_tokens = prompt, .max_rows = 1, .max_logits = 1},
         .slots = 1,

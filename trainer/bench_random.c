@@ -18,6 +18,10 @@ static const struct {
     {"gdn-a", "{\"model_type\": \"gated_deltanet\", \"vocab_size\": 32000, \"hidden_size\": 768, "
               "\"num_hidden_layers\": 14, \"num_heads\": 6, \"head_dim\": 128, \"expand_v\": 1, "
               "\"intermediate_size\": 2048, \"tie_word_embeddings\": false}"},
+    {"s135", "{\"model_type\": \"llama\", \"vocab_size\": 49152, \"hidden_size\": 576, \"num_hidden_layers\": 30, "
+             "\"num_attention_heads\": 9, \"num_key_value_heads\": 3, \"intermediate_size\": 1536, "
+             "\"max_position_embeddings\": 8192, \"rms_norm_eps\": 1e-5, \"rope_theta\": 100000, "
+             "\"tie_word_embeddings\": true}"},
 };
 
 eng_status trn_random_model_create(const char *name, eng_model **out, eng_error *error) {
@@ -29,5 +33,5 @@ eng_status trn_random_model_create(const char *name, eng_model **out, eng_error 
         eng_status status = eng_config_parse(json, strlen(json), name, &config, error);
         return status == ENG_OK ? eng_model_create(&config, out, error) : status;
     }
-    return eng_fail(error, ENG_INVALID, "--random: \"%.20s\" is not 30m, mesa-a, gdn-a or tiny", name);
+    return eng_fail(error, ENG_INVALID, "--random: \"%.20s\" is not 30m, s135, mesa-a, gdn-a or tiny", name);
 }

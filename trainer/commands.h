@@ -14,6 +14,7 @@ enum { TRN_EXIT_OK = 0, TRN_EXIT_FAILED = 1, TRN_EXIT_USAGE = 2 };
     X(eval, "loss and bits per byte of a checkpoint, by token position and by solver") \
     X(export, "write a checkpoint as transformers, fla or mamba_ssm reads it")         \
     X(import, "write a checkpoint of theirs in this project's own form")               \
+    X(quantize, "write a checkpoint with its matrices in int8 or 4-bit blocks")        \
     X(init, "write an untrained model that can be served")                             \
     X(inspect, "tensors, parameters, state bytes and operations of a checkpoint")      \
     X(logits, "logits, loss and gradients for given token ids, as safetensors")        \

@@ -7,100 +7,19 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <unistd.h>
 
-#include "engine/files.h"
 #include "trainer/commands.h"
-#include "trainer/options.h"
-#include "trainer/progress.h"
-#include "trainer/score.h"
-
-enum { MAX_BATCH_ROWS = 64 };
+#include "trainer/evaluation.h"
 
 typedef struct eval_options {
-    trn_strings data;
-    const char *device, *cg_mode;
-    int64_t context, windows, batch_tokens, cg_steps; // context, cg_steps -1: the model's
-    double cg_tolerance;                              // < 0: the model's
+    trn_evaluation_options evaluation;
+    const char *cg_mode;
+    int64_t cg_steps;    // -1: the model's
+    double cg_tolerance; // < 0: the model's
     bool solver_table;
 } eval_options;
 
-typedef struct evaluation {
-    kern_device *device;
-    eng_checkpoint *checkpoint;
-    const eng_model *model;
-    eng_weights *weights;
-    eng_tokenizer *tokenizer; // NULL: the folder has none
-    trn_dataset *dataset;
-    trn_windows windows;
-    trn_runner runner;
-    trn_batch batch;
-    int32_t context;
-    trn_progress progress;
-} evaluation;
-
-// --------------------------------------------------------------------------------------------------------------
-// opening
-
-static eng_status open_checkpoint(evaluation *e, const char *dir, const eval_options *o, eng_error *error) {
-    char reason[160] = "";
-    kern_status opened = kern_device_open(&(kern_device_options){.name = o->device}, &e->device, reason, sizeof reason);
-    if (opened != KERN_OK)
-        return eng_fail(error, ENG_DEVICE, "device %s: %s", o->device, reason[0] ? reason : kern_status_text(opened));
-    eng_status status = eng_checkpoint_open(dir, &e->checkpoint, error);
-    if (status != ENG_OK)
-        return status;
-    e->model = eng_checkpoint_model(e->checkpoint);
-    status = eng_weights_load(e->checkpoint, e->device, false, &e->weights, error);
-    char *tokenizer = eng_join_path(dir, "tokenizer.json");
-    if (status == ENG_OK && !tokenizer)
-        status = eng_fail(error, ENG_NO_MEMORY, "out of memory for a path");
-    if (status == ENG_OK && access(tokenizer, F_OK) == 0)
-        status = eng_tokenizer_open(dir, e->model->config.vocab_size, &e->tokenizer, error);
-    free(tokenizer);
-    return status;
-}
-
-static eng_status open_data(evaluation *e, const eval_options *o, eng_error *error) {
-    const eng_config *config = &e->model->config;
-    e->context = (int32_t)(o->context > 0 ? o->context : config->trained_length > 0 ? config->trained_length : 1024);
-    trn_dataset_options options = {.name = o->data.item,
-                                   .names = o->data.count,
-                                   .context = e->context,
-                                   .bos_id = config->bos_id,
-                                   .eos_id = config->eos_count > 0 ? config->eos_id[0] : -1,
-                                   .vocab_size = config->vocab_size,
-                                   .tokenizer = e->tokenizer ? eng_tokenizer_digest(e->tokenizer) : NULL};
-    eng_status status = trn_dataset_open(&options, &e->dataset, error);
-    if (status == ENG_OK)
-        status = trn_windows_choose(e->dataset, e->context, o->windows, e->tokenizer, &e->windows, error);
-    return status;
-}
-
-static eng_status create_batch(evaluation *e, const eval_options *o, eng_error *error) {
-    int32_t tokens = o->batch_tokens > e->context ? (int32_t)o->batch_tokens : e->context;
-    int32_t rows = tokens < MAX_BATCH_ROWS ? tokens : MAX_BATCH_ROWS;
-    trn_runner_options options = {.plan = {.kind = ENG_PLAN_SCORE, .max_tokens = tokens, .max_rows = rows}};
-    eng_status status = trn_runner_create(e->weights, &options, &e->runner, error);
-    return status == ENG_OK ? trn_batch_create(&e->runner, &e->batch, error) : status;
-}
-
-static void close_evaluation(evaluation *e) {
-    trn_batch_free(&e->batch);
-    trn_runner_free(&e->runner);
-    trn_windows_free(&e->windows);
-    trn_dataset_close(e->dataset);
-    eng_tokenizer_close(e->tokenizer);
-    eng_weights_free(e->weights);
-    eng_checkpoint_close(e->checkpoint);
-    kern_device_close(e->device);
-}
-
 // ------------------------------------------------------------------------------------------------------------- results
-
-static double mean_loss(const trn_scores *scores) {
-    return scores->targets > 0 ? scores->loss / (double)scores->targets : NAN;
-}
 
 static double mean_steps(const trn_scores *scores) {
     return scores->solves.solves > 0 ? (double)scores->solves.steps / (double)scores->solves.solves : 0;
@@ -110,7 +29,7 @@ static double tokens_per_second(const trn_scores *scores) {
     return scores->seconds > 0 ? (double)scores->targets / scores->seconds : 0;
 }
 
-static double bits_per_byte(const evaluation *e, const trn_scores *scores) {
+static double bits_per_byte(const trn_evaluation *e, const trn_scores *scores) {
     return e->windows.bytes > 0 ? scores->loss / log(2) / (double)e->windows.bytes : NAN;
 }
 
@@ -118,21 +37,12 @@ static double share(int64_t part, int64_t whole) {
     return whole > 0 ? 100 * (double)part / (double)whole : 0;
 }
 
-static eng_status score(evaluation *e, kern_solver solver, trn_scores *scores, eng_error *error) {
-    eng_status status =
-        trn_score_windows(&e->batch, e->dataset, &e->windows, solver, trn_progress_part, &e->progress, scores, error);
-    trn_progress_end(&e->progress);
-    if (status == ENG_OK && scores->targets == 0)
-        return eng_fail(error, ENG_INVALID, "the data has no counted target");
-    return status;
-}
-
-static void print_scores(const evaluation *e, const trn_scores *scores) {
+static void print_scores(const trn_evaluation *e, const trn_scores *scores) {
     printf("windows         %lld of at most %d tokens, each from a zero state\n", (long long)e->windows.count,
            e->context);
     printf("targets         %lld\n", (long long)scores->targets);
-    printf("loss            %.5f nats a token\n", mean_loss(scores));
-    printf("perplexity      %.3f\n", exp(mean_loss(scores)));
+    printf("loss            %.5f nats a token\n", trn_mean_loss(scores));
+    printf("perplexity      %.3f\n", exp(trn_mean_loss(scores)));
     printf("right           %.3f %% of the targets, %.3f %% of the windows wholly\n",
            share(scores->hits.targets, scores->targets), share(scores->hits.rows, scores->windows));
     if (trn_dataset_has_examples(e->dataset))
@@ -171,8 +81,8 @@ static void print_table_head(const trn_scores *scores) {
     printf("---|---|---|\n");
 }
 
-static void print_table_row(const evaluation *e, const char *name, const trn_scores *scores) {
-    printf("| %s | %.4f |", name, mean_loss(scores));
+static void print_table_row(const trn_evaluation *e, const char *name, const trn_scores *scores) {
+    printf("| %s | %.4f |", name, trn_mean_loss(scores));
     if (e->windows.bytes > 0)
         printf(" %.4f |", bits_per_byte(e, scores));
     else
@@ -186,7 +96,7 @@ static void print_table_row(const evaluation *e, const char *name, const trn_sco
     fflush(stdout);
 }
 
-static eng_status print_solver_table(evaluation *e, int32_t max_steps, eng_error *error) {
+static eng_status print_solver_table(trn_evaluation *e, int32_t max_steps, eng_error *error) {
     static const float tolerances[] = {1, 1e-1F, 1e-2F, 1e-3F, 1e-4F};
     static const int32_t steps[] = {1, 2, 4, 6, 8, 10, 15, 20, 30};
     enum { TOLERANCES = sizeof tolerances / sizeof *tolerances, STEPS = sizeof steps / sizeof *steps };
@@ -204,7 +114,7 @@ static eng_status print_solver_table(evaluation *e, int32_t max_steps, eng_error
             solver = (kern_solver){.mode = KERN_SOLVE_STEPS, .max_steps = steps[i - TOLERANCES - 1]};
             snprintf(name, sizeof name, "steps %d", steps[i - TOLERANCES - 1]);
         }
-        status = score(e, solver, &scores, error);
+        status = trn_evaluation_score(e, solver, &scores, error);
         if (status == ENG_OK && i == 0)
             print_table_head(&scores);
         if (status == ENG_OK)
@@ -215,44 +125,42 @@ static eng_status print_solver_table(evaluation *e, int32_t max_steps, eng_error
 
 // ------------------------------------------------------------------------------------------------------------- command
 
-static eng_status choose_solver(const evaluation *e, const eval_options *o, kern_solver *solver, eng_error *error) {
-    const eng_knobs *knobs = &e->model->config.knobs;
-    kern_solve_mode mode = (kern_solve_mode)knobs->cg_mode;
+static eng_status choose_solver(const eng_model *model, const eval_options *o, kern_solver *solver, eng_error *error) {
+    *solver = trn_model_solver(model);
+    kern_solve_mode mode = (kern_solve_mode)solver->mode;
     eng_status status = o->cg_mode ? trn_parse_cg_mode(o->cg_mode, &mode, error) : ENG_OK;
-    *solver = (kern_solver){.mode = mode,
-                            .max_steps = o->cg_steps >= 0 ? (int32_t)o->cg_steps : knobs->cg_max_steps,
-                            .tolerance = o->cg_tolerance >= 0 ? (float)o->cg_tolerance : knobs->cg_tolerance};
+    solver->mode = (int32_t)mode;
+    if (o->cg_steps >= 0)
+        solver->max_steps = (int32_t)o->cg_steps;
+    if (o->cg_tolerance >= 0)
+        solver->tolerance = (float)o->cg_tolerance;
     return status;
 }
 
-static eng_status evaluate(evaluation *e, const char *dir, const eval_options *o, eng_error *error) {
+static eng_status evaluate(trn_evaluation *e, const char *dir, const eval_options *o, eng_error *error) {
     kern_solver solver = {0};
     trn_scores scores;
-    trn_progress_begin(&e->progress);
-    eng_status status = open_checkpoint(e, dir, o, error);
+    eng_status status = trn_evaluation_open(dir, &o->evaluation, e, error);
     if (status == ENG_OK)
-        status = choose_solver(e, o, &solver, error);
-    if (status == ENG_OK)
-        status = open_data(e, o, error);
-    if (status == ENG_OK)
-        status = create_batch(e, o, error);
+        status = choose_solver(e->model, o, &solver, error);
     if (status == ENG_OK && o->solver_table)
         return print_solver_table(e, solver.max_steps, error);
     if (status == ENG_OK)
-        status = score(e, solver, &scores, error);
+        status = trn_evaluation_score(e, solver, &scores, error);
     if (status == ENG_OK)
         print_scores(e, &scores);
     return status;
 }
 
 static eng_status check_options(const eval_options *o, eng_error *error) {
-    if (o->data.count == 0)
+    const trn_evaluation_options *e = &o->evaluation;
+    if (e->data.count == 0)
         return eng_fail(error, ENG_INVALID, "--data is needed");
-    if (o->context != -1 && (o->context < 1 || o->context > 1 << 22))
+    if (e->context != -1 && (e->context < 1 || e->context > 1 << 22))
         return eng_fail(error, ENG_INVALID, "--context: not in 1..4194304");
-    if (o->batch_tokens < 1 || o->batch_tokens > 1 << 22)
+    if (e->batch_tokens < 1 || e->batch_tokens > 1 << 22)
         return eng_fail(error, ENG_INVALID, "--batch-tokens: not in 1..4194304");
-    if (o->windows < 0)
+    if (e->windows < 0)
         return eng_fail(error, ENG_INVALID, "--windows: negative");
     if (o->cg_steps < -1 || o->cg_steps > 256)
         return eng_fail(error, ENG_INVALID, "--cg-steps: not in 0..256");
@@ -262,17 +170,19 @@ static eng_status check_options(const eval_options *o, eng_error *error) {
 }
 
 int trn_command_eval(int argc, char **argv) {
-    eval_options o = {.device = "cpu", .context = -1, .batch_tokens = 4096, .cg_steps = -1, .cg_tolerance = -1};
+    eval_options o = {
+        .evaluation = {.device = "cpu", .context = -1, .batch_tokens = 4096}, .cg_steps = -1, .cg_tolerance = -1};
+    trn_evaluation_options *own = &o.evaluation;
     const trn_option options[] = {
-        {"data", "NAME", TRN_STRINGS, &o.data, "token shards NAME-00000.tok ...; may be repeated"},
-        {"context", "N", TRN_INTEGER, &o.context, "most tokens a window (default: the trained length)"},
-        {"windows", "N", TRN_INTEGER, &o.windows, "only the first window of N documents (default 0: everything)"},
-        {"batch-tokens", "N", TRN_INTEGER, &o.batch_tokens, "tokens that run together (default 4096)"},
+        {"data", "NAME", TRN_STRINGS, &own->data, "token shards NAME-00000.tok ...; may be repeated"},
+        {"context", "N", TRN_INTEGER, &own->context, "most tokens a window (default: the trained length)"},
+        {"windows", "N", TRN_INTEGER, &own->windows, "only the first window of N documents (default 0: everything)"},
+        {"batch-tokens", "N", TRN_INTEGER, &own->batch_tokens, "tokens that run together (default 4096)"},
         {"cg-mode", "MODE", TRN_STRING, &o.cg_mode, "tolerance, steps, exact or fixed (default: the model's)"},
         {"cg-tolerance", "X", TRN_REAL, &o.cg_tolerance, "relative residual (default: the model's)"},
         {"cg-steps", "N", TRN_INTEGER, &o.cg_steps, "bound of steps, or their number (default: the model's)"},
         {"solver-table", NULL, TRN_FLAG, &o.solver_table, "fifteen settings of the solver as a Markdown table"},
-        {"device", "NAME", TRN_STRING, &o.device, "cpu, cpu:16, cuda:0 (default cpu)"},
+        {"device", "NAME", TRN_STRING, &own->device, "cpu, cpu:16, cuda:0 (default cpu)"},
     };
     const trn_command_line line = {
         "eval DIR --data NAME [options]",
@@ -286,7 +196,7 @@ int trn_command_eval(int argc, char **argv) {
     bool helped = false;
     int positional = 0;
     eng_error error = {0};
-    evaluation e = {0};
+    trn_evaluation e = {0};
     eng_status status = trn_options_parse(&line, argc, argv, &dir, &positional, &helped, &error);
     if (helped)
         return TRN_EXIT_OK;
@@ -294,7 +204,7 @@ int trn_command_eval(int argc, char **argv) {
         status = check_options(&o, &error);
     if (status == ENG_OK)
         status = evaluate(&e, dir, &o, &error);
-    close_evaluation(&e);
+    trn_evaluation_close(&e);
     if (status == ENG_OK)
         return TRN_EXIT_OK;
     fprintf(stderr, "mesa-trainer eval: %s\n", error.text);

@@ -126,6 +126,12 @@ eng_status trn_runner_read(trn_runner *runner, kern_ptr reference, void *host, s
     return eng_fail_kernel(error, status, "reading an output");
 }
 
+kern_solver trn_model_solver(const eng_model *model) {
+    const eng_knobs *knobs = &model->config.knobs;
+    return (kern_solver){
+        .mode = (int32_t)knobs->cg_mode, .max_steps = knobs->cg_max_steps, .tolerance = knobs->cg_tolerance};
+}
+
 eng_status trn_parse_cg_mode(const char *text, kern_solve_mode *out, eng_error *error) {
     static const char *const names[] = {[KERN_SOLVE_TOLERANCE] = "tolerance",
                                         [KERN_SOLVE_STEPS] = "steps",

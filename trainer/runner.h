@@ -42,6 +42,8 @@ ENG_CHECKED eng_status trn_runner_add_row(trn_runner *runner, kern_row_kind kind
                                           const int32_t *ids, int32_t count, kern_solver solver, eng_error *error);
 void trn_runner_clear(trn_runner *runner); // no rows, no logits
 
+// The model's own knobs.
+kern_solver trn_model_solver(const eng_model *model);
 // "tolerance", "steps", "exact" or "fixed".
 ENG_CHECKED eng_status trn_parse_cg_mode(const char *text, kern_solve_mode *out, eng_error *error);
 

@@ -1,0 +1,94 @@
+// SPDX-License-Identifier: Apache-2.0
+// Opening a checkpoint with data to be scored on; see evaluation.h.
+#include "trainer/evaluation.h"
+
+#include <math.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+#include "engine/files.h"
+
+enum { MAX_BATCH_ROWS = 64 };
+
+static eng_status open_checkpoint(trn_evaluation *e, const char *dir, const char *device, eng_error *error) {
+    char reason[160] = "";
+    kern_status opened = kern_device_open(&(kern_device_options){.name = device}, &e->device, reason, sizeof reason);
+    if (opened != KERN_OK)
+        return eng_fail(error, ENG_DEVICE, "device %s: %s", device, reason[0] ? reason : kern_status_text(opened));
+    eng_status status = eng_checkpoint_open(dir, &e->checkpoint, error);
+    if (status != ENG_OK)
+        return status;
+    e->model = eng_checkpoint_model(e->checkpoint);
+    status = eng_weights_load(e->checkpoint, e->device, false, &e->weights, error);
+    char *tokenizer = eng_join_path(dir, "tokenizer.json");
+    if (status == ENG_OK && !tokenizer)
+        status = eng_fail(error, ENG_NO_MEMORY, "out of memory for a path");
+    if (status == ENG_OK && access(tokenizer, F_OK) == 0)
+        status = eng_tokenizer_open(dir, e->model->config.vocab_size, &e->tokenizer, error);
+    free(tokenizer);
+    return status;
+}
+
+static eng_status open_data(trn_evaluation *e, const trn_evaluation_options *o, eng_error *error) {
+    const eng_config *config = &e->model->config;
+    e->context = (int32_t)(o->context > 0 ? o->context : config->trained_length > 0 ? config->trained_length : 1024);
+    trn_dataset_options options = {.name = o->data.item,
+                                   .names = o->data.count,
+                                   .context = e->context,
+                                   .bos_id = config->bos_id,
+                                   .eos_id = config->eos_count > 0 ? config->eos_id[0] : -1,
+                                   .vocab_size = config->vocab_size,
+                                   .tokenizer = e->tokenizer ? eng_tokenizer_digest(e->tokenizer) : NULL};
+    eng_status status = trn_dataset_open(&options, &e->dataset, error);
+    if (status == ENG_OK)
+        status = trn_windows_choose(e->dataset, e->context, o->windows, e->tokenizer, &e->windows, error);
+    return status;
+}
+
+static eng_status create_batch(trn_evaluation *e, int64_t batch_tokens, eng_error *error) {
+    int32_t tokens = batch_tokens > e->context ? (int32_t)batch_tokens : e->context;
+    int32_t rows = tokens < MAX_BATCH_ROWS ? tokens : MAX_BATCH_ROWS;
+    trn_runner_options options = {.plan = {.kind = ENG_PLAN_SCORE, .max_tokens = tokens, .max_rows = rows}};
+    eng_status status = trn_runner_create(e->weights, &options, &e->runner, error);
+    return status == ENG_OK ? trn_batch_create(&e->runner, &e->batch, error) : status;
+}
+
+eng_status trn_evaluation_open(const char *dir, const trn_evaluation_options *options, trn_evaluation *out,
+                               eng_error *error) {
+    memset(out, 0, sizeof *out);
+    trn_progress_begin(&out->progress);
+    eng_status status = open_checkpoint(out, dir, options->device, error);
+    if (status == ENG_OK)
+        status = open_data(out, options, error);
+    if (status == ENG_OK)
+        status = create_batch(out, options->batch_tokens, error);
+    if (status != ENG_OK)
+        trn_evaluation_close(out);
+    return status;
+}
+
+void trn_evaluation_close(trn_evaluation *e) {
+    trn_batch_free(&e->batch);
+    trn_runner_free(&e->runner);
+    trn_windows_free(&e->windows);
+    trn_dataset_close(e->dataset);
+    eng_tokenizer_close(e->tokenizer);
+    eng_weights_free(e->weights);
+    eng_checkpoint_close(e->checkpoint);
+    kern_device_close(e->device);
+    memset(e, 0, sizeof *e);
+}
+
+eng_status trn_evaluation_score(trn_evaluation *e, kern_solver solver, trn_scores *scores, eng_error *error) {
+    eng_status status =
+        trn_score_windows(&e->batch, e->dataset, &e->windows, solver, trn_progress_part, &e->progress, scores, error);
+    trn_progress_end(&e->progress);
+    if (status == ENG_OK && scores->targets == 0)
+        return eng_fail(error, ENG_INVALID, "the data has no counted target");
+    return status;
+}
+
+double trn_mean_loss(const trn_scores *scores) {
+    return scores->targets > 0 ? scores->loss / (double)scores->targets : NAN;
+}

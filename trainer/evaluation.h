@@ -1,0 +1,41 @@
+// SPDX-License-Identifier: Apache-2.0
+// A checkpoint as it is served, opened with the data that it is scored on: what `eval` and `quantize` share.
+#ifndef TRAINER_EVALUATION_H
+#define TRAINER_EVALUATION_H
+
+#include "trainer/options.h"
+#include "trainer/progress.h"
+#include "trainer/score.h"
+
+typedef struct trn_evaluation_options {
+    trn_strings data; // token shards
+    const char *device;
+    int64_t context;      // -1: the trained length
+    int64_t windows;      // 0: all; else the first window of that many documents
+    int64_t batch_tokens; // that run together
+} trn_evaluation_options;
+
+typedef struct trn_evaluation {
+    kern_device *device;
+    eng_checkpoint *checkpoint;
+    const eng_model *model;
+    eng_weights *weights;
+    eng_tokenizer *tokenizer; // NULL: the folder has none
+    trn_dataset *dataset;
+    trn_windows windows;
+    trn_runner runner;
+    trn_batch batch;
+    int32_t context;
+    trn_progress progress;
+} trn_evaluation;
+
+// *out is closed with trn_evaluation_close, which takes a zeroed struct as well.
+ENG_CHECKED eng_status trn_evaluation_open(const char *dir, const trn_evaluation_options *options, trn_evaluation *out,
+                                           eng_error *error);
+void trn_evaluation_close(trn_evaluation *evaluation);
+// All windows; data without a counted target is ENG_INVALID. Progress goes to the terminal.
+ENG_CHECKED eng_status trn_evaluation_score(trn_evaluation *evaluation, kern_solver solver, trn_scores *scores,
+                                            eng_error *error);
+double trn_mean_loss(const trn_scores *scores); // nats a target
+
+#endif
