@@ -444,6 +444,10 @@ void eng_checkpoint_close(eng_checkpoint *checkpoint) {
     free(checkpoint);
 }
 
+void eng_checkpoint_store_states(eng_checkpoint *checkpoint, kern_storage storage) {
+    eng_model_store_states(checkpoint->model, storage);
+}
+
 const eng_model *eng_checkpoint_model(const eng_checkpoint *checkpoint) {
     return checkpoint->model;
 }

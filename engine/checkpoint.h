@@ -17,6 +17,8 @@ typedef struct eng_checkpoint eng_checkpoint;
 
 // Opens the folder, parses the config, builds the model, checks every file and tensor. No weight is read yet.
 ENG_CHECKED eng_status eng_checkpoint_open(const char *dir, eng_checkpoint **out, eng_error *error);
+// eng_model_store_states of its model.
+void eng_checkpoint_store_states(eng_checkpoint *checkpoint, kern_storage storage);
 void eng_checkpoint_close(eng_checkpoint *checkpoint);
 const eng_model *eng_checkpoint_model(const eng_checkpoint *checkpoint);          // lives as long as the checkpoint
 eng_dtype eng_checkpoint_dtype(const eng_checkpoint *checkpoint, int32_t tensor); // of that tensor in its file
@@ -53,8 +55,6 @@ void eng_weights_free(eng_weights *weights);
 // trainable; a value that is not finite in dtype is ENG_NUMERIC. On failure (a full disk) DIR is as it was.
 ENG_CHECKED eng_status eng_checkpoint_save(const char *dir, const eng_weights *weights, eng_dtype dtype,
                                            const char *tokenizer_dir, eng_error *error);
-
-#endif
 // Of a tensor that was rounded to blocks: sums of squares of what was lost, and of the values. 0, 0: it was not.
 typedef struct eng_rounding {
     double lost, size;
@@ -63,3 +63,5 @@ typedef struct eng_rounding {
 // (model->tensors), may be NULL.
 ENG_CHECKED eng_status eng_checkpoint_quantize(const char *dir, const eng_weights *weights, kern_dtype blocks,
                                                const char *tokenizer_dir, eng_rounding *rounding, eng_error *error);
+
+#endif

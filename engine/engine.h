@@ -43,11 +43,17 @@ typedef struct eng_knobs {
     int32_t max_loops;    // 1..loops; looped models
 } eng_knobs;
 
+// How matrix states lie in memory. Stored in half the bytes they are rounded after each token, at random and right in
+// the mean; everything else of a state stays float32.
+typedef enum eng_state_storage { ENG_STATE_FLOAT32, ENG_STATE_BF16 } eng_state_storage;
+
 typedef struct eng_options {
-    const char *model_dir;   // Hugging Face folder
-    const char *device;      // "cpu", "cuda:N" or "auto"; NULL: "auto"
-    int32_t max_rows;        // requests that run together; 0: the device's default (32 CPU, 256 CUDA)
-    uint64_t state_budget;   // bytes for states and KV pages; 0: room for max_rows states and 2^16 KV tokens
+    const char *model_dir;           // Hugging Face folder
+    const char *device;              // "cpu", "cuda:N" or "auto"; NULL: "auto"
+    bool fast;                       // a GPU may round activations to bfloat16 in products; no matter to a CPU
+    int32_t max_rows;                // requests that run together; 0: the device's default (32 CPU, 256 CUDA)
+    eng_state_storage state_storage; // BF16: on a GPU alone
+    uint64_t state_budget;           // bytes for states and KV pages; 0: room for max_rows states and 2^16 KV tokens
     int32_t prompt_tokens;   // of prompts a step beside generated tokens, in whole chunks; 0: what suits the device
     uint64_t queue_requests; // requests that may wait; 0: 256
     uint64_t queue_tokens;   // prompt ids that may wait in all; 0: 2^20
@@ -58,10 +64,10 @@ typedef struct eng_options {
 
 // What the model is; owned by the engine, constant for its life.
 typedef struct eng_model_info {
-    const char *model_type; // config.json's model_type
-    const char *mixers;     // comma list of the distinct mixers in layer order, "mesa_net,attention"
-    const char *device;     // "cpu (avx512, 2 threads)" and the like
-    const char *numeric_profile;
+    const char *model_type;      // config.json's model_type
+    const char *mixers;          // comma list of the distinct mixers in layer order, "mesa_net,attention"
+    const char *device;          // "cpu (avx512, 2 threads)" and the like
+    const char *numeric_profile; // equal text, equal bits; the states' storage is part of it
     uint64_t parameters;
     int32_t layers, loops, vocab_size, hidden_size;
     uint64_t state_bytes;        // one session's recurrent state

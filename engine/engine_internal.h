@@ -22,7 +22,7 @@ struct eng_engine {
     eng_batch *batch;
     eng_scheduler *scheduler;
     eng_model_info info;
-    char mixers[128]; // what info.mixers points to
+    char mixers[128], numeric_profile[160]; // what info points to
 };
 
 #endif

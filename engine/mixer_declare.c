@@ -58,9 +58,9 @@ static eng_status declare_branches(eng_model *model, int32_t layer, const char *
     return eng_declare_rows(model, layer, prefix, rows, sizeof rows / sizeof *rows, error);
 }
 
-void eng_declare_recurrent_state(eng_model *model, int32_t layer, int32_t key_width, int32_t columns) {
+void eng_declare_recurrent_state(eng_model *model, int32_t layer, eng_state_matrix matrix) {
     const eng_recurrent_config *own = &model->config.layer[layer].recurrent;
-    eng_model_add_state(model, layer, sizeof(float) * (size_t)own->heads * (size_t)key_width * (size_t)columns);
+    eng_model_add_matrix(model, layer, matrix);
     if (own->taps < 2)
         return;
     size_t column = sizeof(float) * (size_t)(own->taps - 1);
@@ -75,7 +75,8 @@ eng_status eng_declare_layer(eng_model *model, int32_t layer, const char *prefix
     eng_status status = declare_branches(model, layer, prefix, error);
     if (status == ENG_OK)
         status = eng_declare_rows(model, layer, prefix, row, rows, error);
-    eng_declare_recurrent_state(model, layer, key_width, columns);
+    const int32_t heads = model->config.layer[layer].recurrent.heads;
+    eng_declare_recurrent_state(model, layer, (eng_state_matrix){heads, key_width, columns, false});
     return status;
 }
 

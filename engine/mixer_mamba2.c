@@ -44,7 +44,7 @@ static eng_status declare(eng_model *model, int32_t layer, const char *prefix, e
         {ENG_O_PROJ, true, "out_proj.weight", NULL, ENG_ROLE_MATRIX, residual, 2, {d, width.inner}},
         {ENG_O_BIAS, own->linear_bias, "out_proj.bias", NULL, ENG_ROLE_VECTOR, zero, 1, {d}},
     };
-    eng_declare_recurrent_state(model, layer, own->key_width, own->value_width);
+    eng_declare_recurrent_state(model, layer, (eng_state_matrix){own->heads, own->key_width, own->value_width, false});
     return eng_declare_rows(model, layer, prefix, rows, sizeof rows / sizeof *rows, error);
 }
 

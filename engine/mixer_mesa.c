@@ -62,7 +62,7 @@ static eng_status declare(eng_model *model, int32_t layer, const char *prefix, e
         {ENG_O_NORM, true, "o_norm.weight", NULL, ENG_ROLE_VECTOR, one, 1, {own->value_width}},
         {ENG_O_PROJ, true, "o_proj.weight", NULL, ENG_ROLE_MATRIX, eng_init_residual(config), 2, {d, width}},
     };
-    eng_declare_recurrent_state(model, layer, own->key_width, own->key_width + own->value_width);
+    eng_declare_recurrent_state(model, layer, (eng_state_matrix){own->heads, own->key_width, own->value_width, true});
     return eng_declare_rows(model, layer, prefix, rows, sizeof rows / sizeof *rows, error);
 }
 
@@ -71,7 +71,8 @@ static kern_mesa core_of(const eng_emit *emit, int32_t layer) {
     return (kern_mesa){.heads = config->recurrent.heads,
                        .key_width = config->recurrent.key_width,
                        .value_width = config->recurrent.value_width,
-                       .lambda_bound = config->mesa.lambda_bound};
+                       .lambda_bound = config->mesa.lambda_bound,
+                       .storage = emit->model->state_storage};
 }
 
 static int64_t width_of(const kern_mesa *mesa) {

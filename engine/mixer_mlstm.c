@@ -70,7 +70,8 @@ static eng_status declare(eng_model *model, int32_t layer, const char *prefix, e
         {ENG_O_BIAS, bias, "out_proj.bias", NULL, ENG_ROLE_VECTOR, zero, 1, {d}},
         {ENG_O_PROJ, true, "out_proj.weight", NULL, ENG_ROLE_MATRIX, residual, 2, {d, v}},
     };
-    eng_declare_recurrent_state(model, layer, own->key_width, own->value_width + 1);
+    eng_declare_recurrent_state(model, layer,
+                                (eng_state_matrix){own->heads, own->key_width, own->value_width + 1, false});
     eng_model_add_state(model, layer, sizeof(float) * (size_t)heads);
     eng_status status = eng_declare_rows(model, layer, prefix, rows, sizeof rows / sizeof *rows, error);
     if (status == ENG_OK && config->fused_weights)

@@ -174,8 +174,8 @@ eng_status eng_declare_layer(eng_model *model, int32_t layer, const char *prefix
                              size_t rows, int32_t key_width, int32_t columns, eng_error *error);
 // The log decays of RetNet's heads, 1 - 2^(-5-h), among the model's constants.
 eng_status eng_declare_head_decays(eng_model *model, int32_t layer, int32_t *constant, eng_error *error);
-// State parts in the order that eng_recurrent_begin expects. columns: of one state.
-void eng_declare_recurrent_state(eng_model *model, int32_t layer, int32_t key_width, int32_t columns);
+// State parts in the order that eng_recurrent_begin expects, the matrix states first.
+void eng_declare_recurrent_state(eng_model *model, int32_t layer, eng_state_matrix matrix);
 
 static inline eng_init eng_init_constant(float value) {
     return (eng_init){.kind = ENG_INIT_CONSTANT, .value = value};

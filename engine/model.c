@@ -95,9 +95,39 @@ void eng_model_add_state(eng_model *model, int32_t layer, size_t bytes) {
     eng_layer *owner = &model->layer[layer];
     if (owner->state_bytes == 0)
         owner->state_offset = model->state_bytes;
+    owner->part_bytes[owner->state_parts] = bytes;
     owner->state_part[owner->state_parts++] = owner->state_bytes;
     owner->state_bytes += aligned(bytes);
     model->state_bytes += aligned(bytes);
+}
+
+// The layouts of kern_recurrence_args and kern_mesa_args.
+static size_t matrix_bytes(const eng_state_matrix *matrix, kern_storage storage) {
+    size_t heads = (size_t)matrix->heads, rows = (size_t)matrix->rows, columns = (size_t)matrix->columns;
+    size_t square = matrix->symmetric ? rows * rows : 0, triangle = matrix->symmetric ? rows * (rows + 1) / 2 : 0;
+    if (storage == KERN_STORE_BF16)
+        return heads * ((triangle + 3) / 4 * 4 * sizeof(float) + rows * columns * sizeof(uint16_t));
+    return heads * (square + rows * columns) * sizeof(float);
+}
+
+void eng_model_add_matrix(eng_model *model, int32_t layer, eng_state_matrix matrix) {
+    model->layer[layer].state_matrix = matrix;
+    eng_model_add_state(model, layer, matrix_bytes(&matrix, model->state_storage));
+}
+
+void eng_model_store_states(eng_model *model, kern_storage storage) {
+    model->state_storage = storage;
+    model->state_bytes = 0;
+    for (int32_t i = 0; i < model->config.layers; i++) {
+        eng_layer *layer = &model->layer[i];
+        int32_t parts = layer->state_parts;
+        layer->state_parts = 0;
+        layer->state_bytes = 0;
+        for (int32_t part = 0; part < parts; part++)
+            eng_model_add_state(model, i,
+                                part == 0 && layer->state_matrix.heads > 0 ? matrix_bytes(&layer->state_matrix, storage)
+                                                                           : layer->part_bytes[part]);
+    }
 }
 
 void eng_model_add_pages(eng_model *model, int32_t layer, size_t bytes) {

@@ -5,7 +5,7 @@
 // layer comes from the mixer table (mixer.h), so a hybrid is a list of mixers. The tensor table drives loading, saving,
 // initialisation, the optimizer and the tests: adding a parameter is one line in the mixer's declare function plus its
 // use.
-// An eng_model is immutable once made and may be shared by threads.
+// An eng_model is immutable once anything is made of it and may be shared by threads.
 #ifndef ENGINE_MODEL_H
 #define ENGINE_MODEL_H
 
@@ -186,6 +186,13 @@ typedef struct eng_constant {
     int32_t count;
 } eng_constant;
 
+// The matrix states of a layer, its first part: `heads` times (rows, columns), with symmetric a (rows, rows) before it
+// of which the lower triangle is enough.
+typedef struct eng_state_matrix {
+    int32_t heads, rows, columns; // heads 0: none
+    bool symmetric;
+} eng_state_matrix;
+
 typedef struct eng_layer {
     int32_t mixer_norm_bias, mlp_norm_bias;                      // -1: none
     int32_t mixer_norm, mlp_norm, gate_proj, up_proj, down_proj; // indices into the tensor table
@@ -194,6 +201,8 @@ typedef struct eng_layer {
     int32_t constant;                                            // its first table among the constants; -1: none
     size_t state_offset, state_bytes;                            // inside a state slot; 64-byte aligned
     size_t state_part[ENG_MAX_STATE_PARTS];                      // offsets inside the layer's state
+    size_t part_bytes[ENG_MAX_STATE_PARTS];
+    eng_state_matrix state_matrix;
     int32_t state_parts;
     size_t page_offset, page_bytes; // inside a KV page of all layers; 0 bytes: none
 } eng_layer;
@@ -207,13 +216,16 @@ typedef struct eng_model {
     eng_layer *layer;
     int32_t embed, final_norm, head; // tensor indices; head = embed if tied
     uint64_t parameters;
-    size_t state_bytes; // a slot
-    size_t page_bytes;  // 64 tokens of every full-attention layer
+    kern_storage state_storage; // of state_matrix of every layer
+    size_t state_bytes;         // a slot
+    size_t page_bytes;          // 64 tokens of every full-attention layer
 } eng_model;
 
 // Builds the table. Takes the contents of *config (cleared), also on failure.
 ENG_CHECKED eng_status eng_model_create(eng_config *config, eng_model **out, eng_error *error);
 void eng_model_free(eng_model *model);
+// Lays the states out anew; before anything is made of the model.
+void eng_model_store_states(eng_model *model, kern_storage storage);
 int32_t eng_model_find(const eng_model *model, const char *name); // tensor index; -1: none
 // Multiplications and additions a generated token costs at `position` earlier tokens with `cg_steps` a solve.
 double eng_model_flops(const eng_model *model, double position, double cg_steps);

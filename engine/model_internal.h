@@ -20,6 +20,8 @@ void eng_model_add_whole(eng_model *model, int32_t tensor, const char *prefix, c
 // Bytes of recurrent state that a session keeps for the layer. Each call starts at a multiple of 64 inside the slot,
 // and the calls of one layer (at most ENG_MAX_STATE_PARTS) lie one after another, their offsets in state_part.
 void eng_model_add_state(eng_model *model, int32_t layer, size_t bytes);
+// The layer's first part.
+void eng_model_add_matrix(eng_model *model, int32_t layer, eng_state_matrix matrix);
 // Bytes that a KV page of 64 tokens holds for the layer.
 void eng_model_add_pages(eng_model *model, int32_t layer, size_t bytes);
 

@@ -50,7 +50,8 @@ static eng_status check_options(const eng_options *options, eng_error *error) {
 static eng_status open_device(const eng_options *options, eng_engine *engine, eng_error *error) {
     const char *name = options->device && options->device[0] ? options->device : "auto";
     char reason[256] = "";
-    kern_status status = kern_device_open(&(kern_device_options){.name = name}, &engine->device, reason, sizeof reason);
+    kern_status status = kern_device_open(&(kern_device_options){.name = name, .fast = options->fast}, &engine->device,
+                                          reason, sizeof reason);
     if (status == KERN_INVALID)
         return eng_fail(error, ENG_INVALID, "%s", reason[0] ? reason : kern_status_text(status));
     if (status)
@@ -59,6 +60,9 @@ static eng_status open_device(const eng_options *options, eng_engine *engine, en
     if (strcmp(name, "auto") == 0)
         log_text(options, ENG_LOG_INFO, "device auto is %s%s%s", kern_device_describe(engine->device)->description,
                  reason[0] ? ", not CUDA: " : "", reason);
+    if (options->state_storage == ENG_STATE_BF16 && !kern_device_describe(engine->device)->stores_bf16)
+        return eng_fail(error, ENG_INVALID, "state_storage bf16 needs a CUDA device, this is %s",
+                        kern_device_describe(engine->device)->description);
     status = kern_stream_open(engine->device, &engine->stream);
     return status ? eng_fail_kernel(error, status, "opening a stream") : ENG_OK;
 }
@@ -68,6 +72,8 @@ static eng_status open_files(const eng_options *options, eng_engine *engine, eng
     eng_status status = eng_checkpoint_open(options->model_dir, &engine->checkpoint, error);
     if (status != ENG_OK)
         return status;
+    if (options->state_storage == ENG_STATE_BF16)
+        eng_checkpoint_store_states(engine->checkpoint, KERN_STORE_BF16);
     const eng_model *model = eng_checkpoint_model(engine->checkpoint);
     status = eng_tokenizer_open(options->model_dir, model->config.vocab_size, &engine->tokenizer, &why);
     if (status == ENG_NOT_FOUND && !options->need_tokenizer)
@@ -197,11 +203,13 @@ static void describe(eng_engine *engine) {
     const eng_config *config = &model->config;
     const kern_device_info *device = kern_device_describe(engine->device);
     list_mixers(model, engine->mixers, sizeof engine->mixers);
+    snprintf(engine->numeric_profile, sizeof engine->numeric_profile, "%s%s", device->numeric_profile,
+             model->state_storage == KERN_STORE_BF16 ? " states=bf16" : "");
     engine->info = (eng_model_info){
         .model_type = config->model_type,
         .mixers = engine->mixers,
         .device = device->description,
-        .numeric_profile = device->numeric_profile,
+        .numeric_profile = engine->numeric_profile,
         .parameters = model->parameters,
         .layers = config->layers,
         .loops = 1,

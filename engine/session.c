@@ -17,6 +17,7 @@ struct eng_pool {
     kern_device *device;
     void *states, *pages;
     size_t slot_stride, page_stride;
+    kern_storage storage;
     int32_t slots, page_count;
     int32_t *free_slot, *free_page; // stacks
     int32_t free_slots, free_pages;
@@ -58,6 +59,7 @@ eng_status eng_pool_create(const eng_model *model, kern_device *device, int32_t 
     if (!pool)
         return eng_fail(error, ENG_NO_MEMORY, "out of memory for the pool");
     pool->device = device;
+    pool->storage = model->state_storage;
     pool->slot_stride = align64(model->state_bytes);
     pool->page_stride = align64(model->page_bytes);
     pool->slots = pool->free_slots = slots;
@@ -105,6 +107,10 @@ void *eng_pool_slot(const eng_pool *pool, int32_t slot) {
 
 void *eng_pool_page(const eng_pool *pool, int32_t page) {
     return (char *)pool->pages + (size_t)page * pool->page_stride;
+}
+
+kern_storage eng_pool_storage(const eng_pool *pool) {
+    return pool->storage;
 }
 
 size_t eng_pool_slot_stride(const eng_pool *pool) {

@@ -19,6 +19,7 @@ void *eng_pool_states(const eng_pool *pool);
 void *eng_pool_pages(const eng_pool *pool);
 void *eng_pool_slot(const eng_pool *pool, int32_t slot); // their device addresses
 void *eng_pool_page(const eng_pool *pool, int32_t page);
+kern_storage eng_pool_storage(const eng_pool *pool); // of the matrices in a slot
 size_t eng_pool_slot_stride(const eng_pool *pool);
 size_t eng_pool_page_stride(const eng_pool *pool);
 int32_t eng_pool_slots(const eng_pool *pool, int32_t *used);

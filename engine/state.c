@@ -10,7 +10,7 @@
 
 #include "engine/forward.h"
 
-enum { VERSION = 1 };
+enum { VERSION = 2 };
 
 static const int64_t max_read = (int64_t)1 << 36; // keeps the bytes of pages below 2^63
 
@@ -20,13 +20,14 @@ typedef struct header {
     char magic[8];
     uint32_t version, header_bytes;
     unsigned char fingerprint[ENG_DIGEST_BYTES];
+    uint64_t storage; // kern_storage
     uint64_t slot_bytes, page_bytes;
     int64_t read;
     int32_t tail_count, tail;
     unsigned char digest[ENG_DIGEST_BYTES]; // of the header before it, and of what follows the header
 } header;
 
-_Static_assert(sizeof(header) == 112 && offsetof(header, digest) == 80, "no padding");
+_Static_assert(sizeof(header) == 120 && offsetof(header, digest) == 88, "no padding");
 #if defined(__BYTE_ORDER__) && __BYTE_ORDER__ != __ORDER_LITTLE_ENDIAN__
 #error "states are little-endian"
 #endif
@@ -68,6 +69,7 @@ eng_status eng_state_export(const eng_session *session, kern_stream *stream,
                             const unsigned char fingerprint[ENG_DIGEST_BYTES], void *out, eng_error *error) {
     header head = {.version = VERSION,
                    .header_bytes = sizeof(header),
+                   .storage = (uint64_t)eng_pool_storage(session->pool),
                    .slot_bytes = eng_pool_slot_stride(session->pool),
                    .page_bytes = eng_pool_page_stride(session->pool),
                    .read = session->read,
@@ -83,6 +85,10 @@ eng_status eng_state_export(const eng_session *session, kern_stream *stream,
     return status == ENG_OK ? ENG_OK : eng_fail(error, status, "out of memory for a digest");
 }
 
+static const char *storage_name(uint64_t storage) {
+    return storage == KERN_STORE_F32 ? "float32" : storage == KERN_STORE_BF16 ? "bf16" : "something unknown";
+}
+
 static eng_status check(const eng_pool *pool, const unsigned char fingerprint[ENG_DIGEST_BYTES], const void *bytes,
                         size_t count, header *head, eng_error *error) {
     size_t slot = eng_pool_slot_stride(pool), page = eng_pool_page_stride(pool);
@@ -96,6 +102,9 @@ static eng_status check(const eng_pool *pool, const unsigned char fingerprint[EN
                         VERSION);
     if (memcmp(head->fingerprint, fingerprint, sizeof head->fingerprint) != 0)
         return eng_fail(error, ENG_UNSUPPORTED, "a state of another model");
+    if (head->storage != (uint64_t)eng_pool_storage(pool))
+        return eng_fail(error, ENG_UNSUPPORTED, "a state stored as %s, this model stores %s",
+                        storage_name(head->storage), storage_name((uint64_t)eng_pool_storage(pool)));
     if (head->slot_bytes != slot || head->page_bytes != page)
         return eng_fail(error, ENG_UNSUPPORTED,
                         "a state of %" PRIu64 " bytes and pages of %" PRIu64 ", this model has %zu and %zu",

@@ -1,10 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
 // A session as bytes: its state, its KV pages and what it has read, at a step boundary.
 //
-// The bytes are a fixed header, the state slot, then the pages that `read` tokens fill; floats are float32, numbers
-// little-endian. The header names its version, both sizes, and a fingerprint that the caller chooses: what must be
-// equal for the state to mean the same (model, tokenizer). A SHA-256 covers everything. Continuing an imported session
-// gives the bits that continuing the exported one gives. For the engine's thread.
+// The bytes are a fixed header, the state slot, then the pages that `read` tokens fill; floats are float32, those of
+// matrix states as the model stores them, numbers little-endian. The header names its version, that storage, both
+// sizes, and a fingerprint that the caller chooses: what must be equal for the state to mean the same (model,
+// tokenizer). A SHA-256 covers everything. Continuing an imported session gives the bits that continuing the exported
+// one gives. For the engine's thread.
 #ifndef ENGINE_STATE_H
 #define ENGINE_STATE_H
 

@@ -106,6 +106,10 @@ static inline kern_status kern_recurrence_check(const kern_recurrence *f, int32_
 static inline kern_status kern_mesa_check(const kern_mesa *mesa, int32_t most_key_width, int32_t most_value_width) {
     if (mesa->heads < 1 || mesa->key_width < 1 || mesa->value_width < 1 || !(mesa->lambda_bound >= 0))
         return KERN_INVALID;
+    if (mesa->storage < KERN_STORE_F32 || mesa->storage > KERN_STORE_BF16)
+        return KERN_INVALID;
+    if (mesa->storage != KERN_STORE_F32)
+        return KERN_UNSUPPORTED;
     return mesa->key_width > most_key_width || mesa->value_width > most_value_width ? KERN_UNSUPPORTED : KERN_OK;
 }
 

@@ -64,6 +64,7 @@ typedef struct kern_device_info {
     int32_t prompt_chunks;     // chunks of prompts a step that cost it about as much as generating for those rows
     int32_t threads;           // CPU
     bool asynchronous;         // launches and transfers return before they are done
+    bool stores_bf16;          // KERN_STORE_BF16 is there
     uint64_t memory_total;
     uint64_t memory_free; // when the device was opened; 0: not counted
 } kern_device_info;
@@ -509,12 +510,14 @@ typedef struct kern_recurrence_backward_args {
 typedef struct kern_mesa {
     int32_t heads, key_width, value_width; // H, D, V
     float lambda_bound;
+    int32_t storage; // of the state, kern_storage
 } kern_mesa;
 typedef struct kern_mesa_args {
     kern_ptr q, k, v;       // (T, H * D), (T, H * D), (T, H * V); q and k already L2-normalised
     kern_ptr g, beta;       // (T, H)
     kern_ptr lambda_params; // (H * D)
-    kern_ptr state;         // optional slot memory: Hk (H, D, D) then Hv (H, D, V), float32
+    kern_ptr state;         // optional slot memory: Hk (H, D, D) then Hv (H, D, V), float32; BF16: of each Hk its lower
+                            // triangle in float32, padded to 4 floats, and Hv in bfloat16
     kern_ptr o;             // (T, H * V)
     kern_ptr x;             // optional (T, H * D): the solutions, for backward
     kern_ptr snapshots;     // optional, for backward

@@ -18,6 +18,9 @@
 typedef enum source { DEFAULT, FROM_FILE, FROM_ENVIRONMENT, FROM_COMMAND_LINE } source;
 typedef srv_option option;
 
+static const char *const levels[] = {"debug", "info", "warning", "error", NULL}; // by eng_log_level
+static const char *const storages[] = {"float32", "bf16", NULL};                 // by eng_state_storage
+
 #define AT(member) offsetof(srv_config, member)
 const srv_option srv_config_options[] = {
     {"model", SRV_OPTION_MODELS, AT(models), 0, 0, NULL, "[NAME=]DIR",
@@ -37,8 +40,12 @@ const srv_option srv_config_options[] = {
      "cpu, cuda:N, or auto: cuda:0 where it can be had, else the CPU; each model is on every device of a list"},
     {"socket_mode", SRV_OPTION_MODE, AT(socket_mode), 0, 0777, SRV_DEFAULT_SOCKET_MODE, "OCTAL",
      "access mode of unix sockets"},
-    {"log_level", SRV_OPTION_LEVEL, AT(log_level), 0, 0, SRV_DEFAULT_LOG_LEVEL, "LEVEL",
-     "debug, info, warning or error"},
+    {"fast", SRV_OPTION_YES_NO, AT(fast), 0, 0, SRV_DEFAULT_FAST, "yes|no",
+     "whether a GPU may round activations to bfloat16 in products: quicker, other last digits"},
+    {"state_storage", SRV_OPTION_CHOICE, AT(state_storage), 0, 0, SRV_DEFAULT_STATE_STORAGE, "TYPE",
+     "float32, or on a GPU bf16: matrix states in half the memory, rounded after each token", storages},
+    {"log_level", SRV_OPTION_CHOICE, AT(log_level), 0, 0, SRV_DEFAULT_LOG_LEVEL, "LEVEL",
+     "debug, info, warning or error", levels},
     {"rows", SRV_OPTION_AUTO, AT(rows), 1, 4096, "auto", "N",
      "requests that run together; auto: 32 to 64 on the CPU, 256 on CUDA"},
     {"prompt_tokens", SRV_OPTION_AUTO, AT(prompt_tokens), 1, 65536, "auto", "N",
@@ -87,9 +94,6 @@ const srv_option srv_config_options[] = {
 };
 enum { OPTION_COUNT = sizeof srv_config_options / sizeof *srv_config_options };
 const size_t srv_config_option_count = OPTION_COUNT;
-
-enum { LEVEL_COUNT = 4 };
-const char *const srv_config_levels[] = {"debug", "info", "warning", "error"};
 
 typedef struct loader {
     srv_config *config;
@@ -215,10 +219,10 @@ static eng_status set_mode(int64_t *member, const char *text) {
     return ENG_OK;
 }
 
-static eng_status set_level(int64_t *member, const char *text) {
-    for (size_t i = 0; i < LEVEL_COUNT; i++)
-        if (strcmp(text, srv_config_levels[i]) == 0) {
-            *member = (int64_t)i;
+static eng_status set_choice(int64_t *member, const char *const *choices, const char *text) {
+    for (int64_t i = 0; choices[i]; i++)
+        if (strcmp(text, choices[i]) == 0) {
+            *member = i;
             return ENG_OK;
         }
     return ENG_INVALID;
@@ -266,8 +270,8 @@ static eng_status set_value(srv_config *config, const option *row, const char *t
         return set_yes_no(member, text);
     case SRV_OPTION_MODE:
         return set_mode(member, text);
-    case SRV_OPTION_LEVEL:
-        return set_level(member, text);
+    case SRV_OPTION_CHOICE:
+        return set_choice(member, row->choices, text);
     }
     return ENG_INTERNAL;
 }
@@ -285,6 +289,18 @@ static void clear_listeners(srv_config *config) {
         free(config->listen[--config->listen_count]);
 }
 
+// "a, b or c"
+static void list_choices(const char *const *choices, char *text, size_t size) {
+    size_t length = 0;
+
+    for (size_t i = 0; choices[i] && length < size; i++)
+        length += (size_t)snprintf(text + length, size - length, "%s%s",
+                                   i == 0           ? ""
+                                   : choices[i + 1] ? ", "
+                                                    : " or ",
+                                   choices[i]);
+}
+
 static void describe_range(const option *row, char *text, size_t size) {
     static const char *const by_kind[] = {
         [SRV_OPTION_MODELS] = "[NAME=]DIR, each name once",
@@ -294,10 +310,11 @@ static void describe_range(const option *row, char *text, size_t size) {
         [SRV_OPTION_PATH] = "a path or credential:NAME",
         [SRV_OPTION_YES_NO] = "yes or no",
         [SRV_OPTION_MODE] = "an octal mode up to 0777",
-        [SRV_OPTION_LEVEL] = "debug, info, warning or error",
     };
 
-    if (row->kind < sizeof by_kind / sizeof *by_kind && by_kind[row->kind])
+    if (row->kind == SRV_OPTION_CHOICE)
+        list_choices(row->choices, text, size);
+    else if (row->kind < sizeof by_kind / sizeof *by_kind && by_kind[row->kind])
         snprintf(text, size, "%s", by_kind[row->kind]);
     else
         snprintf(text, size, "%s%.15g to %.15g%s",

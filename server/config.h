@@ -31,6 +31,8 @@ typedef struct srv_config {
     char *keys, *tls_cert, *tls_key; // paths; NULL: none
     bool allow_anonymous;
     char *device;
+    bool fast;
+    int64_t state_storage; // eng_state_storage
     int64_t socket_mode;
     int64_t log_level; // eng_log_level
     int64_t rows, prompt_tokens, state_budget;

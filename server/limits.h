@@ -10,6 +10,8 @@
 // Configuration defaults.
 #define SRV_DEFAULT_LISTEN "127.0.0.1:8080"
 #define SRV_DEFAULT_DEVICE "auto"
+#define SRV_DEFAULT_FAST "no"
+#define SRV_DEFAULT_STATE_STORAGE "float32"
 #define SRV_DEFAULT_ALLOW_ANONYMOUS "no"
 #define SRV_DEFAULT_SOCKET_MODE "0660"
 #define SRV_DEFAULT_LOG_LEVEL "info"

@@ -255,6 +255,8 @@ static eng_status start_worker(srv_server *server, srv_model *model, eng_error *
     const srv_worker_options options = {
         .engine = {.model_dir = model->path->folder,
                    .device = model->device,
+                   .fast = config->fast,
+                   .state_storage = (eng_state_storage)config->state_storage,
                    .max_rows = (int32_t)config->rows,
                    .prompt_tokens = (int32_t)config->prompt_tokens,
                    .state_budget = (uint64_t)config->state_budget,

@@ -20,10 +20,10 @@
 enum { MAX_ROUNDS = 99 };
 
 typedef struct bench_options {
-    const char *random, *device, *sessions, *weights, *cg_mode;
+    const char *random, *device, *sessions, *weights, *cg_mode, *state_storage;
     int64_t context, rows, prompt, generated, rounds, cg_steps;
     double cg_tolerance;
-    bool mixers;
+    bool mixers, fast;
 } bench_options;
 
 typedef enum quantity {
@@ -67,11 +67,13 @@ static eng_status parse_weights(const char *text, kern_dtype *dtype, eng_error *
     return ENG_OK;
 }
 
-static eng_status make_random(bench *b, const bench_options *o, bool trains, eng_error *error) {
+static eng_status make_random(bench *b, const bench_options *o, kern_storage storage, bool trains, eng_error *error) {
     kern_dtype dtype;
     eng_status status = parse_weights(o->weights, &dtype, error);
     if (status == ENG_OK)
         status = trn_random_model_create(o->random, &b->random, error);
+    if (status == ENG_OK)
+        eng_model_store_states(b->random, storage);
     if (status == ENG_OK)
         status = eng_weights_init(b->random, b->device, 1, dtype, &b->serving, error);
     if (status == ENG_OK && trains)
@@ -81,15 +83,24 @@ static eng_status make_random(bench *b, const bench_options *o, bool trains, eng
 
 static eng_status open_model(bench *b, const char *dir, const bench_options *o, eng_error *error) {
     char reason[160] = "";
-    kern_status opened = kern_device_open(&(kern_device_options){.name = o->device}, &b->device, reason, sizeof reason);
+    const kern_device_options device = {.name = o->device, .fast = o->fast};
+    kern_status opened = kern_device_open(&device, &b->device, reason, sizeof reason);
     if (opened != KERN_OK)
         return eng_fail(error, ENG_DEVICE, "device %s: %s", o->device, reason[0] ? reason : kern_status_text(opened));
     if (o->mixers)
         return ENG_OK;
+    kern_storage storage;
+    eng_status status = trn_parse_storage(o->state_storage, &storage, error);
+    if (status == ENG_OK && storage != KERN_STORE_F32 && !kern_device_describe(b->device)->stores_bf16)
+        status = eng_fail(error, ENG_INVALID, "--state-storage bf16 needs a CUDA device");
+    if (status != ENG_OK)
+        return status;
     const bool trains = !o->sessions && !o->weights;
     if (!dir)
-        return make_random(b, o, trains, error);
-    eng_status status = eng_checkpoint_open(dir, &b->checkpoint, error);
+        return make_random(b, o, storage, trains, error);
+    status = eng_checkpoint_open(dir, &b->checkpoint, error);
+    if (status == ENG_OK)
+        eng_checkpoint_store_states(b->checkpoint, storage);
     if (status == ENG_OK)
         status = eng_weights_load(b->checkpoint, b->device, false, &b->serving, error);
     if (status == ENG_OK && trains)
@@ -277,6 +288,8 @@ static eng_status check_options(const bench_options *o, const char *dir, eng_err
                    {"rounds", o->rounds, MAX_ROUNDS}, {"cg-steps", o->cg_steps + 2, 258}};
     if (!dir + !o->random + !o->mixers != 2) // exactly one is there
         return eng_fail(error, ENG_INVALID, "a folder, --random or --mixers is needed, one of them");
+    if (o->state_storage && !o->sessions)
+        return eng_fail(error, ENG_INVALID, "--state-storage: goes with --sessions");
     if (o->weights && !o->random)
         return eng_fail(error, ENG_INVALID, "--weights: goes with --random; a folder's weights are as they are stored");
     for (size_t i = 0; i < sizeof numbers / sizeof *numbers; i++)
@@ -315,6 +328,8 @@ int trn_command_bench(int argc, char **argv) {
         {"tokens", "N", TRN_INTEGER, &o.generated, "tokens generated a round (default 64; --mixers: 16)"},
         {"rounds", "N", TRN_INTEGER, &o.rounds, "rounds of all measurements (default 7; --mixers: 5)"},
         {"device", "NAME", TRN_STRING, &o.device, "cpu, cpu:16, cuda:0 (default cpu)"},
+        {"fast", NULL, TRN_FLAG, &o.fast, "a GPU may round activations to bfloat16 in products"},
+        {"state-storage", "TYPE", TRN_STRING, &o.state_storage, "with --sessions: float32 (default) or bf16"},
         {"sessions", "N,N..", TRN_STRING, &o.sessions, "only generating, by that many sessions at once"},
         {"mixers", NULL, TRN_FLAG, &o.mixers, "a table of random models of every mixer, instead of one model"},
         {"cg-mode", "MODE", TRN_STRING, &o.cg_mode, "with --sessions: tolerance, steps or exact (default the model's)"},

@@ -9,6 +9,7 @@
 #include "engine/mixer.h"
 #include "trainer/commands.h"
 #include "trainer/options.h"
+#include "trainer/runner.h"
 
 static const char *grouped(uint64_t number, char text[32]) {
     char digits[24];
@@ -74,8 +75,8 @@ static bool same_state(const eng_model *model, int32_t left, int32_t right) {
 // A session's memory, and what a layer of each kind has of it.
 static void print_state(const eng_model *model) {
     char a[32], b[32];
-    printf("state             %s a session (%s bytes)\n", sized((double)model->state_bytes, a),
-           grouped(model->state_bytes, b));
+    printf("state             %s a session (%s bytes)%s\n", sized((double)model->state_bytes, a),
+           grouped(model->state_bytes, b), model->state_storage == KERN_STORE_BF16 ? ", matrices in bf16" : "");
     if (eng_model_has_pages(model))
         printf("KV                %s bytes a token more\n", grouped(model->page_bytes / KERN_PAGE_TOKENS, a));
     for (int32_t i = 0; i < model->config.layers; i++) {
@@ -136,8 +137,11 @@ static void print_summary(const eng_checkpoint *checkpoint) {
 
 int trn_command_inspect(int argc, char **argv) {
     bool summary = false, helped = false;
+    const char *stored_as = NULL;
+    kern_storage storage;
     const trn_option options[] = {
         {"summary", NULL, TRN_FLAG, &summary, "without the table of tensors"},
+        {"state-storage", "TYPE", TRN_STRING, &stored_as, "of states whose bytes are told: float32 (default) or bf16"},
     };
     const trn_command_line line = {
         "inspect DIR [options]",
@@ -155,7 +159,11 @@ int trn_command_inspect(int argc, char **argv) {
     if (helped)
         return TRN_EXIT_OK;
     if (status == ENG_OK)
+        status = trn_parse_storage(stored_as, &storage, &error);
+    if (status == ENG_OK)
         status = eng_checkpoint_open(dir, &checkpoint, &error);
+    if (status == ENG_OK)
+        eng_checkpoint_store_states(checkpoint, storage);
     if (status == ENG_OK && !summary) {
         print_tensors(checkpoint);
         printf("\n");

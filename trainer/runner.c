@@ -132,6 +132,15 @@ kern_solver trn_model_solver(const eng_model *model) {
         .mode = (int32_t)knobs->cg_mode, .max_steps = knobs->cg_max_steps, .tolerance = knobs->cg_tolerance};
 }
 
+eng_status trn_parse_storage(const char *text, kern_storage *out, eng_error *error) {
+    *out = KERN_STORE_F32;
+    if (text && strcmp(text, "bf16") == 0)
+        *out = KERN_STORE_BF16;
+    else if (text && strcmp(text, "float32") != 0)
+        return eng_fail(error, ENG_INVALID, "--state-storage: \"%.20s\" is not float32 or bf16", text);
+    return ENG_OK;
+}
+
 eng_status trn_parse_cg_mode(const char *text, kern_solve_mode *out, eng_error *error) {
     static const char *const names[] = {[KERN_SOLVE_TOLERANCE] = "tolerance",
                                         [KERN_SOLVE_STEPS] = "steps",

@@ -66,6 +66,7 @@ static void describe(kern_cuda *cuda, const cudaDeviceProp *properties) {
     info->prompt_chunks = PROMPT_CHUNKS;
     info->threads = 1;
     info->asynchronous = true;
+    info->stores_bf16 = true;
     info->memory_total = properties->totalGlobalMem;
     size_t total = 0, available = 0;
     if (cudaMemGetInfo(&available, &total) == cudaSuccess)

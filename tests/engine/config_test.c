@@ -550,6 +550,37 @@ START_TEST(start_values) {
 }
 END_TEST
 
+START_TEST(states_in_half_the_bytes) {
+    static const struct {
+        const char *json;
+        size_t full, half; // of a layer's matrices
+    } models[] = {
+        {"{\"model_type\": \"mesa_net\", \"num_heads\": 2, \"head_dim\": 30, \"hidden_size\": 60}", 2 * 2 * 30 * 30 * 4,
+         2 * (468 * 4 + 30 * 30 * 2)}, // 465 of a triangle, padded
+        {"{\"model_type\": \"gated_deltanet\", \"num_heads\": 3, \"head_dim\": 32, \"hidden_size\": 96, "
+         "\"expand_v\": 2}",
+         3 * 32 * 64 * 4, 3 * 32 * 64 * 2},
+        {"{\"model_type\": \"llama\"}", 0, 0},
+    };
+    for (size_t i = 0; i < sizeof models / sizeof *models; i++) {
+        eng_model *model = model_of(models[i].json);
+        const eng_layer *layer = &model->layer[1];
+        const size_t whole = model->state_bytes, offset = layer->state_offset, bytes = layer->state_bytes;
+        const size_t full = (models[i].full + 63) / 64 * 64, half = (models[i].half + 63) / 64 * 64;
+        ck_assert(layer->state_parts == 0 || layer->state_part[1] == full);
+        eng_model_store_states(model, KERN_STORE_BF16);
+        ck_assert(layer->state_parts == 0 || layer->state_part[1] == half);
+        ck_assert_uint_eq(layer->state_bytes, bytes - full + half);
+        ck_assert_uint_eq(layer->state_offset, layer->state_parts == 0 ? 0 : layer->state_bytes);
+        ck_assert_uint_eq(model->state_bytes, whole - (size_t)model->config.layers * (full - half));
+        eng_model_store_states(model, KERN_STORE_F32);
+        ck_assert_uint_eq(model->state_bytes, whole);
+        ck_assert_uint_eq(layer->state_offset, offset);
+        eng_model_free(model);
+    }
+}
+END_TEST
+
 START_TEST(flops_grow_with_what_is_used) {
     eng_model *mesa = model_of(MESA SMALL "\"head_dim\": 4}");
     double products = 0;
@@ -589,6 +620,7 @@ static Suite *config_suite(void) {
     tcase_add_test(table, table_of_recurrent_families);
     tcase_add_test(table, table_of_other_backbones);
     tcase_add_test(table, start_values);
+    tcase_add_test(table, states_in_half_the_bytes);
     tcase_add_test(table, flops_grow_with_what_is_used);
     suite_add_tcase(suite, table);
     return suite;

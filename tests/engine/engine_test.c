@@ -68,6 +68,9 @@ START_TEST(what_cannot_be_opened_is_named) {
     refuse_open((eng_options){.model_dir = good, .device = "cpu", .max_rows = 1000000}, ENG_INVALID, "max_rows");
     refuse_open((eng_options){.model_dir = good, .device = "abacus"}, ENG_INVALID, "abacus");
     refuse_open((eng_options){.model_dir = good, .device = "cpu", .state_budget = 1000}, ENG_INVALID, "state_budget");
+    refuse_open((eng_options){.model_dir = good, .device = "cpu", .state_storage = ENG_STATE_BF16}, ENG_INVALID,
+                "state_storage bf16 needs a CUDA device");
+    refuse_open((eng_options){.model_dir = good, .device = "cpu", .prompt_tokens = -1}, ENG_INVALID, "prompt_tokens");
     refuse_open((eng_options){.model_dir = temp_path("none"), .device = "cpu"}, ENG_NOT_FOUND, "none");
     refuse_open((eng_options){.model_dir = bare, .device = "cpu", .need_tokenizer = true}, ENG_NOT_FOUND,
                 "tokenizer.json");

@@ -10,7 +10,7 @@
 #include "tests/engine/small_models.h"
 #include "tests/engine/test_device.h"
 
-enum { READ = 70, ROOM = 100, HEADER = 112 };
+enum { READ = 70, ROOM = 100, HEADER = 120, STORAGE = 48 };
 
 static const unsigned char fingerprint[ENG_DIGEST_BYTES] = "this model", another[ENG_DIGEST_BYTES] = "another";
 
@@ -91,8 +91,13 @@ START_TEST(other_sizes_and_models_are_refused) {
     bytes[8]++;
     error = (eng_error){0};
     ck_assert_int_eq(import(bytes, count, fingerprint, ROOM, &error), ENG_UNSUPPORTED);
-    ck_assert_ptr_nonnull(strstr(error.text, "version 2"));
+    ck_assert_ptr_nonnull(strstr(error.text, "version 3"));
     bytes[8]--;
+    bytes[STORAGE] = KERN_STORE_BF16;
+    error = (eng_error){0};
+    ck_assert_int_eq(import(bytes, count, fingerprint, ROOM, &error), ENG_UNSUPPORTED);
+    ck_assert_ptr_nonnull(strstr(error.text, "a state stored as bf16, this model stores float32"));
+    bytes[STORAGE] = KERN_STORE_F32;
     ck_assert_int_eq(import(bytes, count, fingerprint, READ - 1, NULL), ENG_INVALID);
     ck_assert_int_eq(import(bytes, count, fingerprint, READ, NULL), ENG_OK);
     close_all();

@@ -47,16 +47,17 @@ static const struct {
     {"{\"mixer\": \"attention\", \"num_heads\": 4, \"num_kv_heads\": 2}", "attention 2 x 0 bytes, 256 a token"},
     {"{\"mixer\": \"recurrence\", \"num_heads\": 2, \"head_dim\": 32}", "recurrence 1 x 10,496 bytes"},
 };
+static const char *const halves[] = {", matrices in bf16", "recurrence 1 x 6,400 bytes", "attention 1 x 6,144 bytes"};
 static const char *const sums[] = {"(126,464 bytes)", "KV 512 bytes a token"};
 
 // What the command prints with --summary, runs of spaces as one.
-static char *summary_of(const char *dir) {
+static char *summary_of(const char *dir, const char *storage) {
     const char *path = temp_path("printed");
     fflush(stdout);
     int file = open(path, O_CREAT | O_TRUNC | O_WRONLY, 0600), kept = dup(STDOUT_FILENO);
     ck_assert(file >= 0 && kept >= 0 && dup2(file, STDOUT_FILENO) >= 0);
-    const char *arguments[] = {"inspect", dir, "--summary", NULL};
-    int status = trn_command_inspect(3, (char **)arguments);
+    const char *arguments[] = {"inspect", dir, "--summary", "--state-storage", storage, NULL};
+    int status = trn_command_inspect(5, (char **)arguments);
     fflush(stdout);
     ck_assert(dup2(kept, STDOUT_FILENO) >= 0);
     close(file);
@@ -86,11 +87,15 @@ START_TEST(bytes_of_every_mixer) {
     strcat(config, "]}");
     small_model small = {"every mixer", config, true, true};
     small_checkpoint(temp_path("model"), &small, NULL, false);
-    char *text = summary_of(temp_path("model"));
+    char *text = summary_of(temp_path("model"), "float32");
     for (size_t i = 0; i < count; i++)
         ck_assert_msg(strstr(text, layers[i].line), "no '%s' in\n%s", layers[i].line, text);
     for (size_t i = 0; i < sizeof sums / sizeof *sums; i++)
         ck_assert_msg(strstr(text, sums[i]), "no '%s' in\n%s", sums[i], text);
+    free(text);
+    text = summary_of(temp_path("model"), "bf16"); // matrices alone
+    for (size_t i = 0; i < sizeof halves / sizeof *halves; i++)
+        ck_assert_msg(strstr(text, halves[i]), "no '%s' in\n%s", halves[i], text);
     free(text);
 }
 END_TEST
