@@ -96,6 +96,11 @@ static inline bool kern_op_is_rowless(kern_op op) {
     return op == KERN_OP_ADAMW || op == KERN_OP_SQUARE_SUM || op == KERN_OP_CLIP_SCALE;
 }
 
+// Whether it is a recurrence without the memory in which rows with a slot keep their state; no backend runs one with
+// such rows. args: with operands resolved or not.
+bool kern_op_lacks_state(kern_op op, const void *args);
+bool kern_rows_have_slots(const kern_rows *rows); // NULL is accepted
+
 // Writes a sentence to a caller's reason; does nothing when there is none.
 __attribute__((format(printf, 3, 4))) void kern_set_reason(char *reason, size_t size, const char *format, ...);
 

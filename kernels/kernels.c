@@ -64,6 +64,19 @@ size_t kern_op_operands(kern_op op) {
     return op_is_known(op) ? operands[op] : 0;
 }
 
+bool kern_op_lacks_state(kern_op op, const void *args) {
+    if (op == KERN_OP_MESA)
+        return !((const kern_mesa_args *)args)->state.ref;
+    return op == KERN_OP_RECURRENCE && !((const kern_recurrence_args *)args)->state.ref;
+}
+
+bool kern_rows_have_slots(const kern_rows *rows) {
+    for (int32_t r = 0; rows && r < rows->n_rows; r++)
+        if (rows->row[r].slot >= 0)
+            return true;
+    return false;
+}
+
 // ------------------------------------------------------------------------------------------------------------ device
 
 static kern_status open_cuda(const kern_device_options *options, kern_device **out, char *reason, size_t reason_size) {
@@ -245,6 +258,8 @@ kern_status kern_reserve(kern_device *device, kern_op op, const void *args) {
 
 kern_status kern_launch(kern_stream *stream, kern_op op, const kern_rows *rows, const void *args) {
     if (!op_is_known(op) || (!rows && !kern_op_is_rowless(op)))
+        return KERN_INVALID;
+    if (kern_op_lacks_state(op, args) && kern_rows_have_slots(rows))
         return KERN_INVALID;
     return stream->device->backend->launch(stream, op, rows, args);
 }

@@ -29,6 +29,7 @@ typedef struct plan_resolved {
 struct kern_plan {
     kern_device *device;
     bool sealed, uses_state;
+    bool lacks_state; // an operation in it does
     plan_entry *entry;
     size_t entries, entry_capacity;
     char *block;
@@ -150,6 +151,7 @@ kern_status kern_plan_add(kern_plan *plan, kern_op op, const void *args) {
     plan->entry[plan->entries++] = (plan_entry){op, plan->bytes};
     plan->bytes += size;
     plan->uses_state |= uses_state;
+    plan->lacks_state |= kern_op_lacks_state(op, args);
     return KERN_OK;
 }
 
@@ -214,13 +216,6 @@ static bool may_be_absent(kern_ptr operand) {
     return class_ == KERN_CLASS_NULL || class_ == KERN_CLASS_STATE || class_ == KERN_CLASS_PAGES;
 }
 
-static bool some_row_has_a_slot(const kern_rows *rows) {
-    for (int32_t r = 0; rows && r < rows->n_rows; r++)
-        if (rows->row[r].slot >= 0)
-            return true;
-    return false;
-}
-
 static kern_status resolve_entry(plan_entry entry, const char *stored, const kern_memory *memory, void *args) {
     memcpy(args, stored, kern_op_args_size(entry.op));
     kern_ptr *operand = args;
@@ -259,7 +254,7 @@ kern_status kern_plan_run(const kern_plan *plan, kern_stream *stream, const kern
                           const kern_memory *memory) {
     if (!plan->sealed || stream->device != plan->device)
         return KERN_INVALID;
-    if (plan->uses_state && !memory->state && some_row_has_a_slot(rows))
+    if ((plan->lacks_state || (plan->uses_state && !memory->state)) && kern_rows_have_slots(rows))
         return KERN_INVALID;
     kern_status status = KERN_OK;
     if (plan->resolved) {

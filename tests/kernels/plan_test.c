@@ -180,6 +180,18 @@ START_TEST(absent_memory_is_refused) {
     f.param[BIAS] = NULL; // optional for the operation, but the plan names it: never left out silently
     ck_assert_int_eq(kern_plan_run(plan, f.test.stream, f.test.rows, &f.memory), KERN_INVALID);
     f.param[BIAS] = f.bias;
+    kern_plan *stateless = NULL; // a recurrence in it has no place to keep what rows with slots need
+    const kern_recurrence_args recurrence = {
+        .q = saved(0),
+        .k = saved(0),
+        .v = saved(0),
+        .o = saved(1),
+        .family = {.heads = 1, .key_width = WIDTH, .value_width = WIDTH, .scale = 1}};
+    ck_assert_int_eq(kern_plan_create(f.test.device, &stateless), KERN_OK);
+    ck_assert_int_eq(kern_plan_add(stateless, KERN_OP_RECURRENCE, &recurrence), KERN_OK);
+    ck_assert_int_eq(kern_plan_seal(stateless), KERN_OK);
+    ck_assert_int_eq(kern_plan_run(stateless, f.test.stream, f.test.rows, &f.memory), KERN_INVALID);
+    kern_plan_free(stateless);
     f.test.rows->row[0].slot = f.test.rows->row[1].slot = -1; // without slots no state is needed
     kernel_test_prepare(&f.test);
     memory = f.memory, memory.state = NULL;

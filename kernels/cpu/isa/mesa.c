@@ -251,10 +251,6 @@ static job job_of(const kern_cpu *cpu, const kern_rows *rows, const kern_mesa_ar
 KERN_RUN(mesa, kern_mesa_args) {
     const int heads = a->mesa.heads;
     const double operations = 40.0 * rows->n_tokens * heads * a->mesa.key_width * a->mesa.key_width;
-    if (!a->state.p)
-        for (int r = 0; r < rows->n_rows; r++)
-            if (rows->row[r].slot >= 0)
-                return KERN_INVALID;
 #pragma omp parallel for schedule(dynamic) if (kern_worth_team(operations))
     for (int item = 0; item < rows->n_rows * heads; item++) {
         const int r = item / heads;

@@ -153,10 +153,6 @@ static void run_generated(const recurrence_job *job, const kern_row *row, const 
 KERN_RUN(recurrence, kern_recurrence_args) {
     const recurrence_shape shape = recurrence_shape_of(&a->family, cpu->chunk);
     const int row_items = shape.states * shape.strips;
-    if (!a->state.p)
-        for (int r = 0; r < rows->n_rows; r++)
-            if (rows->row[r].slot >= 0)
-                return KERN_INVALID;
 #pragma omp parallel if (kern_worth_team(4.0 * rows->n_tokens * shape.outputs * shape.depth * shape.columns))
     {
         workspace ws = lay_out(kern_cpu_workspace(cpu, kern_team_thread()), &shape, &a->family);
