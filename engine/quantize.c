@@ -102,9 +102,16 @@ static float best_scale_q4(const float *value, int64_t count) {
     return best;
 }
 
+// The scale at which no value is beyond code 127: rounded up, which matters where float16 is coarse.
+static uint16_t scale_q8(const float *value, int64_t count) {
+    const float wanted = largest_magnitude(value, count) / 127.0f;
+    const uint16_t nearest = f16_from_f32(wanted);
+    return eng_f16_to_f32(nearest) < wanted ? (uint16_t)(nearest + 1) : nearest;
+}
+
 // One block of a row; false: its scale is not finite in float16.
 static bool round_block(kern_dtype dtype, const float *value, int64_t count, uint8_t *code, uint16_t *scale) {
-    *scale = f16_from_f32(dtype == KERN_Q8 ? largest_magnitude(value, count) / 127.0f : best_scale_q4(value, count));
+    *scale = dtype == KERN_Q8 ? scale_q8(value, count) : f16_from_f32(best_scale_q4(value, count));
     const float stored = eng_f16_to_f32(*scale);
     if (!isfinite(stored))
         return false;

@@ -74,7 +74,7 @@ static eng_status write_model(const char *name, const char *dir, eng_error *erro
 int trn_command_init(int argc, char **argv) {
     const char *random = NULL, *out = NULL;
     const trn_option options[] = {
-        {"random", "SIZE", TRN_STRING, &random, "which of bench's random models: 30m, mesa-a, gdn-a, tiny"},
+        {"random", "SIZE", TRN_STRING, &random, "which of bench's random models: 30m, s135, mesa-a, gdn-a, tiny"},
         {"out", "DIR", TRN_STRING, &out, "folder to write, in bfloat16, with a tokenizer"},
     };
     const trn_command_line line = {"init --random SIZE --out DIR",

@@ -10,7 +10,7 @@ trainer=$build/mesa-trainer
 
 expect 0 '/tiny: 116744 parameters, 512 ids$' '' "$trainer" init --random tiny --out "$folder/tiny"
 expect 0 'parameters' '' "$trainer" inspect "$folder/tiny"
-expect 2 '' 'huge.* is not 30m, mesa-a, gdn-a or tiny' "$trainer" init --random huge --out "$folder/huge"
+expect 2 '' 'huge.* is not 30m, s135, mesa-a, gdn-a or tiny' "$trainer" init --random huge --out "$folder/huge"
 expect 2 '' '--random and --out are needed' "$trainer" init --random tiny
 [ ! -e "$folder/huge" ] && [ ! -e "$folder/tiny/words.txt" ] || fail "something is left over"
 # The vocabulary's merges were all found: a text for every id but the first, which is special.
