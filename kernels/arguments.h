@@ -108,8 +108,6 @@ static inline kern_status kern_mesa_check(const kern_mesa *mesa, int32_t most_ke
         return KERN_INVALID;
     if (mesa->storage < KERN_STORE_F32 || mesa->storage > KERN_STORE_BF16)
         return KERN_INVALID;
-    if (mesa->storage != KERN_STORE_F32)
-        return KERN_UNSUPPORTED;
     return mesa->key_width > most_key_width || mesa->value_width > most_value_width ? KERN_UNSUPPORTED : KERN_OK;
 }
 

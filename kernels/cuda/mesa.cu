@@ -10,9 +10,14 @@ constexpr int KEY_MAX = 256, VALUE_MAX = 1024, ANY_THREADS = 256, ANY_BLOCKS_A_P
 
 // ----------------------------------------------------------------------------------------------- two shapes, any row
 
+static __device__ __forceinline__ void prefetch(const void *p, size_t bytes) {
+    for (size_t i = threadIdx.x * 128; i < bytes; i += blockDim.x * 128)
+        cuda_prefetch((const char *)p + i);
+}
+
 static_assert(2 * (sizeof(mesa_row_memory<128>) + 1024) <= 228 * 1024, "two blocks a processor");
 
-template <int D>
+template <int D, typename Stored>
 static __global__ void __launch_bounds__(mesa_work<D>::THREADS, D == 128 ? 2 : 6)
     tile_kernel(const cuda_table *table, const mesa a) {
     cuda_begin();
@@ -23,14 +28,13 @@ static __global__ void __launch_bounds__(mesa_work<D>::THREADS, D == 128 ? 2 : 6
         return;
     }
     const kern_row row = table->row[item];
-    const mesa_state home = mesa_state_of(table, a, row.slot, head);
-    if (home.hk && gridDim.x <= CUDA_FEW_BLOCKS)
-        for (int32_t i = threadIdx.x * 32; i < D * D; i += blockDim.x * 32) {
-            cuda_prefetch(home.hk + i);
-            cuda_prefetch(home.hv + i);
-        }
+    const mesa_state home = mesa_state_of<Stored>(table, a, row.slot, head);
+    if (home.hk && gridDim.x <= CUDA_FEW_BLOCKS) {
+        prefetch(home.hk, mesa_keys<Stored>(D) * sizeof(float));
+        prefetch(home.hv, D * D * sizeof(Stored));
+    }
     cuda_await();
-    mesa_row<D, cuda_whole_block>(table, a, row, head, home, *(mesa_row_memory<D> *)memory);
+    mesa_row<D, cuda_whole_block>(table, a, row, head, home, *(mesa_row_memory<D, Stored> *)memory);
 }
 
 // ------------------------------------------------------------------------------------------------------- every shape
@@ -154,9 +158,29 @@ static __device__ kern_solve_report any_solve(any_shared &shared, const float *h
     }
 }
 
+// A state that is not stored in floats is worked on in the block's memory.
+static __device__ void any_load(const mesa &a, const mesa_state &home, const any_workspace &own) {
+    const int32_t depth = a.depth, width = a.width;
+    for (int32_t i = threadIdx.x; i < depth * depth; i += ANY_THREADS) {
+        const int32_t row = i / depth, column = i % depth;
+        own.hk[i] = home.hk[mesa_triangle_place(depth, row > column ? row : column, row > column ? column : row)];
+    }
+    for (int32_t i = threadIdx.x; i < depth * width; i += ANY_THREADS)
+        own.hv[i] = __bfloat162float(((const cuda_bf16 *)home.hv)[i]);
+}
+static __device__ void any_store(const mesa &a, const any_workspace &own, const mesa_state &home) {
+    const int32_t depth = a.depth, width = a.width;
+    for (int32_t i = threadIdx.x; i < depth * depth; i += ANY_THREADS)
+        if (i % depth <= i / depth)
+            home.hk[mesa_triangle_place(depth, i / depth, i % depth)] = own.hk[i];
+    for (int32_t i = threadIdx.x; i < depth * width; i += ANY_THREADS)
+        ((cuda_bf16 *)home.hv)[i] = __ushort_as_bfloat16((unsigned short)(__float_as_uint(own.hv[i]) >> 16));
+}
+
 // One token of a head; hk and hv in global memory, seen by this block alone. Begins with a barrier.
+template <typename Stored>
 static __device__ void any_token(const mesa &a, const kern_solver &solver, int64_t at, bool anew, float *hk, float *hv,
-                                 double *factor, any_shared &shared) {
+                                 double *factor, const cuda_rounding &rounding, any_shared &shared) {
     const int32_t d = threadIdx.x, depth = a.depth, width = a.width;
     const float gamma_m1 = expm1f(a.g[at]), beta = a.beta[at];
     __syncthreads();
@@ -175,9 +199,10 @@ static __device__ void any_token(const mesa &a, const kern_solver &solver, int64
         const float value = beta * a.v[at * width + j];
         float o = 0;
         for (int32_t i = 0; i < depth; i++) {
-            float &h = hv[(int64_t)i * width + j];
-            h = fmaf(shared.key[i], value, mesa_decayed(h, gamma_m1, anew));
+            const float h = fmaf(shared.key[i], value, mesa_decayed(hv[(int64_t)i * width + j], gamma_m1, anew));
             o = fmaf(shared.x[i], h, o);
+            hv[(int64_t)i * width + j] =
+                cuda_rounded_at<Stored>(h, rounding, (uint32_t)(i * ((width + 3) / 4) + j / 4), j % 4);
         }
         a.o[at * width + j] = o;
     }
@@ -187,6 +212,7 @@ static __device__ void any_token(const mesa &a, const kern_solver &solver, int64
         mesa_tell(a, at, report);
 }
 
+template <typename Stored>
 static __global__ void __launch_bounds__(ANY_THREADS)
     any_kernel(const cuda_table *table, const mesa a, float *workspace) {
     cuda_begin();
@@ -196,18 +222,27 @@ static __global__ void __launch_bounds__(ANY_THREADS)
     for (int64_t item = blockIdx.x; item < (int64_t)table->n_rows * a.heads; item += gridDim.x) {
         const kern_row row = table->row[item / a.heads];
         const int32_t head = (int32_t)(item % a.heads);
-        mesa_state state = mesa_state_of(table, a, row.slot, head);
+        const mesa_state home = mesa_state_of<Stored>(table, a, row.slot, head);
+        const bool in_slot = home.hk && !MESA_TRIANGLE<Stored>;
+        float *hk = in_slot ? home.hk : own.hk, *hv = in_slot ? (float *)home.hv : own.hv;
         __syncthreads();
-        if (!state.hk) {
-            state = {own.hk, own.hv};
+        if (!home.hk)
             for (int64_t i = threadIdx.x; i < (int64_t)a.depth * (a.depth + a.width); i += ANY_THREADS)
                 own.hk[i] = 0;
-        }
+        else if (!in_slot)
+            any_load(a, home, own);
         if (threadIdx.x < a.depth)
             shared.lambda[threadIdx.x] = mesa_lambda_of(a, a.lambda_params[(int64_t)head * a.depth + threadIdx.x]);
-        for (int32_t t = row.token0; t < row.token0 + row.length; t++)
-            any_token(a, row.solver, (int64_t)t * a.heads + head, mesa_begins_anew(table, row, t), state.hk, state.hv,
-                      own.factor, shared);
+        for (int32_t t = row.token0; t < row.token0 + row.length; t++) {
+            cuda_rounding rounding = {};
+            if (MESA_TRIANGLE<Stored>)
+                rounding = cuda_rounding_of(row.position + (t - row.token0), head);
+            any_token<Stored>(a, row.solver, (int64_t)t * a.heads + head, mesa_begins_anew(table, row, t), hk, hv,
+                              own.factor, rounding, shared);
+        }
+        __syncthreads();
+        if (home.hk && !in_slot)
+            any_store(a, own, home);
     }
 }
 
@@ -238,12 +273,12 @@ kern_status cuda_mesa_prepare(const kern_cuda *cuda, const void *args, size_t *w
     return KERN_OK;
 }
 
-template <int D> static kern_status launch_tiles(const cuda_step *step, const mesa &a) {
-    const kern_status status = cuda_allow_shared(tile_kernel<D>, sizeof(mesa_row_memory<D>));
+template <int D, typename Stored> static kern_status launch_tiles(const cuda_step *step, const mesa &a) {
+    constexpr size_t bytes = sizeof(mesa_row_memory<D, Stored>);
+    const kern_status status = cuda_allow_shared(tile_kernel<D, Stored>, bytes);
     if (status)
         return status;
-    return cuda_start(step, tile_kernel<D>, step->rows * a.heads, mesa_work<D>::THREADS, sizeof(mesa_row_memory<D>),
-                      step->table, a);
+    return cuda_start(step, tile_kernel<D, Stored>, step->rows * a.heads, mesa_work<D>::THREADS, bytes, step->table, a);
 }
 
 static mesa mesa_of(const kern_mesa_args *from) {
@@ -266,20 +301,29 @@ static mesa mesa_of(const kern_mesa_args *from) {
     return a;
 }
 
-kern_status cuda_mesa_run(const cuda_step *step, const void *args) {
-    const mesa a = mesa_of((const kern_mesa_args *)args);
-    if (has_tile(step->cuda, &((const kern_mesa_args *)args)->mesa)) {
-        if (!cuda_is_wide(a.slots.p))
-            return KERN_INVALID;
-        bool fits = false;
-        const kern_status status = cuda_chain_mesa(step, &a, &fits);
-        if (status || fits)
-            return status;
-        if (cuda_mesa_streams(step, a))
-            return cuda_mesa_stream(step, a);
-        return a.depth == 64 ? launch_tiles<64>(step, a) : launch_tiles<128>(step, a);
-    }
+template <typename Stored> static kern_status run_tiles(const cuda_step *step, const mesa &a) {
+    constexpr kern_storage STORAGE = MESA_TRIANGLE<Stored> ? KERN_STORE_BF16 : KERN_STORE_F32;
+    if (!cuda_is_wide(a.slots.p))
+        return KERN_INVALID;
+    bool fits = false;
+    const kern_status status = STORAGE == KERN_STORE_F32 ? cuda_chain_mesa(step, &a, &fits) : KERN_OK;
+    if (status || fits)
+        return status;
+    if (cuda_mesa_streams(step, a, STORAGE))
+        return cuda_mesa_stream(step, a, STORAGE);
+    return a.depth == 64 ? launch_tiles<64, Stored>(step, a) : launch_tiles<128, Stored>(step, a);
+}
+
+template <typename Stored> static kern_status run(const cuda_step *step, const kern_mesa_args *args) {
+    const mesa a = mesa_of(args);
+    if (has_tile(step->cuda, &args->mesa))
+        return run_tiles<Stored>(step, a);
     const int64_t items = (int64_t)step->rows * a.heads;
     const int most = any_blocks(step->cuda), blocks = items < most ? (int)items : most;
-    return cuda_start(step, any_kernel, blocks, ANY_THREADS, 0, step->table, a, (float *)step->cuda->workspace);
+    return cuda_start(step, any_kernel<Stored>, blocks, ANY_THREADS, 0, step->table, a, (float *)step->cuda->workspace);
+}
+
+kern_status cuda_mesa_run(const cuda_step *step, const void *args) {
+    const kern_mesa_args *a = (const kern_mesa_args *)args;
+    return a->mesa.storage == KERN_STORE_BF16 ? run<cuda_bf16>(step, a) : run<float>(step, a);
 }

@@ -7,12 +7,18 @@
 // read once and written once whatever the solver does; Hv lies in shared memory, where it may arrive while the solve
 // runs, and is updated, read with x and written in one pass. Between the tokens of a row both stay on chip. beta k k^T
 // is formed of sqrt(beta) k: Hk keeps its symmetry bit for bit.
+//
+// Stored: what Hv's elements are in the slot, float or bfloat16 (kern_storage). With bfloat16 Hv is rounded after each
+// token, on chip too, so that a row may be cut anywhere, and Hk lies in the slot as its lower triangle, in floats,
+// which loses nothing. The triangle is stored by groups of eight rows: first what stands left of the group's diagonal
+// block, row by row, then the block's own triangle by rows. So pieces of rows move 16 bytes at a time.
 #ifndef KERNELS_CUDA_MESA_CUH
 #define KERNELS_CUDA_MESA_CUH
 
 #include <cuda_pipeline_primitives.h>
 
 #include "kernels/cuda/mesa_solve.cuh"
+#include "kernels/cuda/storage.cuh"
 
 struct mesa {
     const float *q, *k, *v, *g, *beta, *lambda_params;
@@ -24,18 +30,41 @@ struct mesa {
     float lambda_bound;
 };
 
-// Hk and Hv of a head in its slot, NULL without a slot.
+// ------------------------------------------------------------------------------------------------- states in their
+// slot
+
+template <typename Stored> constexpr bool MESA_TRIANGLE = sizeof(Stored) < sizeof(float);
+
+// Floats of Hk.
+template <typename Stored> static __host__ __device__ __forceinline__ int64_t mesa_keys(int32_t depth) {
+    const int64_t square = (int64_t)depth * depth;
+    return MESA_TRIANGLE<Stored> ? ((square + depth) / 2 + 3) / 4 * 4 : square;
+}
+
+// Place of (row, column <= row) in a stored triangle.
+static __device__ __forceinline__ int32_t mesa_triangle_place(int32_t depth, int32_t row, int32_t column) {
+    const int32_t first = row / 8 * 8, left = depth - first, rows = left < 8 ? left : 8, group = mesa_packed(first, 0);
+    return column < first ? group + (row - first) * first + column
+                          : group + rows * first + mesa_packed(row - first, column - first);
+}
+
+// Hk and Hv (Stored) of a head in its slot, NULL without a slot.
 struct mesa_state {
-    float *hk, *hv;
+    float *hk;
+    void *hv;
 };
+template <typename Stored = float>
 static __device__ __forceinline__ mesa_state mesa_state_of(const cuda_table *table, const mesa &a, int32_t slot,
                                                            int32_t head) {
     float *base = cuda_slot(table, a.slots, slot);
     if (!base)
         return {NULL, NULL};
-    const int64_t keys = (int64_t)a.depth * a.depth, values = (int64_t)a.depth * a.width;
-    return {base + head * keys, base + a.heads * keys + head * values};
+    const int64_t keys = mesa_keys<Stored>(a.depth), values = (int64_t)a.depth * a.width;
+    return {base + head * keys, (Stored *)(base + a.heads * keys) + head * values};
 }
+
+// ------------------------------------------------------------------------------------------------------- the
+// arithmetic
 
 static __device__ __forceinline__ float mesa_lambda_of(const mesa &a, float param) {
     return cuda_softplus(param) + a.lambda_bound;
@@ -65,8 +94,7 @@ static __device__ __forceinline__ float mesa_decayed(float h, float gamma_m1, bo
     return anew ? 0 : fmaf(h, gamma_m1, h);
 }
 
-// --------------------------------------------------------------------------------------------------- a team and a
-// token
+// -------------------------------------------------------------------------------------------------- a token of a team
 
 // A token as it lies in global memory.
 template <int D> struct alignas(16) mesa_token {
@@ -87,25 +115,100 @@ template <int D> struct alignas(16) mesa_work {
     int32_t head;
     float gamma_m1;
     bool anew;
+    cuda_rounding rounding;
 };
 
+// A thread's columns are two quads. Calls use(j0, quad, place) with the first of a quad's registers in a row, which
+// quad of a row it is, and whether it lies left of the diagonal block of the thread's rows (-1), in it (0) or right of
+// it (1).
+template <int D, typename Team, typename Use>
+static __device__ __forceinline__ void mesa_quads(const mesa_tile<D, Team> &tile, Use use) {
+    const int32_t group = tile.row0() / 8;
+#pragma unroll
+    for (int j0 = 0; j0 < 8; j0 += 4) {
+        const int32_t quad = j0 * (D / 32) + tile.group();
+        use(j0, quad, quad / 2 < group ? -1 : quad / 2 > group);
+    }
+}
+
+// What stands right of the diagonal block is read where its mirror image stands.
 template <int D, typename Team>
-static __device__ __forceinline__ void mesa_load_keys(mesa_tile<D, Team> &tile, const float *hk) {
+static __device__ __forceinline__ void mesa_load_triangle(mesa_tile<D, Team> &tile, const float *triangle) {
+    const int32_t row0 = tile.row0();
+    const float *own = triangle + mesa_packed(row0, 0), *block = own + 8 * row0;
+    mesa_quads(tile, [&](int j0, int32_t quad, int32_t place) {
+        if (place < 0)
 #pragma unroll
-    for (int i = 0; i < 8; i++)
-        if (hk)
-            mesa_take(tile, hk + (tile.row0() + i) * D, tile.h[i]);
-        else
+            for (int i = 0; i < 8; i++) {
+                const float4 h = *(const float4 *)(own + i * row0 + 4 * quad);
+                tile.h[i][j0] = h.x, tile.h[i][j0 + 1] = h.y, tile.h[i][j0 + 2] = h.z, tile.h[i][j0 + 3] = h.w;
+            }
+        else if (place > 0) {
+            const int32_t first = quad / 2 * 8;
+            const float *mirror = triangle + mesa_packed(first, 0) + (quad & 1) * 4 * first + row0;
 #pragma unroll
-            for (int j = 0; j < 8; j++)
-                tile.h[i][j] = 0;
+            for (int j = j0; j < j0 + 4; j++, mirror += first) {
+                const float4 low = *(const float4 *)mirror, high = *(const float4 *)(mirror + 4);
+                tile.h[0][j] = low.x, tile.h[1][j] = low.y, tile.h[2][j] = low.z, tile.h[3][j] = low.w;
+                tile.h[4][j] = high.x, tile.h[5][j] = high.y, tile.h[6][j] = high.z, tile.h[7][j] = high.w;
+            }
+        } else
+#pragma unroll
+            for (int j = 0; j < 4; j++)
+#pragma unroll
+                for (int i = 0; i < 8; i++) {
+                    const int32_t column = (quad & 1) * 4 + j;
+                    tile.h[i][j0 + j] = block[column <= i ? mesa_packed(i, column) : mesa_packed(column, i)];
+                }
+    });
 }
 
 template <int D, typename Team>
-static __device__ __forceinline__ void mesa_store_keys(const mesa_tile<D, Team> &tile, float *hk) {
+static __device__ __forceinline__ void mesa_store_triangle(const mesa_tile<D, Team> &tile, float *triangle) {
+    const int32_t row0 = tile.row0();
+    float *own = triangle + mesa_packed(row0, 0), *block = own + 8 * row0;
+    mesa_quads(tile, [&](int j0, int32_t quad, int32_t place) {
+        if (place < 0)
 #pragma unroll
-    for (int i = 0; i < 8; i++)
-        mesa_give(tile, hk + (tile.row0() + i) * D, tile.h[i]);
+            for (int i = 0; i < 8; i++)
+                *(float4 *)(own + i * row0 + 4 * quad) =
+                    make_float4(tile.h[i][j0], tile.h[i][j0 + 1], tile.h[i][j0 + 2], tile.h[i][j0 + 3]);
+        else if (place == 0)
+#pragma unroll
+            for (int j = 0; j < 4; j++)
+#pragma unroll
+                for (int i = 0; i < 8; i++) {
+                    const int32_t column = (quad & 1) * 4 + j;
+                    if (column <= i)
+                        block[mesa_packed(i, column)] = tile.h[i][j0 + j];
+                }
+    });
+}
+
+// hk: in the slot or a copy of what is there; NULL: zero.
+template <typename Stored, int D, typename Team>
+static __device__ __forceinline__ void mesa_load_keys(mesa_tile<D, Team> &tile, const float *hk) {
+    if (MESA_TRIANGLE<Stored> && hk)
+        mesa_load_triangle(tile, hk);
+    else
+#pragma unroll
+        for (int i = 0; i < 8; i++)
+            if (hk)
+                mesa_take(tile, hk + (tile.row0() + i) * D, tile.h[i]);
+            else
+#pragma unroll
+                for (int j = 0; j < 8; j++)
+                    tile.h[i][j] = 0;
+}
+
+template <typename Stored, int D, typename Team>
+static __device__ __forceinline__ void mesa_store_keys(const mesa_tile<D, Team> &tile, float *hk) {
+    if (MESA_TRIANGLE<Stored>)
+        mesa_store_triangle(tile, hk);
+    else
+#pragma unroll
+        for (int i = 0; i < 8; i++)
+            mesa_give(tile, hk + (tile.row0() + i) * D, tile.h[i]);
 }
 
 template <int D, typename Team>
@@ -158,36 +261,42 @@ static __device__ __forceinline__ void mesa_update_keys(mesa_tile<D, Team> &tile
     }
 }
 
+// One thread, between barriers: how Hv of the token at this position is rounded.
+template <typename Stored, int D>
+static __device__ __forceinline__ void mesa_choose_rounding(mesa_work<D> &work, int64_t position, int32_t head) {
+    if (sizeof(Stored) < sizeof(float))
+        work.rounding = cuda_rounding_of(position, head);
+}
+
 // Hv of this token and its share of the output: a warp's lanes stand along the columns, PARTS groups of lanes have ROWS
 // rows each. Hv goes to `to`, NULL: nowhere.
-template <int D, typename Team>
-static __device__ __forceinline__ void mesa_read_values(mesa_work<D> &work, const float *hv, float *to) {
+template <typename Team, int D, typename Stored>
+static __device__ __forceinline__ void mesa_read_values(mesa_work<D> &work, const Stored *hv, Stored *to) {
     const float gamma_m1 = work.gamma_m1;
     const bool anew = work.anew;
-    const int32_t part = Team::thread() / work.LANES, column = Team::thread() % work.LANES * 4;
-    const float4 value = *(const float4 *)(work.value + column);
-    float4 o = make_float4(0, 0, 0, 0);
+    const cuda_rounding rounding = work.rounding;
+    const int32_t part = Team::thread() / work.LANES, quad = Team::thread() % work.LANES;
+    const cuda_quad value = cuda_load(work.value + 4 * quad, 4, true);
+    cuda_quad o = {};
     for (int first = part * work.ROWS; first < (part + 1) * work.ROWS; first += 4) {
-        float4 h[4]; // all four on their way before the first is stored
+        cuda_quad h[4]; // all four on their way before the first is stored
 #pragma unroll
         for (int i = 0; i < 4; i++)
-            h[i] = *(const float4 *)(hv + (first + i) * D + column);
+            h[i] = cuda_load(hv + (first + i) * D + 4 * quad, 4, true);
 #pragma unroll
         for (int i = 0; i < 4; i++) {
             const float key = work.key[first + i], x = work.solve.x[first + i];
-            h[i].x = fmaf(key, value.x, mesa_decayed(h[i].x, gamma_m1, anew));
-            h[i].y = fmaf(key, value.y, mesa_decayed(h[i].y, gamma_m1, anew));
-            h[i].z = fmaf(key, value.z, mesa_decayed(h[i].z, gamma_m1, anew));
-            h[i].w = fmaf(key, value.w, mesa_decayed(h[i].w, gamma_m1, anew));
-            o.x = fmaf(x, h[i].x, o.x);
-            o.y = fmaf(x, h[i].y, o.y);
-            o.z = fmaf(x, h[i].z, o.z);
-            o.w = fmaf(x, h[i].w, o.w);
+#pragma unroll
+            for (int j = 0; j < 4; j++) {
+                h[i].v[j] = fmaf(key, value.v[j], mesa_decayed(h[i].v[j], gamma_m1, anew));
+                o.v[j] = fmaf(x, h[i].v[j], o.v[j]);
+            }
+            cuda_round<Stored>(h[i], rounding, (uint32_t)((first + i) * work.LANES + quad));
             if (to)
-                *(float4 *)(to + (first + i) * D + column) = h[i];
+                cuda_store(to + (first + i) * D + 4 * quad, h[i], 4, true);
         }
     }
-    *(float4 *)(work.part[part] + column) = o;
+    cuda_store(work.part[part] + 4 * quad, o, 4, true);
 }
 
 template <int D, typename Team>
@@ -210,31 +319,33 @@ static __device__ __forceinline__ void mesa_write_results(const mesa &a, int64_t
 // --------------------------------------------------------------------------------------------------- a row by one team
 
 // Shared memory of mesa_row.
-template <int D> struct alignas(16) mesa_row_memory {
-    float hv[D * D];
+template <int D, typename Stored = float> struct alignas(16) mesa_row_memory {
+    Stored hv[D * D];
     mesa_token<D> next; // on its way while one is worked on
     mesa_work<D> work;
     float factor[MESA_FACTOR<D>];
 };
 
-template <int D, typename Team> static __device__ __forceinline__ void mesa_stage_values(float *to, const float *hv) {
-    for (int32_t i = 4 * Team::thread(); i < D * D; i += 4 * mesa_work<D>::THREADS)
+template <typename Team, int D, typename Stored>
+static __device__ __forceinline__ void mesa_stage_values(mesa_row_memory<D, Stored> &memory, const void *hv) {
+    constexpr int32_t PIECE = 16 / sizeof(Stored);
+    for (int32_t i = PIECE * Team::thread(); i < D * D; i += PIECE * Team::size())
         if (hv)
-            __pipeline_memcpy_async(to + i, hv + i, sizeof(float4));
+            __pipeline_memcpy_async(memory.hv + i, (const Stored *)hv + i, 16);
         else
-            *(float4 *)(to + i) = make_float4(0, 0, 0, 0);
+            *(float4 *)(memory.hv + i) = make_float4(0, 0, 0, 0);
     __pipeline_commit();
 }
 
 // The row's facts, its first token, its states on their way. The token is waited for, the values are not.
-template <int D, typename Team>
+template <int D, typename Stored, typename Team>
 static __device__ __forceinline__ void mesa_begin_row(const cuda_table *table, const mesa &a, const kern_row &row,
                                                       int32_t head, const mesa_state &home, mesa_tile<D, Team> &tile,
-                                                      mesa_row_memory<D> &memory) {
+                                                      mesa_row_memory<D, Stored> &memory) {
     mesa_work<D> &work = memory.work;
     mesa_stage_token<D, Team>(table, a, head, row.token0, memory.next);
-    mesa_load_keys(tile, home.hk);
-    mesa_stage_values<D, Team>(memory.hv, home.hv);
+    mesa_load_keys<Stored>(tile, home.hk);
+    mesa_stage_values<Team>(memory, home.hv);
     for (int32_t d = Team::thread(); d < D; d += tile.THREADS)
         work.solve.lambda[d] = mesa_lambda_of(a, a.lambda_params[(int64_t)head * D + d]);
     if (Team::thread() == 0) {
@@ -251,18 +362,21 @@ static __device__ __forceinline__ void mesa_begin_row(const cuda_table *table, c
 //
 // A barrier stands between every write to shared memory and the reads of other threads. The next token's operands may
 // be written while this one's results still are: those read only what no operand overwrites.
-template <int D, typename Team>
+template <int D, typename Team, typename Stored>
 static __device__ __forceinline__ void mesa_row(const cuda_table *table, const mesa &a, const kern_row &row,
-                                                int32_t head, const mesa_state &home, mesa_row_memory<D> &memory) {
+                                                int32_t head, const mesa_state &home,
+                                                mesa_row_memory<D, Stored> &memory) {
     mesa_work<D> &work = memory.work;
     mesa_tile<D, Team> tile;
     mesa_begin_row(table, a, row, head, home, tile, memory);
     for (int32_t n = 0;;) {
         Team::sync();
+        if (Team::thread() == 0)
+            mesa_choose_rounding<Stored>(work, work.row.position + n, work.head);
         mesa_update_keys(tile, work);
         const bool last = ++n == work.row.length;
         if (last && work.home.hk)
-            mesa_store_keys(tile, work.home.hk);
+            mesa_store_keys<Stored>(tile, work.home.hk);
         mesa_open(tile, work.solve);
         if (!last)
             mesa_stage_token<D, Team>(table, a, work.head, work.row.token0 + n, memory.next);
@@ -270,7 +384,7 @@ static __device__ __forceinline__ void mesa_row(const cuda_table *table, const m
         const kern_solve_report report = mesa_solve(tile, work.solve, memory.factor, work.row.solver);
         __pipeline_wait_prior(0);
         Team::sync();
-        mesa_read_values<D, Team>(work, memory.hv, n == work.row.length ? work.home.hv : memory.hv);
+        mesa_read_values<Team>(work, memory.hv, n == work.row.length ? (Stored *)work.home.hv : memory.hv);
         Team::sync();
         const int32_t t = work.row.token0 + n;
         mesa_write_results<D, Team>(a, (int64_t)(t - 1) * a.heads + work.head, work, report);
@@ -284,7 +398,7 @@ static __device__ __forceinline__ void mesa_row(const cuda_table *table, const m
 // ------------------------------------------------------------------------------------------------------ many sessions
 
 // mesa_stream.cu: steps of generated tokens, with the same bits. Whether it is for this step; the launch.
-bool cuda_mesa_streams(const cuda_step *step, const mesa &a);
-kern_status cuda_mesa_stream(const cuda_step *step, const mesa &a);
+bool cuda_mesa_streams(const cuda_step *step, const mesa &a, kern_storage storage);
+kern_status cuda_mesa_stream(const cuda_step *step, const mesa &a, kern_storage storage);
 
 #endif

@@ -34,6 +34,11 @@ template <int D, typename Team> struct mesa_tile {
     }
 };
 
+// Place of (row, column <= row) of a lower triangle packed by rows.
+static __host__ __device__ __forceinline__ int32_t mesa_packed(int32_t row, int32_t column) {
+    return row * (row + 1) / 2 + column;
+}
+
 // Floats of a lower triangle.
 template <int D> constexpr int MESA_FACTOR = D *(D + 1) / 2;
 
@@ -290,11 +295,6 @@ static __device__ __forceinline__ kern_solve_report mesa_solve_fixed(const mesa_
 }
 
 // ---------------------------------------------------------------------------------------------------------- Cholesky
-
-// Place of (row, column <= row) of a lower triangle packed by rows.
-static __host__ __device__ __forceinline__ int32_t mesa_packed(int32_t row, int32_t column) {
-    return row * (row + 1) / 2 + column;
-}
 
 template <typename T> static __device__ __forceinline__ T mesa_warp_sum(T x) {
 #pragma unroll

@@ -13,27 +13,28 @@
 #include "kernels/cuda/bulk.cuh"
 #include "kernels/cuda/mesa.cuh"
 
-template <int D> struct stream_shape {
-    static constexpr int TEAMS = D == 128 ? 2 : 8, RING = D == 128 ? 1 : 3;
+template <int D, typename Stored> struct stream_shape {
+    static constexpr int TEAMS = D == 128 ? 2 : 8, RING = D == 128 && sizeof(Stored) == sizeof(float) ? 1 : 3;
     static constexpr int THREADS = TEAMS * mesa_work<D>::THREADS;
 };
 
 constexpr int BLOCK_HEADS = 1024; // at most, as a block keeps the slots of its heads in shared memory
 
-template <int D> struct alignas(16) stream_place {
-    float hk[D * D];
+template <int D, typename Stored> struct alignas(16) stream_place {
+    float hk[MESA_TRIANGLE<Stored> ? MESA_FACTOR<D> : D * D]; // as in the slot
     mesa_token<D> token;
     float lambda_params[D];
-    cuda_mbarrier here[stream_shape<D>::TEAMS];
+    cuda_mbarrier here[stream_shape<D, Stored>::TEAMS];
 };
 
-template <int D> struct alignas(16) stream_memory {
-    stream_place<D> place[stream_shape<D>::RING];
-    float hv[stream_shape<D>::TEAMS][D * D];
-    cuda_mbarrier values[stream_shape<D>::TEAMS]; // Hv is here
-    mesa_work<D> work[stream_shape<D>::TEAMS];
-    int32_t turn[stream_shape<D>::TEAMS]; // the head that a team has or waits for
-    int32_t count, begun;                 // heads of this block, of these given to teams
+template <int D, typename Stored> struct alignas(16) stream_memory {
+    stream_place<D, Stored> place[stream_shape<D, Stored>::RING];
+    Stored hv[stream_shape<D, Stored>::TEAMS][D * D];
+    cuda_mbarrier values[stream_shape<D, Stored>::TEAMS]; // Hv is here
+    mesa_work<D> work[stream_shape<D, Stored>::TEAMS];
+    int32_t turn[stream_shape<D, Stored>::TEAMS];   // the head that a team has or waits for
+    int32_t parity[stream_shape<D, Stored>::TEAMS]; // of the load of its Hv
+    int32_t count, begun;                           // heads of this block, of these given to teams
     int32_t slot[BLOCK_HEADS];
 };
 
@@ -44,21 +45,21 @@ static __device__ __forceinline__ int32_t stream_item(int32_t n) {
     return n * (int32_t)gridDim.x + (int32_t)blockIdx.x;
 }
 
-template <int D>
+template <int D, typename Stored>
 static __device__ __forceinline__ mesa_state stream_home(const cuda_table *table, const mesa &a,
-                                                         const stream_memory<D> &memory, int32_t n) {
-    return mesa_state_of(table, a, memory.slot[n], stream_item(n) % a.heads);
+                                                         const stream_memory<D, Stored> &memory, int32_t n) {
+    return mesa_state_of<Stored>(table, a, memory.slot[n], stream_item(n) % a.heads);
 }
 
 // One thread: what belongs to head n comes into its place, which nobody reads any more.
-template <int D>
+template <int D, typename Stored>
 static __device__ __forceinline__ void stream_fetch_keys(const cuda_table *table, const mesa &a,
-                                                         stream_memory<D> &memory, int32_t n) {
-    constexpr uint32_t VECTOR = D * sizeof(float), MATRIX = D * VECTOR;
+                                                         stream_memory<D, Stored> &memory, int32_t n) {
+    constexpr uint32_t VECTOR = D * sizeof(float), MATRIX = sizeof memory.place[0].hk;
     if (n >= memory.count)
         return;
-    stream_place<D> &place = memory.place[n % stream_shape<D>::RING];
-    cuda_mbarrier *barrier = &place.here[n / stream_shape<D>::RING % stream_shape<D>::TEAMS];
+    stream_place<D, Stored> &place = memory.place[n % stream_shape<D, Stored>::RING];
+    cuda_mbarrier *barrier = &place.here[n / stream_shape<D, Stored>::RING % stream_shape<D, Stored>::TEAMS];
     const int64_t at = stream_item(n);
     const int32_t head = stream_item(n) % a.heads;
     const float *hk = stream_home(table, a, memory, n).hk;
@@ -76,31 +77,34 @@ static __device__ __forceinline__ void stream_fetch_keys(const cuda_table *table
 }
 
 // One thread of a team that has no head: the next head becomes the team's, its Hv and its row's solver on their way.
-template <int D>
+template <int D, typename Stored>
 static __device__ __forceinline__ void stream_begin_head(const cuda_table *table, const mesa &a,
-                                                         stream_memory<D> &memory, int32_t team) {
+                                                         stream_memory<D, Stored> &memory, int32_t team) {
     mesa_work<D> &work = memory.work[team];
     const int32_t n = atomicAdd(&memory.begun, 1);
     memory.turn[team] = n;
+    memory.parity[team] ^= 1;
     if (n >= memory.count)
         return;
     const mesa_state home = stream_home(table, a, memory, n);
     if (home.hv) {
-        cuda_mbarrier_expect(&memory.values[team], D * D * sizeof(float));
-        cuda_bulk_load(memory.hv[team], home.hv, D * D * sizeof(float), &memory.values[team]);
+        cuda_mbarrier_expect(&memory.values[team], sizeof memory.hv[0]);
+        cuda_bulk_load(memory.hv[team], home.hv, sizeof memory.hv[0], &memory.values[team]);
     }
     cuda_mbarrier_arrive(&memory.values[team]);
-    const kern_solver *solver = &table->row[stream_item(n) / a.heads].solver;
-    __pipeline_memcpy_async(&work.row.solver.mode, &solver->mode, sizeof solver->mode);
-    __pipeline_memcpy_async(&work.row.solver.max_steps, &solver->max_steps, sizeof solver->max_steps);
-    __pipeline_memcpy_async(&work.row.solver.tolerance, &solver->tolerance, sizeof solver->tolerance);
+    const kern_row *row = &table->row[stream_item(n) / a.heads];
+    __pipeline_memcpy_async(&work.row.position, &row->position, sizeof row->position);
+    __pipeline_memcpy_async(&work.row.solver.mode, &row->solver.mode, sizeof row->solver.mode);
+    __pipeline_memcpy_async(&work.row.solver.max_steps, &row->solver.max_steps, sizeof row->solver.max_steps);
+    __pipeline_memcpy_async(&work.row.solver.tolerance, &row->solver.tolerance, sizeof row->solver.tolerance);
     __pipeline_commit();
     work.home = home;
 }
 
 // Before anything that an earlier kernel writes is touched: the row table went over before all of them.
-template <int D>
-static __device__ __forceinline__ void stream_open(const cuda_table *table, const mesa &a, stream_memory<D> &memory) {
+template <int D, typename Stored>
+static __device__ __forceinline__ void stream_open(const cuda_table *table, const mesa &a,
+                                                   stream_memory<D, Stored> &memory) {
     const int32_t items = table->n_rows * a.heads, block = (int32_t)blockIdx.x, blocks = (int32_t)gridDim.x;
     const int32_t count = items > block ? (items - block + blocks - 1) / blocks : 0;
     for (int32_t n = threadIdx.x; n < count; n += blockDim.x)
@@ -108,7 +112,7 @@ static __device__ __forceinline__ void stream_open(const cuda_table *table, cons
     if (threadIdx.x == 0) {
         memory.count = count;
         memory.begun = 0;
-        for (stream_place<D> &place : memory.place)
+        for (stream_place<D, Stored> &place : memory.place)
             for (cuda_mbarrier &barrier : place.here)
                 cuda_mbarrier_make(&barrier, 2); // who asked for the copies, and that thread's small copies
         for (cuda_mbarrier &barrier : memory.values)
@@ -119,104 +123,122 @@ static __device__ __forceinline__ void stream_open(const cuda_table *table, cons
 }
 
 // The token of head n with its Lambda and Hk, from their place.
-template <int D, typename Team>
-static __device__ __forceinline__ void stream_take(const mesa &a, const stream_place<D> &place, mesa_work<D> &work,
-                                                   mesa_tile<D, Team> &tile) {
-    mesa_load_keys(tile, place.hk);
+template <int D, typename Stored, typename Team>
+static __device__ __forceinline__ void stream_take(const mesa &a, const stream_place<D, Stored> &place,
+                                                   mesa_work<D> &work, mesa_tile<D, Team> &tile) {
+    mesa_load_keys<Stored>(tile, place.hk);
     mesa_take_token<D, Team>(place.token, !work.home.hk, work);
     for (int32_t d = Team::thread(); d < D; d += Team::size())
         work.solve.lambda[d] = mesa_lambda_of(a, place.lambda_params[d]);
 }
 
 // A barrier of the team stands between every write to its shared memory and the reads of other threads. Exact solves
-// keep their factor in the head's place, which is let go after them.
-template <int D, typename Team>
-static __device__ __forceinline__ void stream_heads(const cuda_table *table, const mesa &a, stream_memory<D> &memory) {
-    using Shape = stream_shape<D>;
+// keep their factor in the head's place, which is let go after them. What is known about the head is read again where
+// it is needed: the solver leaves no register free.
+template <typename Team, int D, typename Stored>
+static __device__ __forceinline__ void stream_heads(const cuda_table *table, const mesa &a,
+                                                    stream_memory<D, Stored> &memory) {
+    using Shape = stream_shape<D, Stored>;
     const int32_t team = Team::number();
     const bool porter = Team::thread() == Team::size() - 1;
     mesa_work<D> &work = memory.work[team];
     mesa_tile<D, Team> tile;
-    if (porter)
+    if (porter) {
+        memory.parity[team] = 1;
         stream_begin_head(table, a, memory, team);
-    for (uint32_t parity = 0;; parity ^= 1) {
+    }
+    for (;;) {
         Team::sync();
-        const int32_t n = memory.turn[team];
+        const int32_t n = memory.turn[team], load = n / Shape::RING;
         if (n >= memory.count)
             return;
-        stream_place<D> &place = memory.place[n % Shape::RING];
-        const int32_t load = n / Shape::RING;
+        stream_place<D, Stored> &place = memory.place[n % Shape::RING];
         cuda_mbarrier_wait(&place.here[load % Shape::TEAMS], load / Shape::TEAMS & 1);
-        stream_take<D, Team>(a, place, work, tile);
+        stream_take(a, place, work, tile);
         if (porter)
             __pipeline_wait_prior(0);
         Team::sync();
-        const bool exact = work.row.solver.mode == KERN_SOLVE_EXACT;
-        if (porter && !exact)
-            stream_fetch_keys(table, a, memory, n + Shape::RING);
+        if (porter) {
+            if (work.row.solver.mode != KERN_SOLVE_EXACT)
+                stream_fetch_keys(table, a, memory, n + Shape::RING);
+            mesa_choose_rounding<Stored>(work, work.row.position, stream_item(n) % a.heads);
+        }
         mesa_update_keys(tile, work);
         if (work.home.hk)
-            mesa_store_keys(tile, work.home.hk);
+            mesa_store_keys<Stored>(tile, work.home.hk);
         mesa_open(tile, work.solve);
         Team::sync();
-        const kern_solve_report report = mesa_solve(tile, work.solve, place.hk, work.row.solver);
+        const kern_solve_report report =
+            mesa_solve(tile, work.solve, memory.place[memory.turn[team] % Shape::RING].hk, work.row.solver);
+        const bool exact = work.row.solver.mode == KERN_SOLVE_EXACT;
         if (exact)
             cuda_bulk_fence();
-        cuda_mbarrier_wait(&memory.values[team], parity);
+        cuda_mbarrier_wait(&memory.values[team], (uint32_t)memory.parity[team]);
         Team::sync();
         if (porter && exact)
-            stream_fetch_keys(table, a, memory, n + Shape::RING);
-        mesa_read_values<D, Team>(work, memory.hv[team], work.home.hv);
+            stream_fetch_keys(table, a, memory, memory.turn[team] + Shape::RING);
+        const int64_t at = stream_item(memory.turn[team]);
+        mesa_read_values<Team>(work, memory.hv[team], (Stored *)work.home.hv);
         Team::sync();
         if (porter)
             stream_begin_head(table, a, memory, team);
-        mesa_write_results<D, Team>(a, stream_item(n), work, report);
+        mesa_write_results<D, Team>(a, at, work, report);
     }
 }
 
 #endif
 
-template <int D>
-static __global__ void __launch_bounds__(stream_shape<D>::THREADS, 1)
+template <int D, typename Stored>
+static __global__ void __launch_bounds__(stream_shape<D, Stored>::THREADS, 1)
     stream_kernel(const cuda_table *table, const mesa a) {
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
     cuda_begin();
     extern __shared__ __align__(16) char shared[];
-    stream_memory<D> &memory = *(stream_memory<D> *)shared;
+    stream_memory<D, Stored> &memory = *(stream_memory<D, Stored> *)shared;
     stream_open(table, a, memory);
     cuda_await();
     if (threadIdx.x == 0)
-        for (int32_t n = 0; n < stream_shape<D>::RING; n++)
+        for (int32_t n = 0; n < stream_shape<D, Stored>::RING; n++)
             stream_fetch_keys(table, a, memory, n);
     constexpr int THREADS = mesa_work<D>::THREADS;
-    if (stream_shape<D>::TEAMS > 2)
-        stream_heads<D, cuda_team<THREADS>>(table, a, memory);
+    if (stream_shape<D, Stored>::TEAMS > 2)
+        stream_heads<cuda_team<THREADS>>(table, a, memory);
     else if (threadIdx.x < THREADS)
-        stream_heads<D, cuda_team<THREADS, 0>>(table, a, memory);
+        stream_heads<cuda_team<THREADS, 0>>(table, a, memory);
     else
-        stream_heads<D, cuda_team<THREADS, 1>>(table, a, memory);
+        stream_heads<cuda_team<THREADS, 1>>(table, a, memory);
 #endif
 }
 
-template <int D> static bool can_stream(const cuda_step *step, const mesa &a) {
+// --------------------------------------------------------------------------------------------------------------
+// launching
+
+// From more heads on than the teams have at once.
+template <int D, typename Stored> static bool can_stream(const cuda_step *step, const mesa &a) {
     const int64_t items = (int64_t)step->rows * a.heads, processors = step->cuda->processors;
-    return items > stream_shape<D>::TEAMS * processors && items <= BLOCK_HEADS * processors &&
-           sizeof(stream_memory<D>) <= step->cuda->shared_limit;
+    return items > stream_shape<D, Stored>::TEAMS * processors && items <= BLOCK_HEADS * processors &&
+           sizeof(stream_memory<D, Stored>) <= step->cuda->shared_limit;
 }
 
-bool cuda_mesa_streams(const cuda_step *step, const mesa &a) {
-    return step->cuda->overlaps && step->generated && cuda_is_wide(a.q) && cuda_is_wide(a.k) && cuda_is_wide(a.v) &&
-           cuda_is_wide(a.lambda_params) && (a.depth == 64 ? can_stream<64>(step, a) : can_stream<128>(step, a));
-}
-
-template <int D> static kern_status launch(const cuda_step *step, const mesa &a) {
-    const kern_status status = cuda_allow_shared(stream_kernel<D>, sizeof(stream_memory<D>));
+template <int D, typename Stored> static kern_status launch(const cuda_step *step, const mesa &a) {
+    constexpr size_t bytes = sizeof(stream_memory<D, Stored>);
+    const kern_status status = cuda_allow_shared(stream_kernel<D, Stored>, bytes);
     if (status)
         return status;
-    return cuda_start(step, stream_kernel<D>, step->cuda->processors, stream_shape<D>::THREADS,
-                      sizeof(stream_memory<D>), step->table, a);
+    return cuda_start(step, stream_kernel<D, Stored>, step->cuda->processors, stream_shape<D, Stored>::THREADS, bytes,
+                      step->table, a);
 }
 
-kern_status cuda_mesa_stream(const cuda_step *step, const mesa &a) {
-    return a.depth == 64 ? launch<64>(step, a) : launch<128>(step, a);
+bool cuda_mesa_streams(const cuda_step *step, const mesa &a, kern_storage storage) {
+    const bool can = storage == KERN_STORE_F32
+                         ? (a.depth == 64 ? can_stream<64, float>(step, a) : can_stream<128, float>(step, a))
+                         : (a.depth == 64 ? can_stream<64, cuda_bf16>(step, a) : can_stream<128, cuda_bf16>(step, a));
+    return can && step->cuda->overlaps && step->generated && cuda_is_wide(a.q) && cuda_is_wide(a.k) &&
+           cuda_is_wide(a.v) && cuda_is_wide(a.lambda_params);
+}
+
+kern_status cuda_mesa_stream(const cuda_step *step, const mesa &a, kern_storage storage) {
+    if (storage == KERN_STORE_F32)
+        return a.depth == 64 ? launch<64, float>(step, a) : launch<128, float>(step, a);
+    return a.depth == 64 ? launch<64, cuda_bf16>(step, a) : launch<128, cuda_bf16>(step, a);
 }

@@ -54,6 +54,8 @@ KERN_PREPARE(mesa, kern_mesa_args) {
     kern_status status = kern_mesa_check(&a->mesa, MESA_KEY_MAX, MESA_VALUE_MAX);
     if (status != KERN_OK)
         return status;
+    if (a->mesa.storage != KERN_STORE_F32)
+        return KERN_UNSUPPORTED;
     if (!a->q.ref || !a->k.ref || !a->v.ref || !a->g.ref || !a->beta.ref || !a->lambda_params.ref || !a->o.ref)
         return KERN_INVALID;
     const mesa_shape shape = mesa_shape_of(&a->mesa, cpu->chunk);

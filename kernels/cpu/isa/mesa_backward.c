@@ -52,6 +52,8 @@ KERN_PREPARE(mesa_backward, kern_mesa_backward_args) {
     kern_status status = kern_mesa_check(&a->mesa, MESA_KEY_MAX, MESA_VALUE_MAX);
     if (status != KERN_OK)
         return status;
+    if (a->mesa.storage != KERN_STORE_F32)
+        return KERN_UNSUPPORTED;
     if (!a->q.ref || !a->k.ref || !a->v.ref || !a->g.ref || !a->beta.ref || !a->lambda_params.ref || !a->x.ref ||
         !a->snapshots.ref || !a->d_o.ref || !a->dq.ref || !a->dk.ref || !a->dv.ref || !a->dg.ref || !a->dbeta.ref ||
         !a->grad_lambda_params.ref || !(a->backward_tolerance >= 0))
