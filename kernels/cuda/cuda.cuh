@@ -107,25 +107,40 @@ static __device__ __forceinline__ void cuda_prefetch(const void *p) {
     asm volatile("prefetch.global.L2 [%0];" ::"l"(p));
 }
 
+// cluster: blocks that run side by side and reach each other's shared memory (sm_90); the grid is a multiple of it.
 template <typename... Wanted, typename... Given>
-static inline kern_status cuda_start(const cuda_step *step, void (*kernel)(Wanted...), dim3 grid, dim3 block,
-                                     size_t shared, const Given &...args) {
+static inline kern_status cuda_start_clusters(const cuda_step *step, void (*kernel)(Wanted...), int cluster, dim3 grid,
+                                              dim3 block, size_t shared, const Given &...args) {
     bool behind_chain = false; // which is no launch that another may overlap
     const kern_status status = cuda_chain_flush(step, &behind_chain);
     if (status)
         return status;
-    cudaLaunchAttribute overlap = {};
-    overlap.id = cudaLaunchAttributeProgrammaticStreamSerialization;
-    overlap.val.programmaticStreamSerializationAllowed = 1;
+    cudaLaunchAttribute attribute[2] = {};
+    unsigned attributes = 0;
+    if (step->cuda->overlaps && !behind_chain) {
+        attribute[attributes].id = cudaLaunchAttributeProgrammaticStreamSerialization;
+        attribute[attributes++].val.programmaticStreamSerializationAllowed = 1;
+    }
+    if (cluster > 1) {
+        attribute[attributes].id = cudaLaunchAttributeClusterDimension;
+        attribute[attributes].val.clusterDim.x = (unsigned)cluster;
+        attribute[attributes].val.clusterDim.y = attribute[attributes].val.clusterDim.z = 1;
+        attributes++;
+    }
     cudaLaunchConfig_t config = {};
     config.gridDim = grid;
     config.blockDim = block;
     config.dynamicSmemBytes = shared;
     config.stream = step->stream;
-    config.attrs = &overlap;
-    config.numAttrs = step->cuda->overlaps && !behind_chain ? 1 : 0;
+    config.attrs = attribute;
+    config.numAttrs = attributes;
     (void)cudaLaunchKernelEx(&config, kernel, (Wanted)args...);
     return cuda_launched();
+}
+template <typename... Wanted, typename... Given>
+static inline kern_status cuda_start(const cuda_step *step, void (*kernel)(Wanted...), dim3 grid, dim3 block,
+                                     size_t shared, const Given &...args) {
+    return cuda_start_clusters(step, kernel, 1, grid, block, shared, args...);
 }
 
 // ---------------------------------------------------------------------------------------------------------- weights

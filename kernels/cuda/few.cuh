@@ -26,20 +26,24 @@ static __device__ __forceinline__ int32_t product_source(const cuda_table *table
     return p.wanted ? table->logits_token[v] : v;
 }
 
+// A sum of vector v's becomes an output. bias, residual: what the part has of them, else not looked at.
+static __device__ __forceinline__ float product_value(const cuda_product &p, const cuda_product_part &part, int32_t v,
+                                                      float y, float bias, float residual) {
+    if (part.bias)
+        y += bias;
+    if (part.residual)
+        y += residual;
+    if (p.finite && !isfinite(y))
+        p.finite[v] = 0; // whoever writes writes the same
+    return p.soft_cap > 0 ? p.soft_cap * tanhf(y / p.soft_cap) : y;
+}
+
 // Output `row` (of the part's) of vector v.
 static __device__ __forceinline__ float product_write(const cuda_product &p, const cuda_product_part &part, int32_t v,
                                                       int32_t row, float y) {
     const int64_t at = (int64_t)v * part.rows + row;
-    if (part.bias)
-        y += part.bias[part.row0 + row];
-    if (part.residual)
-        y += part.residual[at];
-    if (p.finite && !isfinite(y))
-        p.finite[v] = 0; // whoever writes writes the same
-    if (p.soft_cap > 0)
-        y = p.soft_cap * tanhf(y / p.soft_cap);
-    part.y[at] = y;
-    return y;
+    const float bias = part.bias ? part.bias[part.row0 + row] : 0, residual = part.residual ? part.residual[at] : 0;
+    return part.y[at] = product_value(p, part, v, y, bias, residual);
 }
 
 // Row tiles of 16 that a part's rows lie in.
@@ -252,7 +256,8 @@ static __device__ __forceinline__ void product_few(const cuda_table *table, cons
 #pragma unroll
                 for (int side = 0; side < SIDES; side++) {
                     product_multiply(sum[side], a[side][i], hi[i][0], hi[i][1]);
-                    product_multiply(sum[side], a[side][i], lo[i][0], lo[i][1]);
+                    if (!p.fast)
+                        product_multiply(sum[side], a[side][i], lo[i][0], lo[i][1]);
                 }
         if (item + items.stride < items.end)
             product_load_item<SIDES>(p, item + items.stride, columns, a);

@@ -15,11 +15,10 @@ static __global__ void begin_finite(const cuda_table *table, int32_t *finite) {
 }
 
 kern_status cuda_head_logits_prepare(const kern_cuda *cuda, const void *args, size_t *workspace_bytes) {
-    (void)cuda;
-    (void)workspace_bytes;
     const kern_head_logits_args *a = (const kern_head_logits_args *)args;
     if (a->width < 1 || a->vocabulary < 1 || !(a->soft_cap >= 0) || !a->x.ref || !a->weight.ref || !a->logits.ref)
         return KERN_INVALID;
+    *workspace_bytes = cuda_product_workspace(cuda, a->width);
     return KERN_OK;
 }
 

@@ -4,11 +4,10 @@
 #include "kernels/cuda/products.cuh"
 
 kern_status cuda_linear_prepare(const kern_cuda *cuda, const void *args, size_t *workspace_bytes) {
-    (void)cuda;
-    (void)workspace_bytes;
     const kern_linear_args *a = (const kern_linear_args *)args;
     if (a->cols < 1 || a->rows < 1 || a->row0 < 0 || a->groups < 0 || !a->x.ref || !a->weight.ref || !a->y.ref)
         return KERN_INVALID;
+    *workspace_bytes = cuda_product_workspace(cuda, a->cols);
     return KERN_OK;
 }
 

@@ -2,7 +2,8 @@
 // Operations and plans on a stream. A step of generated tokens alone is a graph, captured once for each size of batch
 // (powers of two) and replayed from then on; a step with prompts is launched as it comes.
 //
-// A graph is bound to its operands and to the row table's place on the device. When either changes it is made anew.
+// A graph is bound to its operands and to the places of the row table and the workspace. When one changes it is made
+// anew.
 #include <stdlib.h>
 
 #include "kernels/cuda/chain.cuh"
@@ -11,6 +12,7 @@ enum { BUCKETS = 11 }; // 1, 2, 4 .. 1024 tokens
 
 struct cuda_graphs {
     const cuda_table *table;
+    const char *workspace;
     cudaGraphExec_t exec[BUCKETS];
     cuda_chain *chain[BUCKETS];
 };
@@ -117,9 +119,10 @@ static kern_status replay(const cuda_step *step, kern_calls *calls, int bucket) 
     cuda_graphs *graphs = (cuda_graphs *)calls->made;
     if (!graphs && !(calls->made = graphs = (cuda_graphs *)calloc(1, sizeof *graphs)))
         return KERN_NO_MEMORY;
-    if (graphs->table != step->table)
+    if (graphs->table != step->table || graphs->workspace != step->cuda->workspace)
         drop_graphs(graphs);
     graphs->table = step->table;
+    graphs->workspace = step->cuda->workspace;
     if (!graphs->exec[bucket]) {
         cuda_step bounds = *step;
         bounds.rows = bounds.tokens = bounds.logits = 1 << bucket;

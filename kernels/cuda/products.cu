@@ -9,13 +9,14 @@
 // (product_warps). Their sums are added in the order of the parts through shared memory. Within a part: columns
 // ascending, hi before lo.
 //   Up to 8 vectors (few.cuh): 768 x 768 is 48 blocks, 4 of it side by side 192, 32000 x 768 two on each
-//   multiprocessor. Many vectors: a block owns up to 64 rows and 32 vectors; blocks that share weights follow each
-//   other.
+//   multiprocessor. Many vectors: products_many.cu where the device has it, else a block owns up to 64 rows and 32
+//   vectors; blocks that share weights follow each other.
 //
 // float32 weights. A warp owns a tile of rows and vectors; lane l sums over k = 4 l + 128 j + (0 .. 3), ascending, by
 // fused multiply-add, and the lanes are added by halving.
 #include "kernels/cuda/chain.cuh"
 #include "kernels/cuda/few.cuh"
+#include "kernels/cuda/products_many.cuh"
 
 enum {
     F32_WARPS = 8,
@@ -32,7 +33,8 @@ static __device__ __forceinline__ const float *vector_at(const cuda_table *table
 // in flight before the first is used.
 template <int R, int N, bool EVEN, int AHEAD>
 static __device__ __forceinline__ void multiply_part(float (&sum)[R][N][4], const uint4 *const (&weight)[R],
-                                                     const float *const (&x)[N], int32_t cols, int begin, int end) {
+                                                     const float *const (&x)[N], int32_t cols, bool fast, int begin,
+                                                     int end) {
     const int lane = threadIdx.x % 32;
     for (int tile = begin; tile < end; tile += AHEAD) {
         uint4 a[AHEAD][R];
@@ -63,7 +65,8 @@ static __device__ __forceinline__ void multiply_part(float (&sum)[R][N][4], cons
                         product_multiply(sum[r][n], a[i][r], hi[0], hi[1]);
 #pragma unroll
                     for (int r = 0; r < R; r++)
-                        product_multiply(sum[r][n], a[i][r], lo[0], lo[1]);
+                        if (!fast)
+                            product_multiply(sum[r][n], a[i][r], lo[0], lo[1]);
                 }
             }
     }
@@ -131,7 +134,7 @@ static __global__ void __launch_bounds__(PRODUCT_SPLIT * 32)
         x[n] = v < vectors ? vector_at(table, p, vector0 + v) : NULL;
     }
     float sum[R][N][4] = {};
-    multiply_part<R, N, EVEN, AHEAD>(sum, weight, x, p.cols, begin, end);
+    multiply_part<R, N, EVEN, AHEAD>(sum, weight, x, p.cols, p.fast, begin, end);
 #pragma unroll
     for (int r = 0; r < R; r++) {
         const cuda_product_part part = p.part[own + r % SIDES];
@@ -188,9 +191,16 @@ static bool is_phase(const cuda_step *step, const cuda_product *p, int64_t vecto
            cuda_chain_takes(step, cuda_chain_product_bytes(p, step->tokens));
 }
 
-// Every block makes the norm: worth it while the vectors are very few, or where a phase of its own would be slower.
+static bool has_many(const cuda_step *step, const cuda_product *p, int64_t vectors) {
+    return p->bf16 && vectors > PRODUCT_VECTORS && cuda_has_many(step->cuda);
+}
+
+// Of few vectors every block makes the norm: worth it while they are very few, or where a phase of its own would be
+// slower.
 bool cuda_product_takes_norm(const cuda_step *step, const cuda_product *p) {
     const int64_t vectors = step->tokens;
+    if (has_many(step, p, vectors))
+        return cuda_many_takes_norm(p);
     if (is_phase(step, p, vectors))
         return p->norm.wide;
     return p->bf16 && vectors > 0 && vectors <= NORM_VECTORS && has_few(p, vectors) && is_even(p) && p->norm.wide &&
@@ -231,12 +241,14 @@ static kern_status launch_gated(const cuda_step *step, const cuda_product *p, in
                       shared, step->table, *p, vector_blocks);
 }
 
-// Many vectors: the most rows a block that still gives every multiprocessor one.
+// Many vectors without products_many.cu: the most rows a block that still gives every multiprocessor one.
 static kern_status launch_bf16_tiles(const cuda_step *step, const cuda_product *p, int64_t vectors) {
     const int64_t blocks = (int64_t)cuda_blocks(vectors, 4 * PRODUCT_VECTORS) * pieces_of(p, 1);
     const int processors = step->cuda->processors;
     if (has_few(p, vectors))
         return launch_few(step, p, vectors);
+    if (has_many(step, p, vectors))
+        return cuda_many_launch(step, p, vectors);
     if (p->gated)
         return vectors > 2 * PRODUCT_VECTORS ? blocks >= 2 * processors ? launch_gated<2, 4>(step, p, vectors)
                                                                         : launch_gated<1, 4>(step, p, vectors)
@@ -365,11 +377,13 @@ static kern_status launch_f32_tiles(const cuda_step *step, const cuda_product *p
     return launch_f32<2, 8, 1>(step, p, vectors);
 }
 
-kern_status cuda_product_launch(const cuda_step *step, const cuda_product *product) {
-    const int64_t vectors = product->wanted ? step->logits : (int64_t)step->tokens * product->groups;
+kern_status cuda_product_launch(const cuda_step *step, const cuda_product *asked) {
+    const int64_t vectors = asked->wanted ? step->logits : (int64_t)step->tokens * asked->groups;
     if (vectors == 0)
         return KERN_OK;
-    if (is_phase(step, product, vectors))
-        return cuda_chain_product(step, product, pieces_of(product, 1));
-    return product->bf16 ? launch_bf16_tiles(step, product, vectors) : launch_f32_tiles(step, product, vectors);
+    cuda_product product = *asked;
+    product.fast = step->cuda->fast;
+    if (is_phase(step, &product, vectors))
+        return cuda_chain_product(step, &product, pieces_of(&product, 1));
+    return product.bf16 ? launch_bf16_tiles(step, &product, vectors) : launch_f32_tiles(step, &product, vectors);
 }

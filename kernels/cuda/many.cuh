@@ -1,0 +1,640 @@
+// SPDX-License-Identifier: Apache-2.0
+// y = x W^T with bf16 weights for many vectors by Hopper's warpgroups (sm_90a); products_many.cu launches it. Bits are
+// those of few.cuh: its parts of K, its order.
+//
+// Two launches. The first writes the vectors into the workspace, split into hi and lo, as the tensor cores read them; a
+// norm before the product is made there. Vectors go in slices of SLICE, so that the workspace is a function of the
+// width and a slice stays in the second-level cache.
+//
+// Scratch: for each tile of 16 columns, for each group of 8 vectors, hi then lo: two core matrices of 8 vectors x 8
+// columns. The N / 8 groups of a block's vectors are one run of memory, as the tiles of a row tile of weights are.
+//
+// The second launch: an item is 8 row tiles (of all parts one after another, or as many of parts 0 and 1 each for a
+// gated product) and N vectors; items of the same rows follow each other. A producer warp fills a ring of slots in
+// shared memory with the copy engine, up to PIECE tiles of K a slot, never across two parts of K; it asks for the
+// first slots' weights before the vectors exist. Two warpgroups, 4 row tiles each, a warp one of them: weights go from
+// shared memory into registers, vectors are read where they lie.
+//   Many items: a block has all parts of K of an item, adds each part's sums to the total in registers, and goes on to
+//   its next item.
+//   Few items: the parts are spread over a cluster of blocks, each part's sums stay in shared memory, and every block
+//   adds up and writes its share of the outputs, reading the others' shared memory. Where a block's columns fit whole
+//   and no norm comes before, those who multiply split them themselves, and the first launch falls away.
+#ifndef KERNELS_CUDA_MANY_CUH
+#define KERNELS_CUDA_MANY_CUH
+
+#include "kernels/cuda/few.cuh"
+#include "kernels/cuda/wgmma.cuh"
+
+enum {
+    CONSUMERS = 256,                // threads that multiply
+    ROW_TILES = CONSUMERS / 32,     // of an item and a side
+    PIECE = 4,                      // tiles of K in a slot
+    TILE_BYTES = 512,               // of weights
+    CORE = 128,                     // bytes of a core matrix
+    MAX_SLOTS = 16,                 // of the ring
+    HEAD_BYTES = 2 * MAX_SLOTS * 8, // barriers in front of it
+    SLICE = 2048,                   // vectors of a launch
+    SLICE_ROOM = SLICE + 128,       // and the last item's
+    MAX_CLUSTER = 8,
+    CHUNK = 16, // vectors whose sums go out together
+    NORMS = 4,  // of a block, where a warp makes one
+};
+
+// What a launch knows beside the product.
+struct many_shape {
+    char *scratch;
+    int32_t groups;  // of 8 vectors, in scratch
+    int32_t vector0; // of the slice
+    int32_t row_tiles, cluster;
+    int32_t slots, slot_bytes; // of the ring
+    int32_t vector_bytes;      // behind the ring where blocks split the vectors themselves, else 0
+    bool wide;                 // x is read four columns at a time
+};
+
+static __device__ __forceinline__ int32_t slice_vectors(const cuda_table *table, const cuda_product &p,
+                                                        const many_shape &shape) {
+    return min(product_vectors(table, p) - shape.vector0, (int32_t)SLICE);
+}
+
+// --------------------------------------------------------------------------------------------------- the split vectors
+
+// Where columns 8 k .. 8 k + 7 of a vector go; their lo is 2 CORE further.
+template <int LIMBS> static __device__ __forceinline__ char *scratch_at(const many_shape &shape, int32_t v, int32_t k) {
+    const int64_t run = (int64_t)(k / 2) * shape.groups + v / PRODUCT_VECTORS;
+    return shape.scratch + run * (LIMBS * 2 * CORE) + k % 2 * CORE + v % PRODUCT_VECTORS * 16;
+}
+
+// Eight columns of a vector, zeros past the last.
+struct many_eight {
+    cuda_quad half[2];
+
+    __device__ __forceinline__ void load(const cuda_table *table, const cuda_product &p, const many_shape &shape,
+                                         int32_t v, int32_t column) {
+        const float *x = p.x + (int64_t)product_source(table, p, shape.vector0 + v) * p.cols + column;
+        half[0] = cuda_load(x, p.cols - column, shape.wide);
+        half[1] = cuda_load(x + 4, p.cols - column - 4, shape.wide);
+    }
+    template <int LIMBS> __device__ __forceinline__ void store(char *to) const {
+        uint32_t hi[4], lo[4];
+#pragma unroll
+        for (int i = 0; i < 4; i++)
+            product_split_pair(make_float2(half[i / 2].v[i % 2 * 2], half[i / 2].v[i % 2 * 2 + 1]), hi[i], lo[i]);
+        *(uint4 *)to = make_uint4(hi[0], hi[1], hi[2], hi[3]);
+        if (LIMBS == 2)
+            *(uint4 *)(to + 2 * CORE) = make_uint4(lo[0], lo[1], lo[2], lo[3]);
+    }
+};
+
+// A warp: 8 vectors, 32 columns; 4 lanes of a vector read a line, 8 lanes of a core matrix write one.
+template <int LIMBS>
+static __global__ void __launch_bounds__(256)
+    split_kernel(const cuda_table *table, const __grid_constant__ cuda_product p, const many_shape shape) {
+    cuda_begin();
+    const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
+    const int32_t v = (int32_t)blockIdx.x * PRODUCT_VECTORS + lane % 8;
+    const int32_t k = ((int32_t)blockIdx.y * 8 + warp) * 4 + lane / 8;
+    const int32_t vectors = slice_vectors(table, p, shape);
+    cuda_await();
+    if (v >= vectors || k / 2 >= product_tiles(p.cols))
+        return; // what is past the vectors gives outputs that nobody writes
+    many_eight eight;
+    eight.load(table, p, shape, v, 8 * k);
+    eight.store<LIMBS>(scratch_at<LIMBS>(shape, v, k));
+}
+
+// The same behind the norm, whose y is written too. A team of LANES makes one norm, as in norm.cu.
+template <int LANES, int CACHE, int LIMBS>
+static __global__ void __launch_bounds__(LANES == CUDA_WARP ? CUDA_WARP * NORMS : LANES)
+    normalise_kernel(const cuda_table *table, const __grid_constant__ cuda_product p, const many_shape shape) {
+    __shared__ float shared[LANES / CUDA_WARP];
+    cuda_begin();
+    const cuda_norm &n = p.norm;
+    const int32_t i =
+        LANES == CUDA_WARP ? (int32_t)blockIdx.x * NORMS + (int32_t)threadIdx.x / CUDA_WARP : (int32_t)blockIdx.x;
+    const int32_t v = i / n.groups, column = i % n.groups * n.width;
+    const int32_t vectors = slice_vectors(table, p, shape);
+    cuda_await();
+    if (v >= vectors)
+        return;
+    const int64_t at = (int64_t)shape.vector0 * n.groups + i;
+    float *y = n.y + at * n.width;
+    cuda_normalise<CACHE>(n, at, cuda_team<LANES>(), shared, [&](int32_t j, const cuda_quad &q) {
+        uint2 hi, lo;
+        product_split_pair(make_float2(q.v[0], q.v[1]), hi.x, lo.x);
+        product_split_pair(make_float2(q.v[2], q.v[3]), hi.y, lo.y);
+        char *to = scratch_at<LIMBS>(shape, v, (column + j) / 8) + (column + j) % 8 * 2;
+        cuda_store(y + j, q, 4, true);
+        *(uint2 *)to = hi;
+        if (LIMBS == 2)
+            *(uint2 *)(to + 2 * CORE) = lo;
+    });
+}
+
+// ------------------------------------------------------------------------------------------------------------- layout
+
+template <int N, int SIDES, int LIMBS> struct many_layout {
+    static constexpr int GROUP_BYTES = LIMBS * 2 * CORE, VECTOR_TILE = N / PRODUCT_VECTORS * GROUP_BYTES;
+    static constexpr int WEIGHT_BYTES = SIDES * ROW_TILES * PIECE * TILE_BYTES;
+    static constexpr int SLOT = WEIGHT_BYTES + PIECE * VECTOR_TILE;
+    static constexpr int HALF = N / 2;                              // sums of a thread and a side
+    static constexpr int PART_FLOATS = SIDES * HALF * CONSUMERS;    // of one part of K
+    static constexpr int STAGED = SIDES * CHUNK * PRODUCT_COLUMN;   // floats of a warp's sums on their way out
+    static constexpr int RESIDENT = SIDES * (N + 16) <= 80 ? 2 : 1; // blocks of a multiprocessor
+    // One block alone: the warpgroup of the producer leaves its registers to the two that multiply.
+    static constexpr int THREADS = CONSUMERS + (RESIDENT == 1 ? 128 : 32);
+};
+
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
+
+// The stages of a block, in their order: all slots that it fills, of item after item. visit(item, first tile, tiles)
+// returns whether there shall be more.
+struct many_work {
+    int items, item0, step;         // this block's: item0, item0 + step ..
+    int tiles, part0, part1, split; // its parts of K
+};
+
+template <typename Visit> static __device__ __forceinline__ void each_stage(const many_work &w, const Visit &visit) {
+    for (int item = w.item0; item < w.items; item += w.step)
+        for (int part = w.part0; part < w.part1; part++) {
+            const int begin = w.tiles * part / w.split, count = w.tiles * (part + 1) / w.split - begin;
+            const int pieces = (count + PIECE - 1) / PIECE;
+            for (int i = 0; i < pieces; i++) {
+                const int first = count * i / pieces, end = count * (i + 1) / pieces;
+                if (!visit(item, begin + first, end - first))
+                    return;
+            }
+        }
+}
+
+struct many_ring {
+    cuda_mbarrier *full, *empty;
+    char *slot;
+    int slots, slot_bytes;
+    char *vectors; // of the block's parts of K, where they do not come through the ring
+};
+
+// A place in the ring.
+struct many_turn {
+    int slot;
+    uint32_t phase;
+
+    __device__ __forceinline__ void next(int slots) {
+        if (++slot == slots) {
+            slot = 0;
+            phase ^= 1;
+        }
+    }
+};
+
+// ----------------------------------------------------------------------------------------------------------- producer
+
+// Lane l of the warp fetches row tile l % 8 of side l / 8, and tile l of the vectors.
+template <int N, int SIDES, int LIMBS> struct many_producer {
+    typedef many_layout<N, SIDES, LIMBS> layout;
+    const cuda_product &p;
+    const many_shape &shape;
+    const many_ring &ring;
+    int tiles, vector_tiles, lane;
+    int item;           // that `weight` is of
+    const char *weight; // this lane's row tile, NULL: none
+    int row_tiles;      // of the item
+
+    __device__ __forceinline__ void turn_to(int next) {
+        if (next == item)
+            return;
+        item = next;
+        const int first = item / vector_tiles * ROW_TILES, side = lane / ROW_TILES;
+        row_tiles = min(shape.row_tiles - first, (int)ROW_TILES);
+        weight = NULL;
+        if (side >= SIDES || lane % ROW_TILES >= row_tiles)
+            return;
+        int index = first + lane % ROW_TILES;
+        const int own = SIDES == 2 ? side : product_find_part(p, index, product_row_tiles);
+        const cuda_product_part &part = p.part[own];
+        weight = (const char *)part.weight + (int64_t)(part.row0 / PRODUCT_TILE + index) * tiles * TILE_BYTES;
+    }
+    __device__ __forceinline__ void load_weights(int slot, int next, int tile, int count) {
+        turn_to(next);
+        if (lane == 0) {
+            cuda_mbarrier_expect(&ring.full[slot], (uint32_t)(count * (SIDES * row_tiles * TILE_BYTES +
+                                                                       (ring.vectors ? 0 : layout::VECTOR_TILE))));
+            cuda_mbarrier_arrive(&ring.full[slot]);
+        }
+        __syncwarp();
+        if (weight)
+            cuda_bulk_load(ring.slot + slot * ring.slot_bytes + lane * PIECE * TILE_BYTES,
+                           weight + (int64_t)tile * TILE_BYTES, (uint32_t)(count * TILE_BYTES), &ring.full[slot]);
+    }
+    __device__ __forceinline__ void load_vectors(int slot, int of, int tile, int count) {
+        if (lane >= count || ring.vectors)
+            return;
+        const int64_t group = (int64_t)(tile + lane) * shape.groups + of % vector_tiles * (N / PRODUCT_VECTORS);
+        cuda_bulk_load(ring.slot + slot * ring.slot_bytes + layout::WEIGHT_BYTES + lane * layout::VECTOR_TILE,
+                       shape.scratch + group * layout::GROUP_BYTES, layout::VECTOR_TILE, &ring.full[slot]);
+    }
+    __device__ __forceinline__ void run(const many_work &work) {
+        many_turn turn = {0, 0};
+        int stage = 0;
+        each_stage(work, [&](int of, int tile, int count) {
+            load_weights(stage, of, tile, count);
+            return ++stage < ring.slots;
+        });
+        cuda_await();
+        asm volatile("fence.proxy.async.global;" ::: "memory"); // the vectors were written by ordinary stores
+        stage = 0;
+        each_stage(work, [&](int of, int tile, int count) {
+            if (stage++ >= ring.slots) {
+                cuda_mbarrier_wait(&ring.empty[turn.slot], turn.phase ^ 1);
+                load_weights(turn.slot, of, tile, count);
+            }
+            load_vectors(turn.slot, of, tile, count);
+            turn.next(ring.slots);
+            return true;
+        });
+    }
+};
+
+// ---------------------------------------------------------------------------------------------------------- consumers
+
+// COUNT tiles of K of a slot.
+template <int N, int SIDES, int LIMBS, int COUNT>
+static __device__ __forceinline__ void multiply_tiles(float (&sum)[SIDES][N / 2], const char *weights,
+                                                      const char *vectors) {
+    typedef many_layout<N, SIDES, LIMBS> layout;
+    uint4 a[SIDES][COUNT];
+#pragma unroll
+    for (int side = 0; side < SIDES; side++)
+#pragma unroll
+        for (int i = 0; i < COUNT; i++)
+            a[side][i] = *(const uint4 *)(weights + (side * ROW_TILES * PIECE + i) * TILE_BYTES);
+    const uint64_t b = cuda_wgmma_operand(vectors, layout::GROUP_BYTES);
+#pragma unroll
+    for (int side = 0; side < SIDES; side++) {
+#pragma unroll
+        for (int i = 0; i < COUNT; i++)
+            cuda_wgmma_hold(a[side][i]);
+#pragma unroll
+        for (int i = 0; i < layout::HALF; i++)
+            cuda_wgmma_hold(sum[side][i]);
+    }
+    cuda_wgmma_begin();
+#pragma unroll
+    for (int i = 0; i < COUNT; i++)
+#pragma unroll
+        for (int limb = 0; limb < LIMBS; limb++)
+#pragma unroll
+            for (int side = 0; side < SIDES; side++)
+                cuda_wgmma(sum[side], a[side][i], b + ((i * layout::VECTOR_TILE + limb * 2 * CORE) >> 4));
+    cuda_wgmma_end();
+#pragma unroll
+    for (int side = 0; side < SIDES; side++) {
+#pragma unroll
+        for (int i = 0; i < layout::HALF; i++)
+            cuda_wgmma_hold(sum[side][i]);
+#pragma unroll
+        for (int i = 0; i < COUNT; i++)
+            cuda_wgmma_hold(a[side][i]);
+    }
+}
+
+// The block's vectors of its parts of K, by all who multiply. A warp: 8 vectors, 32 columns; several loads under way.
+template <int N, int LIMBS>
+static __device__ __forceinline__ void split_vectors(const cuda_table *table, const cuda_product &p,
+                                                     const many_shape &shape, char *to, int begin, int end,
+                                                     int32_t vector0, int32_t vectors) {
+    enum { BATCH = 4, GROUPS = N / PRODUCT_VECTORS, WARPS = CONSUMERS / 32 };
+    typedef many_layout<N, 1, LIMBS> layout;
+    const int lane = threadIdx.x % 32, k = lane / 8, units = (end - begin + 1) / 2 * GROUPS;
+    for (int first = threadIdx.x / 32; first < units; first += BATCH * WARPS) {
+        many_eight eight[BATCH] = {};
+#pragma unroll
+        for (int i = 0; i < BATCH; i++) {
+            const int unit = first + i * WARPS, tile = begin + unit / GROUPS * 2 + k / 2;
+            const int32_t v = vector0 + unit % GROUPS * PRODUCT_VECTORS + lane % 8;
+            if (tile < end && v < vectors)
+                eight[i].load(table, p, shape, v, tile * PRODUCT_TILE + k % 2 * 8);
+        }
+#pragma unroll
+        for (int i = 0; i < BATCH; i++) {
+            const int unit = first + i * WARPS, tile = unit / GROUPS * 2 + k / 2;
+            if (begin + tile < end)
+                eight[i].template store<LIMBS>(to + tile * layout::VECTOR_TILE + unit % GROUPS * layout::GROUP_BYTES +
+                                               k % 2 * CORE + lane % 8 * 16);
+        }
+    }
+    asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
+    cuda_team<CONSUMERS>::sync();
+}
+
+// The sums of one part of K, `count` tiles. vectors: NULL, or the part's.
+template <int N, int SIDES, int LIMBS>
+static __device__ __forceinline__ void multiply_part(float (&sum)[SIDES][N / 2], const many_ring &ring, many_turn &turn,
+                                                     int count, const char *part_vectors) {
+    typedef many_layout<N, SIDES, LIMBS> layout;
+    const int warp = threadIdx.x / 32, lane = threadIdx.x % 32, pieces = (count + PIECE - 1) / PIECE;
+    for (int i = 0; i < pieces; i++) {
+        const int first = count * i / pieces;
+        const char *slot = ring.slot + turn.slot * ring.slot_bytes,
+                   *weights = slot + warp * PIECE * TILE_BYTES + lane * 16;
+        const char *vectors = part_vectors ? part_vectors + first * layout::VECTOR_TILE : slot + layout::WEIGHT_BYTES;
+        cuda_mbarrier_wait(&ring.full[turn.slot], turn.phase);
+        switch (count * (i + 1) / pieces - first) {
+        case 4:
+            multiply_tiles<N, SIDES, LIMBS, 4>(sum, weights, vectors);
+            break;
+        case 3:
+            multiply_tiles<N, SIDES, LIMBS, 3>(sum, weights, vectors);
+            break;
+        case 2:
+            multiply_tiles<N, SIDES, LIMBS, 2>(sum, weights, vectors);
+            break;
+        default:
+            multiply_tiles<N, SIDES, LIMBS, 1>(sum, weights, vectors);
+        }
+        __syncwarp();
+        if (lane == 0)
+            cuda_mbarrier_arrive(&ring.empty[turn.slot]);
+        turn.next(ring.slots);
+    }
+}
+
+// ------------------------------------------------------------------------------------------------------------ outputs
+
+// Where a warp's sums belong: row 0 of its tile in the part (or parts 0 and 1), which may lie before the part's first.
+struct many_place {
+    int own, row;
+    int32_t v, vectors; // first vector, and vectors of the slice
+    bool exists, wide;  // wide: four rows of an output lie in one access
+};
+
+static __device__ __forceinline__ bool is_wide(const cuda_product &p, const cuda_product_part &part) {
+    const uint64_t places = (uint64_t)part.y | (uint64_t)part.residual | (uint64_t)part.bias | (uint64_t)p.gated;
+    return places % 16 == 0 && (part.rows | part.row0) % CUDA_QUAD == 0;
+}
+
+template <int N, int SIDES>
+static __device__ __forceinline__ many_place place_of(const cuda_product &p, const many_shape &shape, int item,
+                                                      int vector_tiles, int32_t vectors) {
+    int index = item / vector_tiles * ROW_TILES + (int)threadIdx.x / 32;
+    many_place place;
+    place.exists = index < shape.row_tiles;
+    place.own = SIDES == 2 ? 0 : product_find_part(p, index, product_row_tiles);
+    const cuda_product_part &part = p.part[place.own];
+    place.row = (part.row0 / PRODUCT_TILE + index) * PRODUCT_TILE - part.row0;
+    place.v = item % vector_tiles * N;
+    place.vectors = vectors;
+    place.wide = is_wide(p, part) && is_wide(p, p.part[place.own + SIDES - 1]);
+    return place;
+}
+
+// The sums of an output become it, on each side. vector: of the slice.
+template <int SIDES>
+static __device__ __forceinline__ void finish(const cuda_product &p, const many_shape &shape, const many_place &place,
+                                              int32_t vector, int row, const float (&total)[SIDES]) {
+    if (!place.exists || vector >= place.vectors || row < 0 || row >= p.part[place.own].rows)
+        return;
+    const int32_t v = shape.vector0 + vector;
+    float y[SIDES];
+#pragma unroll
+    for (int side = 0; side < SIDES; side++)
+        y[side] = product_write(p, p.part[place.own + side], v, row, total[side]);
+    if (SIDES == 2)
+        p.gated[(int64_t)v * p.part[0].rows + row] = cuda_activate(p.activation, y[0]) * y[SIDES - 1];
+}
+
+// The same for four rows in one access each.
+template <int SIDES> struct many_quads {
+    cuda_quad residual[SIDES];
+
+    __device__ __forceinline__ void load(const cuda_product &p, int own, int64_t at) {
+#pragma unroll
+        for (int side = 0; side < SIDES; side++)
+            if (p.part[own + side].residual)
+                residual[side] = cuda_load(p.part[own + side].residual + at, 4, true);
+    }
+    __device__ __forceinline__ void finish(const cuda_product &p, int own, int32_t v, int row, int64_t at,
+                                           cuda_quad (&y)[SIDES]) const {
+#pragma unroll
+        for (int side = 0; side < SIDES; side++) {
+            const cuda_product_part &part = p.part[own + side];
+            cuda_quad bias = {};
+            if (part.bias)
+                bias = cuda_load(part.bias + part.row0 + row, 4, true);
+#pragma unroll
+            for (int i = 0; i < 4; i++)
+                y[side].v[i] = product_value(p, part, v, y[side].v[i], bias.v[i], residual[side].v[i]);
+            cuda_store(part.y + at, y[side], 4, true);
+        }
+        if (SIDES == 2) {
+            cuda_quad gated;
+#pragma unroll
+            for (int i = 0; i < 4; i++)
+                gated.v[i] = cuda_activate(p.activation, y[0].v[i]) * y[SIDES - 1].v[i];
+            cuda_store(p.gated + at, gated, 4, true);
+        }
+    }
+};
+
+// CHUNK vectors of a warp's sums, which lie in shared memory vector by vector: 4 lanes have a vector's rows.
+template <int SIDES>
+static __device__ __forceinline__ void finish_chunk(const cuda_product &p, const many_shape &shape,
+                                                    const many_place &place, int32_t vector0, const float *staged) {
+    constexpr int TURNS = CHUNK / 8;
+    const int lane = threadIdx.x % 32, row = place.row + lane % 4 * 4, rows = p.part[place.own].rows;
+    staged += lane / 4 * PRODUCT_COLUMN + lane % 4 * 4;
+    if (place.wide && row >= 0 && row < rows) {
+        many_quads<SIDES> quads[TURNS];
+        const int64_t first = (int64_t)(shape.vector0 + vector0 + lane / 4) * rows + row, next = (int64_t)8 * rows;
+#pragma unroll
+        for (int i = 0; i < TURNS; i++)
+            if (vector0 + lane / 4 + 8 * i < place.vectors)
+                quads[i].load(p, place.own, first + i * next);
+#pragma unroll
+        for (int i = 0; i < TURNS; i++) {
+            const int32_t vector = vector0 + lane / 4 + 8 * i;
+            cuda_quad y[SIDES];
+#pragma unroll
+            for (int side = 0; side < SIDES; side++)
+                y[side] = cuda_load(staged + (side * CHUNK + 8 * i) * PRODUCT_COLUMN, 4, true);
+            if (vector < place.vectors)
+                quads[i].finish(p, place.own, shape.vector0 + vector, row, first + i * next, y);
+        }
+    } else if (!place.wide) {
+#pragma unroll 1
+        for (int i = 0; i < 4 * TURNS; i++) {
+            float total[SIDES];
+#pragma unroll
+            for (int side = 0; side < SIDES; side++)
+                total[side] = staged[(side * CHUNK + i / 4 * 8) * PRODUCT_COLUMN + i % 4];
+            finish<SIDES>(p, shape, place, vector0 + lane / 4 + i / 4 * 8, row + i % 4, total);
+        }
+    }
+}
+
+// A warp's item, its sums in registers. staged: the warp's.
+template <int N, int SIDES>
+static __device__ __forceinline__ void finish_item(const cuda_product &p, const many_shape &shape,
+                                                   const many_place &place, float (&total)[SIDES][N / 2],
+                                                   float *staged) {
+    constexpr int SUMS = CHUNK / 2; // of a thread and a side
+#pragma unroll 1
+    for (int32_t vector = 0; vector < N; vector += CHUNK) { // one body of code: the sums move down
+        if (!place.exists || place.v + vector >= place.vectors)
+            break;
+#pragma unroll
+        for (int side = 0; side < SIDES; side++) {
+#pragma unroll
+            for (int i = 0; i < SUMS; i += 4) {
+                const float four[4] = {total[side][i], total[side][i + 1], total[side][i + 2], total[side][i + 3]};
+                product_put_sum(four, staged + (side * CHUNK + 2 * i) * PRODUCT_COLUMN, threadIdx.x % 32);
+            }
+#pragma unroll
+            for (int i = 0; i + SUMS < N / 2; i++)
+                total[side][i] = total[side][i + SUMS];
+        }
+        __syncwarp();
+        finish_chunk<SIDES>(p, shape, place, place.v + vector, staged);
+        __syncwarp();
+    }
+}
+
+static __device__ __forceinline__ void cluster_barrier(void) {
+    asm volatile("barrier.cluster.arrive.release.aligned;" ::: "memory");
+    asm volatile("barrier.cluster.wait.acquire.aligned;" ::: "memory");
+}
+
+// What another block of the cluster has at the same place of its shared memory.
+static __device__ __forceinline__ const float *shared_of(const float *own, int block) {
+    const float *theirs;
+    asm("mapa.u64 %0, %1, %2;" : "=l"(theirs) : "l"(own), "r"(block));
+    return theirs;
+}
+
+// This block's share of the outputs, from the sums of all parts.
+template <int N, int SIDES, int LIMBS>
+static __device__ __forceinline__ void add_cluster(const cuda_product &p, const many_shape &shape,
+                                                   const many_place &place, const float *partial, int block) {
+    typedef many_layout<N, SIDES, LIMBS> layout;
+    const int split = product_warps(p.cols), each = split / shape.cluster;
+    const int begin = layout::HALF * block / shape.cluster, end = layout::HALF * (block + 1) / shape.cluster;
+    for (int i = begin; i < end; i++) {
+        float total[SIDES];
+#pragma unroll
+        for (int side = 0; side < SIDES; side++) {
+            const float *own = partial + (side * layout::HALF + i) * CONSUMERS + threadIdx.x;
+            total[side] = *shared_of(own, 0);
+#pragma unroll 4
+            for (int part = 1; part < split; part++)
+                total[side] += shared_of(own, part / each)[part % each * layout::PART_FLOATS];
+        }
+        const int lane = threadIdx.x % 32;
+        finish<SIDES>(p, shape, place, place.v + (i >> 2) * 8 + lane % 4 * 2 + (i & 1),
+                      place.row + lane / 4 + (i >> 1 & 1) * 8, total);
+    }
+}
+
+template <int N, int SIDES, int LIMBS>
+static __device__ __forceinline__ void consume(const cuda_table *table, const cuda_product &p, const many_shape &shape,
+                                               const many_work &work, const many_ring &ring, int vector_tiles,
+                                               int32_t vectors, float *partial) {
+    typedef many_layout<N, SIDES, LIMBS> layout;
+    constexpr int HALF = layout::HALF;
+    const int begin = work.tiles * work.part0 / work.split, end = work.tiles * work.part1 / work.split;
+    many_turn turn = {0, 0};
+    if (ring.vectors) // one item
+        split_vectors<N, LIMBS>(table, p, shape, ring.vectors, begin, end, work.item0 % vector_tiles * N, vectors);
+    for (int item = work.item0; item < work.items; item += work.step) {
+        const many_place place = place_of<N, SIDES>(p, shape, item, vector_tiles, vectors);
+        float total[SIDES][HALF];
+#pragma unroll
+        for (int i = 0; i < SIDES * HALF; i++)
+            total[i / HALF][i % HALF] = -0.0f; // leaves the first part's sum as it is
+        for (int part = work.part0; part < work.part1; part++) {
+            float sum[SIDES][HALF] = {};
+            const int first = work.tiles * part / work.split, count = work.tiles * (part + 1) / work.split - first;
+            multiply_part<N, SIDES, LIMBS>(sum, ring, turn, count,
+                                           ring.vectors ? ring.vectors + (first - begin) * layout::VECTOR_TILE : NULL);
+            if (shape.cluster > 1) {
+                float *to = partial + (part - work.part0) * layout::PART_FLOATS + threadIdx.x;
+#pragma unroll
+                for (int i = 0; i < SIDES * HALF; i++)
+                    to[i * CONSUMERS] = sum[i / HALF][i % HALF];
+            } else {
+#pragma unroll
+                for (int i = 0; i < SIDES * HALF; i++)
+                    total[i / HALF][i % HALF] += sum[i / HALF][i % HALF];
+            }
+        }
+        if (shape.cluster > 1)
+            return;
+        finish_item<N, SIDES>(p, shape, place, total, partial + threadIdx.x / 32 * layout::STAGED);
+    }
+}
+
+#endif
+
+template <int N, int SIDES, int LIMBS>
+static __global__ void __launch_bounds__(many_layout<N, SIDES, LIMBS>::THREADS, many_layout<N, SIDES, LIMBS>::RESIDENT)
+    many_kernel(const cuda_table *table, const __grid_constant__ cuda_product p, const many_shape shape) {
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
+    typedef many_layout<N, SIDES, LIMBS> layout;
+    extern __shared__ __align__(128) char memory[]; // barriers, ring, sums of the parts
+    cuda_begin();
+    char *behind = memory + HEAD_BYTES + shape.slots * shape.slot_bytes;
+    const many_ring ring = {(cuda_mbarrier *)memory, (cuda_mbarrier *)memory + MAX_SLOTS,
+                            memory + HEAD_BYTES,     shape.slots,
+                            shape.slot_bytes,        shape.vector_bytes ? behind : NULL};
+    float *partial = (float *)(behind + shape.vector_bytes);
+    const int block = (int)blockIdx.x % shape.cluster, split = product_warps(p.cols);
+    const int32_t vectors = slice_vectors(table, p, shape);
+    const int vector_tiles = (vectors + N - 1) / N;
+    const many_work work = {(shape.row_tiles + ROW_TILES - 1) / ROW_TILES * vector_tiles,
+                            (int)blockIdx.x / shape.cluster,
+                            (int)gridDim.x / shape.cluster,
+                            product_tiles(p.cols),
+                            split * block / shape.cluster,
+                            split * (block + 1) / shape.cluster,
+                            split};
+    if (vectors <= 0 || work.item0 >= work.items) { // the whole cluster
+        cuda_await();
+        return;
+    }
+    if (threadIdx.x == 0) {
+        for (int i = 0; i < shape.slots; i++) {
+            cuda_mbarrier_make(&ring.full[i], 1);
+            cuda_mbarrier_make(&ring.empty[i], CONSUMERS / 32);
+        }
+        cuda_mbarrier_made();
+    }
+    __syncthreads();
+    if (threadIdx.x >= CONSUMERS) {
+        if (layout::RESIDENT == 1)
+            asm volatile("setmaxnreg.dec.sync.aligned.u32 40;");
+        many_producer<N, SIDES, LIMBS> producer = {p,  shape, ring, work.tiles, vector_tiles, (int)threadIdx.x % 32,
+                                                   -1, NULL,  0};
+        if (threadIdx.x / 32 == CONSUMERS / 32)
+            producer.run(work);
+        else
+            cuda_await();
+        if (shape.cluster > 1) {
+            cluster_barrier();
+            cluster_barrier();
+        }
+    } else {
+        if (layout::RESIDENT == 1)
+            asm volatile("setmaxnreg.inc.sync.aligned.u32 232;");
+        cuda_await();
+        consume<N, SIDES, LIMBS>(table, p, shape, work, ring, vector_tiles, vectors, partial);
+        if (shape.cluster > 1) { // one item
+            cluster_barrier();
+            add_cluster<N, SIDES, LIMBS>(p, shape, place_of<N, SIDES>(p, shape, work.item0, vector_tiles, vectors),
+                                         partial, block);
+            cluster_barrier(); // nobody leaves while others read
+        }
+    }
+#else
+    (void)table, (void)shape;
+#endif
+}
+
+#endif

@@ -1,0 +1,170 @@
+// SPDX-License-Identifier: Apache-2.0
+// Launches of products with many vectors (many.cuh). The form of a launch, vectors an item and one block or a cluster
+// for it, is the cheapest by an estimate of cycles; it never changes a bit.
+#include "kernels/cuda/products_many.cuh"
+
+#include "kernels/cuda/many.cuh"
+
+size_t cuda_product_workspace(const kern_cuda *cuda, int32_t cols) {
+    const int limbs = cuda->fast ? 1 : 2;
+    return cuda_has_many(cuda) ? (size_t)SLICE_ROOM * product_tiles(cols) * PRODUCT_TILE * sizeof(uint16_t) * limbs : 0;
+}
+
+bool cuda_many_takes_norm(const cuda_product *p) {
+    return p->norm.wide && p->cols % PRODUCT_TILE == 0 && !p->wanted;
+}
+
+template <int LANES, int CACHE, int LIMBS>
+static kern_status start_norm(const cuda_step *step, const cuda_product *p, const many_shape &shape, int64_t vectors) {
+    const int each = LANES == CUDA_WARP ? NORMS : 1;
+    return cuda_start(step, normalise_kernel<LANES, CACHE, LIMBS>, cuda_blocks(vectors * p->norm.groups, each),
+                      LANES * each, 0, step->table, *p, shape);
+}
+
+template <int LIMBS>
+static kern_status start_split(const cuda_step *step, const cuda_product *p, const many_shape &shape, int64_t vectors) {
+    if (p->norm.y && p->norm.width <= CUDA_NORM_NARROW)
+        return start_norm<CUDA_WARP, 2, LIMBS>(step, p, shape, vectors);
+    if (p->norm.y && p->norm.width <= CUDA_NORM_MIDDLE)
+        return start_norm<128, 2, LIMBS>(step, p, shape, vectors);
+    if (p->norm.y)
+        return start_norm<256, 4, LIMBS>(step, p, shape, vectors);
+    return cuda_start(step, split_kernel<LIMBS>,
+                      dim3(cuda_blocks(vectors, PRODUCT_VECTORS), cuda_blocks(product_tiles(p->cols), 16)), 256, 0,
+                      step->table, *p, shape);
+}
+
+// How a launch is cut.
+struct many_plan {
+    int n, cluster, slots, slot_bytes, vector_bytes;
+    size_t bytes;
+    int64_t cost; // cycles, about
+};
+
+// The most slots that fit beside `taken` bytes, for as many blocks a multiprocessor as the kernel may have, or for one.
+static int slots_of(const kern_cuda *cuda, int resident, size_t taken, int slot_bytes, int most) {
+    enum { RESERVED = 1024 }; // of a block, by the system
+    const size_t whole = cuda->shared_limit, shared = (whole + RESERVED) / (size_t)resident - RESERVED;
+    const int least = most < 2 ? most : 2;
+    for (size_t room : {shared, whole}) {
+        const int slots = taken < room ? (int)((room - taken) / (size_t)slot_bytes) : 0;
+        if (slots >= least)
+            return slots < most ? slots : most;
+    }
+    return 0;
+}
+
+// Cycles: a multiprocessor takes 36 bytes a cycle from the second-level cache and 64 from shared memory; a launch more
+// is 3500, a barrier of a cluster with what belongs to it 1000.
+template <int N, int SIDES, int LIMBS>
+static int64_t cost_of(const kern_cuda *cuda, const cuda_product *p, const many_plan &plan, int64_t items) {
+    const int64_t turns = (items * plan.cluster + cuda->processors - 1) / cuda->processors, bytes = SIDES * 256 + 4 * N;
+    int64_t turn = (int64_t)p->cols / plan.cluster * bytes / 36;
+    if (plan.cluster > 1)
+        turn += (int64_t)SIDES * N * 1024 * (product_warps(p->cols) / plan.cluster) / 64 + 1000;
+    return turns * turn + (plan.vector_bytes || p->norm.y ? 0 : 3500);
+}
+
+// slots 0: it does not fit into shared memory.
+template <int N, int SIDES, int LIMBS>
+static many_plan plan_of(const kern_cuda *cuda, const cuda_product *p, int64_t items, int cluster) {
+    typedef many_layout<N, SIDES, LIMBS> layout;
+    const int split = product_warps(p->cols), each = split / cluster,
+              longest = cuda_blocks(product_tiles(p->cols), split);
+    const int stages = each * cuda_blocks(longest, PIECE);
+    const size_t partial = sizeof(float) * (cluster > 1 ? each * layout::PART_FLOATS : layout::STAGED * ROW_TILES);
+    const size_t taken = HEAD_BYTES + partial;
+    many_plan plan = {N, cluster, 0, layout::WEIGHT_BYTES, each * longest * layout::VECTOR_TILE, 0, 0};
+    if (cluster > 1 && !p->norm.y && stages <= MAX_SLOTS)
+        plan.slots = slots_of(cuda, layout::RESIDENT, taken + (size_t)plan.vector_bytes, plan.slot_bytes, stages);
+    if (plan.slots < stages) { // the vectors are split by a launch before and come through the ring
+        plan.slot_bytes = layout::SLOT;
+        plan.vector_bytes = 0;
+        plan.slots = slots_of(cuda, layout::RESIDENT, taken, plan.slot_bytes,
+                              cluster > 1 && stages < MAX_SLOTS ? stages : (int)MAX_SLOTS);
+    }
+    plan.bytes = taken + (size_t)plan.slots * (size_t)plan.slot_bytes + (size_t)plan.vector_bytes;
+    plan.cost = cost_of<N, SIDES, LIMBS>(cuda, p, plan, items);
+    return plan;
+}
+
+static int64_t items_of(const many_shape &shape, int64_t vectors, int n) {
+    return (int64_t)cuda_blocks(shape.row_tiles, ROW_TILES) * cuda_blocks(vectors, n);
+}
+
+template <int N, int SIDES, int LIMBS>
+static kern_status start_many(const cuda_step *step, const cuda_product *p, const many_shape &shape,
+                              const many_plan &plan, int64_t vectors) {
+    auto *kernel = many_kernel<N, SIDES, LIMBS>;
+    const kern_status status = cuda_allow_shared(kernel, plan.bytes);
+    if (status)
+        return status;
+    const int64_t items = items_of(shape, vectors, N);
+    const int64_t most = (int64_t)step->cuda->processors * many_layout<N, SIDES, LIMBS>::RESIDENT;
+    const int64_t blocks = plan.cluster > 1 ? items * plan.cluster : items < most ? items : most;
+    return cuda_start_clusters(step, kernel, plan.cluster, dim3((unsigned)blocks),
+                               many_layout<N, SIDES, LIMBS>::THREADS, plan.bytes, step->table, *p, shape);
+}
+
+// A kernel's part in the choice.
+struct many_form {
+    int n;
+    many_plan (*plan)(const kern_cuda *cuda, const cuda_product *p, int64_t items, int cluster);
+    kern_status (*start)(const cuda_step *step, const cuda_product *p, const many_shape &shape, const many_plan &plan,
+                         int64_t vectors);
+};
+template <int N, int SIDES, int LIMBS> static constexpr many_form form_of(void) {
+    return {N, plan_of<N, SIDES, LIMBS>, start_many<N, SIDES, LIMBS>};
+}
+
+// The cheapest form for a slice, and the two launches of it.
+template <int LIMBS, size_t FORMS>
+static kern_status launch_slice(const cuda_step *step, const cuda_product *p, const many_form (&forms)[FORMS],
+                                many_shape shape, int64_t vectors) {
+    const int split = product_warps(p->cols), spread = split < MAX_CLUSTER ? split : (int)MAX_CLUSTER;
+    many_plan best = {};
+    size_t chosen = 0;
+    for (size_t i = 0; i < FORMS; i++)
+        for (int cluster : {1, spread}) {
+            const many_plan plan = forms[i].plan(step->cuda, p, items_of(shape, vectors, forms[i].n), cluster);
+            if (plan.slots > 0 && (best.n == 0 || plan.cost < best.cost)) {
+                best = plan;
+                chosen = i;
+            }
+        }
+    if (best.n == 0)
+        return KERN_UNSUPPORTED;
+    shape.groups = cuda_blocks(vectors, best.n) * best.n / PRODUCT_VECTORS;
+    shape.cluster = best.cluster;
+    shape.slots = best.slots;
+    shape.slot_bytes = best.slot_bytes;
+    shape.vector_bytes = best.vector_bytes;
+    const kern_status status = best.vector_bytes ? KERN_OK : start_split<LIMBS>(step, p, shape, vectors);
+    return status ? status : forms[chosen].start(step, p, shape, best, vectors);
+}
+
+template <int LIMBS> static kern_status launch_slices(const cuda_step *step, const cuda_product *p, int64_t vectors) {
+    static constexpr many_form plain[] = {form_of<16, 1, LIMBS>(), form_of<32, 1, LIMBS>(), form_of<64, 1, LIMBS>(),
+                                          form_of<96, 1, LIMBS>(), form_of<128, 1, LIMBS>()};
+    static constexpr many_form gated[] = {form_of<16, 2, LIMBS>(), form_of<32, 2, LIMBS>(), form_of<64, 2, LIMBS>()};
+    many_shape shape = {};
+    shape.scratch = step->cuda->workspace;
+    shape.wide = p->cols % CUDA_QUAD == 0 && cuda_is_wide(p->x);
+    for (int i = 0; i < (p->gated ? 1 : p->parts); i++)
+        shape.row_tiles += product_row_tiles(p->part[i]);
+    for (int64_t done = 0; done < vectors; done += SLICE) {
+        const int64_t left = vectors - done < SLICE ? vectors - done : (int64_t)SLICE;
+        shape.vector0 = (int32_t)done;
+        const kern_status status = p->gated ? launch_slice<LIMBS>(step, p, gated, shape, left)
+                                            : launch_slice<LIMBS>(step, p, plain, shape, left);
+        if (status)
+            return status;
+    }
+    return KERN_OK;
+}
+
+kern_status cuda_many_launch(const cuda_step *step, const cuda_product *p, int64_t vectors) {
+    if (cuda_product_workspace(step->cuda, p->cols) > step->cuda->workspace_bytes)
+        return KERN_INVALID;
+    return step->cuda->fast ? launch_slices<1>(step, p, vectors) : launch_slices<2>(step, p, vectors);
+}
