@@ -20,6 +20,14 @@ eng_status eng_encode(const eng_engine *engine, const char *text, size_t length,
     return eng_tokenizer_encode(engine->tokenizer, text, length, true, add_special, ids, count, error);
 }
 
+eng_status eng_encode_chat(const eng_engine *engine, const eng_chat *chat, int32_t **ids, size_t *count,
+                           eng_error *error) {
+    if (!engine->tokenizer || !engine->chat)
+        return eng_fail(error, ENG_UNSUPPORTED, "the model has no %s",
+                        engine->tokenizer ? "chat template" : "tokenizer.json");
+    return eng_chat_encode(engine->chat, engine->tokenizer, chat, ids, count, error);
+}
+
 eng_status eng_decode(const eng_engine *engine, const int32_t *ids, size_t count, bool keep_special, char **text,
                       size_t *length, eng_error *error) {
     if (!engine->tokenizer)

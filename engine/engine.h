@@ -76,6 +76,7 @@ typedef struct eng_model_info {
     int64_t trained_length;      // -1: unknown
     int32_t bos_id;              // -1: the tokenizer adds none
     int32_t eos_id;              // the first of the end-of-text ids; -1: none
+    const char *chat_template;   // its text; NULL: none
     bool has_tokenizer, has_mesa, has_loops;
     int32_t max_rows, chunk; // rows a step; tokens of a chunk
     int32_t prompt_tokens;   // of prompts a step beside generated tokens
@@ -94,6 +95,30 @@ ENG_EXPORT const eng_model_info *eng_info(const eng_engine *engine);
 // Special tokens written in the text become their ids.
 ENG_EXPORT ENG_CHECKED eng_status eng_encode(const eng_engine *engine, const char *text, size_t length,
                                              bool add_special, int32_t **ids, size_t *count, eng_error *error);
+
+typedef struct eng_text {
+    const char *bytes;
+    size_t length;
+} eng_text;
+
+typedef struct eng_chat_message {
+    eng_text role; // "system", "user" or "assistant"; as trusted as the template
+    eng_text content;
+} eng_chat_message;
+
+typedef struct eng_chat {
+    const eng_chat_message *messages;
+    size_t count;
+    bool add_generation_prompt; // the answer begins behind the text
+    int64_t time;               // seconds since 1970, for templates that tell the date
+} eng_chat;
+
+// Messages to the ids of a prompt, by the checkpoint's chat template. What is written in a message never becomes a
+// special token, only what the template itself writes does; no other BOS is put in front. ENG_UNSUPPORTED: the
+// checkpoint has no template, or one that cannot be run here (the text says why); ENG_INVALID: the template refuses the
+// messages in its own words. *ids is new memory of *count ids: eng_free.
+ENG_EXPORT ENG_CHECKED eng_status eng_encode_chat(const eng_engine *engine, const eng_chat *chat, int32_t **ids,
+                                                  size_t *count, eng_error *error);
 // Ids to text; invalid sequences become U+FFFD, special tokens are written out if keep_special. *text is new memory
 // with a NUL after *length bytes: eng_free. An id outside the vocabulary is ENG_INVALID.
 ENG_EXPORT ENG_CHECKED eng_status eng_decode(const eng_engine *engine, const int32_t *ids, size_t count,
@@ -104,11 +129,6 @@ ENG_EXPORT void eng_free(void *memory);
 ENG_EXPORT const char *eng_token_bytes(const eng_engine *engine, int32_t id, size_t *length);
 // Whether the id is a special token, which has no text in what a request generates.
 ENG_EXPORT bool eng_token_is_special(const eng_engine *engine, int32_t id);
-
-typedef struct eng_text {
-    const char *bytes;
-    size_t length;
-} eng_text;
 
 typedef struct eng_sampling {
     float temperature; // 0: greedy, ties to the lowest id

@@ -11,12 +11,14 @@
 #include "engine/engine.h"
 #include "engine/scheduler.h"
 #include "engine/tokenizer.h"
+#include "engine/tokenizer_chat.h"
 
 struct eng_engine {
     kern_device *device;
     kern_stream *stream;
     eng_checkpoint *checkpoint;
     eng_tokenizer *tokenizer; // NULL: the folder has none
+    eng_chat_format *chat;    // NULL: it has no chat template
     eng_weights *weights;
     eng_pool *pool;
     eng_batch *batch;

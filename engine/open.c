@@ -67,6 +67,15 @@ static eng_status open_device(const eng_options *options, eng_engine *engine, en
     return status ? eng_fail_kernel(error, status, "opening a stream") : ENG_OK;
 }
 
+// A template that cannot be run is no reason not to serve; who asks for a chat is told why there is none.
+static eng_status open_chat(const eng_options *options, eng_engine *engine, eng_error *error) {
+    eng_status status = eng_chat_format_open(options->model_dir, &engine->chat, error);
+    const char *fault = engine->chat ? eng_chat_format_fault(engine->chat) : NULL;
+    if (status == ENG_OK && fault)
+        log_text(options, ENG_LOG_WARNING, "%s: no chat: %s", options->model_dir, fault);
+    return status;
+}
+
 static eng_status open_files(const eng_options *options, eng_engine *engine, eng_error *error) {
     eng_error why = {0};
     eng_status status = eng_checkpoint_open(options->model_dir, &engine->checkpoint, error);
@@ -80,7 +89,7 @@ static eng_status open_files(const eng_options *options, eng_engine *engine, eng
         log_text(options, ENG_LOG_WARNING, "%s: no tokenizer.json; token ids only", options->model_dir);
     else if (status != ENG_OK)
         return eng_fail(error, status, "%s", why.text);
-    return ENG_OK;
+    return engine->tokenizer ? open_chat(options, engine, error) : ENG_OK;
 }
 
 typedef struct pool_size {
@@ -221,6 +230,7 @@ static void describe(eng_engine *engine) {
         .trained_length = config->trained_length,
         .bos_id = engine->tokenizer ? eng_tokenizer_bos(engine->tokenizer) : -1,
         .eos_id = config->eos_count > 0 ? config->eos_id[0] : -1,
+        .chat_template = engine->chat ? eng_chat_format_text(engine->chat) : NULL,
         .has_tokenizer = engine->tokenizer != NULL,
         .has_mesa = eng_model_has_mesa(model),
         .chunk = device->chunk,
@@ -271,6 +281,7 @@ void eng_close(eng_engine *engine) {
     eng_batch_free(engine->batch);
     eng_pool_free(engine->pool);
     eng_weights_free(engine->weights);
+    eng_chat_format_close(engine->chat);
     eng_tokenizer_close(engine->tokenizer);
     eng_checkpoint_close(engine->checkpoint);
     kern_stream_close(engine->stream);

@@ -25,6 +25,8 @@ void eng_tokenizer_close(eng_tokenizer *tokenizer) {
     free(tokenizer->raw.tokens);
     eng_matcher_free(tokenizer->normalized.matcher);
     free(tokenizer->normalized.tokens);
+    eng_matcher_free(tokenizer->control.matcher);
+    free(tokenizer->control.tokens);
     eng_normalizer_free(tokenizer->normalizer);
     eng_pretokenizer_free(tokenizer->pretokenizer);
     eng_bpe_free(tokenizer->bpe);
@@ -150,29 +152,53 @@ static eng_status no_memory(const encoder *e) {
     return eng_fail(e->error, ENG_NO_MEMORY, "no memory to encode the text");
 }
 
+// The text at hand and how far it is encoded.
+typedef struct walk {
+    const char *text;
+    size_t length, done;
+    bool first; // the text is at the very start
+    span_fn between;
+} walk;
+
+static eng_status pass_between(encoder *e, walk *w, size_t to) {
+    size_t from = w->done;
+    w->done = to;
+    return to > from ? w->between(e, w->text + from, to - from, w->first && from == 0) : ENG_OK;
+}
+
+// The token that stands at [start, end): the text before it, then its id, unless it does not count there.
+static eng_status take_added(encoder *e, walk *w, const eng_added_token *token, size_t start, size_t end) {
+    if ((token->special && !e->special) || (token->single_word && !stands_alone(w->text, w->length, start, end)))
+        return ENG_OK;
+    if (token->lstrip)
+        start = strip_left(w->text, start, w->done);
+    if (token->rstrip)
+        end = strip_right(w->text, w->length, end);
+    eng_status status = pass_between(e, w, start);
+    w->done = end;
+    if (status == ENG_OK && eng_ids_append(&e->ids, token->id) != ENG_OK)
+        return no_memory(e);
+    return status;
+}
+
+// Takes the tokens of the pass that lie within [from, to) of the text.
+static eng_status take_range(encoder *e, walk *w, const eng_added_pass *pass, size_t from, size_t to) {
+    size_t start, end, index;
+    eng_status status = ENG_OK;
+    while (status == ENG_OK && pass->matcher &&
+           eng_matcher_find(pass->matcher, w->text, to, from, &start, &end, &index)) {
+        from = end;
+        status = take_added(e, w, pass->tokens[index], start, end);
+    }
+    return status;
+}
+
 // The text between added tokens goes to between; first: text is at the very start.
 static eng_status split_added(encoder *e, const eng_added_pass *pass, const char *text, size_t length, bool first,
                               span_fn between) {
-    size_t done = 0, from = 0, start, end, index;
-    while (pass->matcher && eng_matcher_find(pass->matcher, text, length, from, &start, &end, &index)) {
-        const eng_added_token *token = pass->tokens[index];
-        from = end;
-        if ((token->special && !e->special) || (token->single_word && !stands_alone(text, length, start, end)))
-            continue;
-        if (token->lstrip)
-            start = strip_left(text, start, done);
-        if (token->rstrip)
-            end = strip_right(text, length, end);
-        if (start > done) {
-            eng_status status = between(e, text + done, start - done, first && done == 0);
-            if (status != ENG_OK)
-                return status;
-        }
-        if (eng_ids_append(&e->ids, token->id) != ENG_OK)
-            return no_memory(e);
-        done = end;
-    }
-    return done < length ? between(e, text + done, length - done, first && done == 0) : ENG_OK;
+    walk w = {.text = text, .length = length, .first = first, .between = between};
+    eng_status status = take_range(e, &w, pass, 0, length);
+    return status == ENG_OK ? pass_between(e, &w, length) : status;
 }
 
 static eng_status encode_piece(void *context, const char *bytes, size_t length) {
@@ -196,7 +222,31 @@ static eng_status encode_normalized(encoder *e, const char *text, size_t length,
     return status == ENG_OK ? split_added(e, &e->tokenizer->normalized, text, length, first, encode_plain) : status;
 }
 
-static eng_status encode(encoder *e, const char *text, size_t length, bool add_bos) {
+static eng_status encode_written(encoder *e, const char *text, size_t length, bool first) {
+    return split_added(e, &e->tokenizer->raw, text, length, first, encode_normalized);
+}
+
+static eng_status encode_unspecial(encoder *e, const char *text, size_t length, bool first) {
+    e->special = false;
+    eng_status status = encode_written(e, text, length, first);
+    e->special = true;
+    return status;
+}
+
+// Special tokens lie within a run of bytes that may write them; what is between is text without any.
+static eng_status encode_runs(encoder *e, const char *text, size_t length, const uint8_t *plain) {
+    walk w = {.text = text, .length = length, .first = true, .between = encode_unspecial};
+    eng_status status = ENG_OK;
+    for (size_t from = 0, to; from < length && status == ENG_OK; from = to) {
+        for (to = from + 1; to < length && !plain[to] == !plain[from]; to++)
+            continue;
+        if (!plain[from])
+            status = take_range(e, &w, &e->tokenizer->control, from > w.done ? from : w.done, to);
+    }
+    return status == ENG_OK ? pass_between(e, &w, length) : status;
+}
+
+static eng_status encode(encoder *e, const char *text, size_t length, const uint8_t *plain, bool add_bos) {
     size_t offset;
     if (!eng_utf8_valid(text, length, &offset))
         return eng_fail(e->error, ENG_INVALID, "the text is not UTF-8 at byte %zu", offset);
@@ -204,31 +254,43 @@ static eng_status encode(encoder *e, const char *text, size_t length, bool add_b
         return no_memory(e);
     if (add_bos && e->tokenizer->bos >= 0 && eng_ids_append(&e->ids, e->tokenizer->bos) != ENG_OK)
         return no_memory(e);
-    return split_added(e, &e->tokenizer->raw, text, length, true, encode_normalized);
+    return plain ? encode_runs(e, text, length, plain) : encode_written(e, text, length, true);
+}
+
+// Takes the encoder's memory; its ids go to *ids.
+static eng_status finish(encoder *e, eng_status status, int32_t **ids, size_t *count) {
+    eng_pretokenize_memory_free(&e->pretokenize);
+    eng_normalize_memory_free(&e->normalize);
+    eng_bpe_memory_free(&e->bpe);
+    if (status != ENG_OK) {
+        eng_ids_free(&e->ids);
+        return status;
+    }
+    *ids = e->ids.ids;
+    *count = e->ids.count;
+    return ENG_OK;
 }
 
 eng_status eng_tokenizer_encode_counted(const eng_tokenizer *tokenizer, const char *text, size_t length, bool special,
                                         bool add_bos, int32_t **ids, size_t *count, eng_bpe_work *work,
                                         eng_error *error) {
     encoder e = {.tokenizer = tokenizer, .special = special, .error = error};
-    eng_status status = encode(&e, text, length, add_bos);
+    eng_status status = encode(&e, text, length, NULL, add_bos);
     *work = e.bpe.work;
-    eng_pretokenize_memory_free(&e.pretokenize);
-    eng_normalize_memory_free(&e.normalize);
-    eng_bpe_memory_free(&e.bpe);
-    if (status != ENG_OK) {
-        eng_ids_free(&e.ids);
-        return status;
-    }
-    *ids = e.ids.ids;
-    *count = e.ids.count;
-    return ENG_OK;
+    return finish(&e, status, ids, count);
 }
 
 eng_status eng_tokenizer_encode(const eng_tokenizer *tokenizer, const char *text, size_t length, bool special,
                                 bool add_bos, int32_t **ids, size_t *count, eng_error *error) {
     eng_bpe_work work;
     return eng_tokenizer_encode_counted(tokenizer, text, length, special, add_bos, ids, count, &work, error);
+}
+
+eng_status eng_tokenizer_encode_marked(const eng_tokenizer *tokenizer, const char *text, size_t length,
+                                       const uint8_t *plain, int32_t **ids, size_t *count, eng_error *error) {
+    static const uint8_t none[1];
+    encoder e = {.tokenizer = tokenizer, .special = true, .error = error};
+    return finish(&e, encode(&e, text, length, length ? plain : none, false), ids, count);
 }
 
 // ---- decoding -------------------------------------------------------------------------------------------------------

@@ -38,6 +38,12 @@ const uint8_t *eng_tokenizer_digest(const eng_tokenizer *tokenizer);
 ENG_CHECKED eng_status eng_tokenizer_encode(const eng_tokenizer *tokenizer, const char *text, size_t length,
                                             bool special, bool add_bos, int32_t **ids, size_t *count, eng_error *error);
 
+// The same for a text of two origins: where plain[i] is not 0, byte i came from somebody who may not write special
+// tokens. Such a token is found only within the bytes of the others; merges do not see the border. No BOS in front.
+ENG_CHECKED eng_status eng_tokenizer_encode_marked(const eng_tokenizer *tokenizer, const char *text, size_t length,
+                                                   const uint8_t *plain, int32_t **ids, size_t *count,
+                                                   eng_error *error);
+
 // The bytes of one id (borrowed; not NUL-terminated); special tokens give their text. Unknown id: *length 0.
 const char *eng_tokenizer_bytes(const eng_tokenizer *tokenizer, int32_t id, size_t *length);
 bool eng_tokenizer_is_special(const eng_tokenizer *tokenizer, int32_t id);

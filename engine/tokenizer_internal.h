@@ -50,6 +50,7 @@ struct eng_tokenizer {
     eng_added_token *added;
     size_t added_count;
     eng_added_pass raw, normalized; // before and after normalization
+    eng_added_pass control;         // all special ones as they are written
     eng_normalizer *normalizer;
     eng_pretokenizer *pretokenizer;
     eng_bpe *bpe;

@@ -400,7 +400,9 @@ static eng_status build_bpe(loading *l) {
 
 // ---- added tokens ---------------------------------------------------------------------------------------------------
 
-static eng_status build_pass(loading *l, bool normalized, eng_added_pass *pass) {
+typedef enum pass_kind { PASS_RAW, PASS_NORMALIZED, PASS_CONTROL } pass_kind;
+
+static eng_status build_pass(loading *l, pass_kind kind, eng_added_pass *pass) {
     const eng_tokenizer *t = l->tokenizer;
     eng_buffer texts = {0}; // normalized contents
     eng_normalize_memory memory = {0};
@@ -412,11 +414,11 @@ static eng_status build_pass(loading *l, bool normalized, eng_added_pass *pass) 
     size_t count = 0;
     for (size_t i = 0; i < t->added_count && status == ENG_OK; i++) {
         const eng_added_token *added = &t->added[i];
-        if (added->normalized != normalized)
+        if (kind == PASS_CONTROL ? !added->special : added->normalized != (kind == PASS_NORMALIZED))
             continue;
         const char *content = added->content;
         size_t length = strlen(content);
-        if (normalized)
+        if (kind == PASS_NORMALIZED)
             status = eng_normalize(t->normalizer, &memory, match, content, length, &content, &length, l->error);
         if (status != ENG_OK || length == 0)
             continue;
@@ -483,9 +485,11 @@ static eng_status load(loading *l) {
     if (status == ENG_OK)
         status = build_bpe(l);
     if (status == ENG_OK)
-        status = build_pass(l, false, &l->tokenizer->raw);
+        status = build_pass(l, PASS_RAW, &l->tokenizer->raw);
     if (status == ENG_OK)
-        status = build_pass(l, true, &l->tokenizer->normalized);
+        status = build_pass(l, PASS_NORMALIZED, &l->tokenizer->normalized);
+    if (status == ENG_OK)
+        status = build_pass(l, PASS_CONTROL, &l->tokenizer->control);
     return status == ENG_OK ? read_bos(l) : status;
 }
 
