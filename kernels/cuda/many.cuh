@@ -338,6 +338,7 @@ static __device__ __forceinline__ void multiply_part(float (&sum)[SIDES][N / 2],
                    *weights = slot + warp * PIECE * TILE_BYTES + lane * 16;
         const char *vectors = part_vectors ? part_vectors + first * layout::VECTOR_TILE : slot + layout::WEIGHT_BYTES;
         cuda_mbarrier_wait(&ring.full[turn.slot], turn.phase);
+        __syncwarp(); // who waited in a loop comes back together
         switch (count * (i + 1) / pieces - first) {
         case 4:
             multiply_tiles<N, SIDES, LIMBS, 4>(sum, weights, vectors);
@@ -499,6 +500,7 @@ static __device__ __forceinline__ void finish_item(const cuda_product &p, const 
 }
 
 static __device__ __forceinline__ void cluster_barrier(void) {
+    __syncwarp();
     asm volatile("barrier.cluster.arrive.release.aligned;" ::: "memory");
     asm volatile("barrier.cluster.wait.acquire.aligned;" ::: "memory");
 }

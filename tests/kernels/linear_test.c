@@ -183,6 +183,59 @@ START_TEST(place_and_batch_size_do_not_matter) {
 }
 END_TEST
 
+// Vectors in numbers around the tiles of a device, shapes around those of a weight: as the reference, and the same bits
+// whatever their number is.
+enum { MANY = 300 };
+static void generated_tokens(kernel_test *test, int tokens) {
+    kernel_test_clear_rows(test);
+    kernel_test_row(test, KERN_ROW_GENERATED, 0, tokens, 7);
+    kernel_test_prepare(test);
+}
+
+static void check_many(kernel_test *test, layer *l) {
+    static const int counts[] = {9, 16, 17, 64, 65, 200, MANY}, alone[] = {0, 8, 63, 150, MANY - 1};
+    double *want = kernel_test_zero_doubles(test, l->y_count);
+    kern_ref_linear(MANY, l->rows, l->cols, kernel_test_widened(test, l->x, l->x_count),
+                    kernel_test_widened(test, l->w, l->w_count), kernel_test_widened(test, l->bias, (size_t)l->rows),
+                    kernel_test_widened(test, l->residual, l->y_count), want);
+    kern_linear_args args = layer_args(l, true, true);
+    args.y.f = kernel_test_zero_floats(test, l->y_count);
+    generated_tokens(test, MANY);
+    kernel_test_launch(test, KERN_OP_LINEAR, &args);
+    kernel_test_assert_norm(args.y.f, want, l->y_count, l->tolerance);
+    for (size_t i = 0; i < sizeof counts / sizeof counts[0]; i++) {
+        kern_linear_args some = args;
+        some.y.f = kernel_test_zero_floats(test, (size_t)counts[i] * l->rows + 1);
+        generated_tokens(test, counts[i]);
+        kernel_test_launch(test, KERN_OP_LINEAR, &some);
+        kernel_test_assert_same(some.y.f, args.y.f, (size_t)counts[i] * l->rows);
+        ck_assert(some.y.f[counts[i] * l->rows] == 0); // nothing is written behind the last vector
+    }
+    for (size_t i = 0; i < sizeof alone / sizeof alone[0]; i++) {
+        kern_linear_args one = args;
+        one.x.f += alone[i] * l->cols;
+        one.residual.f += alone[i] * l->rows;
+        one.y.f = kernel_test_zero_floats(test, (size_t)l->rows);
+        generated_tokens(test, 1);
+        kernel_test_launch(test, KERN_OP_LINEAR, &one);
+        kernel_test_assert_same(one.y.f, args.y.f + alone[i] * l->rows, (size_t)l->rows);
+    }
+}
+
+START_TEST(number_of_vectors_does_not_matter) {
+    static const int rows[] = {1, 6, 100, 129}, cols[] = {5, 100, 768};
+    for (int i = 0; i < 12; i++) {
+        kernel_test test;
+        if (!kernel_test_open(&test, _i, "cpu"))
+            MESA_TEST_SKIP("no device %s", kernel_test_device_name(_i));
+        layer l = make_layer(&test, rows[i / 3], cols[i % 3], MANY, KERN_BF16);
+        check_many(&test, &l);
+        kern_weight_free(l.weight);
+        kernel_test_close(&test);
+    }
+}
+END_TEST
+
 static const slice slices[] = {{0, 400, 1}, {3, 200, 1}, {207, 193, 1}, {399, 1, 1}, {10, 7, 40}, {0, 400, 4}};
 enum { SLICES = sizeof slices / sizeof slices[0], SLICED_ROWS = 400, SLICED_COLS = 66 };
 
@@ -428,6 +481,7 @@ static Suite *linear_suite(void) {
     tcase_add_loop_test(tcase, forward_equals_reference, 0, KERNEL_TEST_DEVICES);
     tcase_add_loop_test(tcase, row_alone_equals_row_in_batch, 0, KERNEL_TEST_DEVICES);
     tcase_add_loop_test(tcase, place_and_batch_size_do_not_matter, 0, KERNEL_TEST_DEVICES);
+    tcase_add_loop_test(tcase, number_of_vectors_does_not_matter, 0, KERNEL_TEST_DEVICES);
     tcase_add_loop_test(tcase, slices_and_groups_equal_reference, 0, KERNEL_TEST_DEVICES);
     tcase_add_loop_test(tcase, row_of_groups_alone_equals_row_in_batch, 0, KERNEL_TEST_DEVICES);
     tcase_add_loop_test(tcase, backward_equals_reference, 0, KERNEL_TEST_ISAS);
