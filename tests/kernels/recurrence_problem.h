@@ -53,6 +53,8 @@ typedef struct problem {
     size_t tokens, query_row, key_row, value_row, gate_row, decay_row, output_row; // floats of a token
     size_t state_size, skip_size;                                                  // floats of a slot, of skip
     float *q, *k, *v, *g, *beta, *skip, *o, *snapshots, *slots, *slots_before;
+    size_t slots_size; // floats of all slots
+    uint16_t *stored;  // the slots in bf16, NULL without
 } problem;
 
 static inline void measure(problem *p) {
@@ -69,6 +71,19 @@ static inline void measure(problem *p) {
     p->skip_size = outputs * (size_t)f->skip_width;
 }
 
+// Slots 0 .. count - 1, of numbers that the storage has.
+static inline void make_slots(problem *p, int count) {
+    const bool bf16 = p->family.storage == KERN_STORE_BF16;
+    p->slots_size = (size_t)count * p->state_size;
+    p->slots = kernel_test_floats(p->test, p->slots_size, -1, 1);
+    p->stored = bf16 ? kernel_test_bytes(p->test, p->slots_size * sizeof *p->stored) : NULL;
+    uint32_t *bits = (uint32_t *)(void *)p->slots;
+    for (size_t i = 0; bf16 && i < p->slots_size; i++)
+        bits[i] &= 0xFFFF0000u;
+    p->slots_before = kernel_test_copy(p->test, p->slots, p->slots_size);
+    p->test->rows->slot_stride = p->state_size * (bf16 ? sizeof *p->stored : sizeof *p->slots);
+}
+
 static inline void make_problem(problem *p, kernel_test *test, kern_recurrence family, double gamma_low) {
     const size_t tokens = (size_t)test->rows->n_tokens;
     *p = (problem){.test = test, .family = family, .tokens = tokens};
@@ -81,9 +96,7 @@ static inline void make_problem(problem *p, kernel_test *test, kern_recurrence f
     p->skip = kernel_test_floats(test, p->skip_size, -1, 1);
     p->o = kernel_test_zero_floats(test, tokens * p->output_row);
     p->snapshots = kernel_test_zero_floats(test, (size_t)test->rows->n_chunks * p->state_size);
-    p->slots = kernel_test_floats(test, SLOTS * p->state_size, -1, 1);
-    p->slots_before = kernel_test_copy(test, p->slots, SLOTS * p->state_size);
-    test->rows->slot_stride = p->state_size * sizeof(float);
+    make_slots(p, SLOTS);
 }
 
 static inline kern_recurrence_args arguments(const problem *p, bool snapshots) {
@@ -93,15 +106,48 @@ static inline kern_recurrence_args arguments(const problem *p, bool snapshots) {
                                   .g.f = p->family.decay == KERN_DECAY_NONE ? NULL : p->g,
                                   .beta.f = p->family.weighted ? p->beta : NULL,
                                   .skip.f = p->family.skip_width ? p->skip : NULL,
-                                  .state.f = p->slots,
+                                  .state.p = p->stored ? (void *)p->stored : (void *)p->slots,
                                   .o.f = p->o,
                                   .snapshots.f = snapshots && !p->test->cuda ? p->snapshots : NULL,
                                   .family = p->family};
 }
 
+// The slots as they are stored, and back: the high half of a float is a bfloat16.
+static inline void store_slots(problem *p) {
+    const uint32_t *bits = (const uint32_t *)(void *)p->slots;
+    for (size_t i = 0; p->stored && i < p->slots_size; i++)
+        p->stored[i] = (uint16_t)(bits[i] >> 16);
+}
+static inline void recall_slots(problem *p) {
+    uint32_t *bits = (uint32_t *)(void *)p->slots;
+    for (size_t i = 0; p->stored && i < p->slots_size; i++)
+        bits[i] = (uint32_t)p->stored[i] << 16;
+}
+
+static inline void run_arguments(problem *p, const kern_recurrence_args *args) {
+    store_slots(p);
+    kernel_test_launch(p->test, KERN_OP_RECURRENCE, args);
+    recall_slots(p);
+}
 static inline void run_forward(problem *p, bool snapshots) {
-    kern_recurrence_args args = arguments(p, snapshots);
-    kernel_test_launch(p->test, KERN_OP_RECURRENCE, &args);
+    const kern_recurrence_args args = arguments(p, snapshots);
+    run_arguments(p, &args);
+}
+// Of tokens [from, to) as one row.
+static inline void run_part(problem *p, kern_row_kind kind, int slot, int64_t position, size_t from, size_t to) {
+    kernel_test_clear_rows(p->test);
+    kernel_test_row(p->test, kind, slot, (int32_t)(to - from), position);
+    kernel_test_prepare(p->test);
+    kern_recurrence_args args = arguments(p, false);
+    args.q.f += from * p->query_row;
+    args.k.f += from * p->key_row;
+    args.v.f += from * p->value_row;
+    if (p->family.decay > KERN_DECAY_HEAD)
+        args.g.f += from * p->decay_row;
+    if (p->family.weighted)
+        args.beta.f += from * p->gate_row;
+    args.o.f += from * p->output_row;
+    run_arguments(p, &args);
 }
 
 static inline kern_ref_recurrence_inputs reference_inputs(const problem *p, const kern_row *row) {

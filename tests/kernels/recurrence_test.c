@@ -164,22 +164,6 @@ START_TEST(row_alone_equals_row_among_others) {
 }
 END_TEST
 
-static void run_part(problem *p, int slot, size_t from, size_t to) {
-    kernel_test_clear_rows(p->test);
-    kernel_test_row(p->test, KERN_ROW_PROMPT, slot, (int32_t)(to - from), (int64_t)from);
-    kernel_test_prepare(p->test);
-    kern_recurrence_args args = arguments(p, false);
-    args.q.f += from * p->query_row;
-    args.k.f += from * p->key_row;
-    args.v.f += from * p->value_row;
-    if (p->family.decay > KERN_DECAY_HEAD)
-        args.g.f += from * p->decay_row;
-    if (p->family.weighted)
-        args.beta.f += from * p->gate_row;
-    args.o.f += from * p->output_row;
-    kernel_test_launch(p->test, KERN_OP_RECURRENCE, &args);
-}
-
 START_TEST(cut_prefill_equals_prefill_at_once) {
     enum { LENGTH = 180, CHUNK = 32 };
     for (int law = 0; law < LAWS; law++) {
@@ -191,13 +175,13 @@ START_TEST(cut_prefill_equals_prefill_at_once) {
         kernel_test_row(&test, KERN_ROW_PROMPT, 0, LENGTH, 0);
         kernel_test_prepare(&test);
         make_problem(&p, &test, with_law(shapes[law % SHAPES], law), 0.9);
-        run_part(&p, 0, 0, LENGTH);
+        run_part(&p, KERN_ROW_PROMPT, 0, 0, 0, LENGTH);
         float *o = kernel_test_copy(&test, p.o, p.tokens * p.output_row);
         for (size_t cut = CHUNK; cut < LENGTH; cut += CHUNK) {
             memset(p.o, 0, p.tokens * p.output_row * sizeof(float));
             memcpy(p.slots + 3 * p.state_size, p.slots_before, p.state_size * sizeof(float));
-            run_part(&p, 3, 0, cut);
-            run_part(&p, 3, cut, LENGTH);
+            run_part(&p, KERN_ROW_PROMPT, 3, 0, 0, cut);
+            run_part(&p, KERN_ROW_PROMPT, 3, (int64_t)cut, cut, LENGTH);
             kernel_test_assert_same(p.o, o, p.tokens * p.output_row);
             kernel_test_assert_same(p.slots, p.slots + 3 * p.state_size, p.state_size);
         }
@@ -205,6 +189,165 @@ START_TEST(cut_prefill_equals_prefill_at_once) {
     }
 }
 END_TEST
+
+// Steps of so many states that a device may go another way, each row the same as alone.
+enum { MANY = 64 };
+static void run_many(kernel_test *test, kern_recurrence family, double tolerance) {
+    static const int looked_at[] = {0, 1, 17, 40, 63};
+    kernel_test_clear_rows(test);
+    for (int r = 0; r < MANY; r++)
+        kernel_test_row(test, KERN_ROW_GENERATED, r % 8 == 1 ? -1 : (r * 27 + 5) % MANY, 1, 100 + 7 * r);
+    kernel_test_prepare(test);
+    problem p;
+    make_problem(&p, test, family, 0.8);
+    make_slots(&p, MANY);
+    run_forward(&p, false);
+    check_forward(&p, tolerance);
+    const float *o = kernel_test_copy(test, p.o, MANY * p.output_row);
+    const float *slots = kernel_test_copy(test, p.slots, p.slots_size);
+    for (size_t i = 0; i < sizeof looked_at / sizeof looked_at[0]; i++) {
+        const size_t r = (size_t)looked_at[i];
+        const int slot = r % 8 == 1 ? -1 : (int)((r * 27 + 5) % MANY);
+        memcpy(p.slots, p.slots_before, p.slots_size * sizeof *p.slots);
+        run_part(&p, KERN_ROW_GENERATED, slot, (int64_t)(100 + 7 * r), r, r + 1);
+        kernel_test_assert_same(p.o + r * p.output_row, o + r * p.output_row, p.output_row);
+        if (slot >= 0)
+            kernel_test_assert_same(p.slots + (size_t)slot * p.state_size, slots + (size_t)slot * p.state_size,
+                                    p.state_size);
+    }
+}
+
+static const kern_recurrence large[] = {
+    {.heads = 6, .key_width = 128, .value_width = 128, .scale = 0.1f},
+    {.heads = 20, .key_heads = 4, .value_heads = 5, .key_width = 64, .value_width = 64, .scale = 0.125f},
+    {.heads = 6, .query_heads = 12, .key_width = 100, .value_width = 144, .skip_width = 1, .scale = 0.1f},
+    {.heads = 2, .key_width = 256, .value_width = 200, .skip_width = 200, .scale = 0.06f},
+    {.heads = 80, .query_heads = 1, .key_heads = 1, .key_width = 28, .value_width = 36, .scale = 0.2f},
+};
+enum { LARGE = sizeof large / sizeof large[0] };
+
+START_TEST(row_of_many_equals_row_alone) {
+    for (int i = 0; i < 2 * LARGE; i++) {
+        kernel_test test;
+        if (!open_device(&test, _i, "cpu"))
+            return;
+        run_many(&test, with_law(large[i % LARGE], 7 * i % LAWS), 1e-6);
+        kernel_test_close(&test);
+    }
+}
+END_TEST
+
+// ------------------------------------------------------------------------------------------------- states in bf16
+
+static kern_recurrence in_bf16(kern_recurrence family, int law) {
+    family = with_law(family, law);
+    family.storage = KERN_STORE_BF16;
+    return family;
+}
+
+// A CUDA device, which has them; the others refuse them.
+static bool open_for_bf16(kernel_test *test, int device) {
+    if (!open_device(test, device, "cpu"))
+        return false;
+    if (test->cuda)
+        return true;
+    training_rows(test);
+    problem p;
+    make_problem(&p, test, in_bf16(shapes[0], 0), 0.8);
+    const kern_recurrence_args args = arguments(&p, false);
+    kernel_test_assert_refused(test, KERN_OP_RECURRENCE, &args, KERN_UNSUPPORTED);
+    kernel_test_close(test);
+    return false;
+}
+
+START_TEST(bf16_states_match_reference) {
+    for (int shape = 0; shape < SHAPES; shape++)
+        for (int law = 0; law < LAWS; law++) {
+            kernel_test test;
+            if (!open_for_bf16(&test, _i))
+                return;
+            kernel_test_clear_rows(&test);
+            kernel_test_row(&test, KERN_ROW_GENERATED, 0, 1, 7);
+            kernel_test_row(&test, KERN_ROW_GENERATED, 3, 5, 100);
+            kernel_test_row(&test, KERN_ROW_PROMPT, 1, 9, 64);
+            kernel_test_boundary(&test, 4);
+            kernel_test_prepare(&test);
+            problem p;
+            make_problem(&p, &test, in_bf16(shapes[shape], law), 0.8);
+            run_forward(&p, false);
+            check_forward(&p, 1e-2);
+            kernel_test_close(&test);
+        }
+}
+END_TEST
+
+START_TEST(bf16_row_of_many_equals_row_alone) {
+    for (int i = 0; i < 2 * LARGE; i++) {
+        kernel_test test;
+        if (!open_for_bf16(&test, _i))
+            return;
+        kern_recurrence family = in_bf16(large[i % LARGE], 7 * i % LAWS);
+        family.heads *= 2;
+        family.query_heads *= family.query_heads > 1 ? 2 : 1;
+        run_many(&test, family, 1e-2);
+        kernel_test_close(&test);
+    }
+}
+END_TEST
+
+START_TEST(bf16_cut_anywhere_leaves_the_same_bits) {
+    enum { LENGTH = 40, CUT = 13 };
+    for (int law = 0; law < LAWS; law++) {
+        kernel_test test;
+        if (!open_for_bf16(&test, _i))
+            return;
+        problem p;
+        kernel_test_clear_rows(&test);
+        kernel_test_row(&test, KERN_ROW_PROMPT, 0, LENGTH, 5);
+        kernel_test_prepare(&test);
+        make_problem(&p, &test, in_bf16(shapes[law % SHAPES], law), 0.9);
+        memcpy(p.slots + 3 * p.state_size, p.slots, p.state_size * sizeof *p.slots);
+        run_part(&p, KERN_ROW_PROMPT, 0, 5, 0, LENGTH);
+        const float *o = kernel_test_copy(&test, p.o, p.tokens * p.output_row);
+        run_part(&p, KERN_ROW_PROMPT, 3, 5, 0, CUT);
+        for (size_t t = CUT; t < LENGTH; t++)
+            run_part(&p, KERN_ROW_GENERATED, 3, (int64_t)(5 + t), t, t + 1);
+        kernel_test_assert_same(p.o, o, p.tokens * p.output_row);
+        kernel_test_assert_same(p.slots, p.slots + 3 * p.state_size, p.state_size);
+        kernel_test_close(&test);
+    }
+}
+END_TEST
+
+// What is added lies below half a unit of what is there: rounded to the nearest nothing would ever change.
+START_TEST(bf16_states_take_in_what_is_small) {
+    enum { LENGTH = 512, WIDTH = 64 };
+    kernel_test test;
+    if (!open_for_bf16(&test, _i))
+        return;
+    kernel_test_clear_rows(&test);
+    kernel_test_row(&test, KERN_ROW_PROMPT, 0, LENGTH, 0);
+    kernel_test_prepare(&test);
+    problem p;
+    make_problem(&p, &test, in_bf16(shapes[0], 0), 0.9);
+    for (size_t i = 0; i < LENGTH * WIDTH; i++) {
+        p.k[i] = 1;
+        p.v[i] = 1.0f / 1024;
+    }
+    for (size_t i = 0; i < WIDTH * WIDTH; i++)
+        p.slots[i] = 1;
+    run_forward(&p, false);
+    double mean = 0, different = 0;
+    for (size_t i = 0; i < WIDTH * WIDTH; i++) {
+        mean += (double)p.slots[i] / (WIDTH * WIDTH);
+        different += p.slots[i] != p.slots[0];
+    }
+    ck_assert_msg(fabs(mean - 1.5) < 0.005, "mean %.4f", mean);
+    ck_assert_msg(different > WIDTH, "only %.0f elements differ from the first", different);
+    kernel_test_close(&test);
+}
+END_TEST
+
 static void refused(kernel_test *test, const problem *p, kern_recurrence family, kern_status status) {
     kern_recurrence_args args = arguments(p, false);
     args.family = family;
@@ -259,6 +402,11 @@ static Suite *recurrence_suite(void) {
     tcase_add_loop_test(tcase, row_alone_equals_row_among_others, 0, KERNEL_TEST_DEVICES);
     tcase_add_loop_test(tcase, cut_prefill_equals_prefill_at_once, 0, KERNEL_TEST_DEVICES);
     tcase_add_loop_test(tcase, impossible_shapes_are_refused, 0, KERNEL_TEST_DEVICES);
+    tcase_add_loop_test(tcase, row_of_many_equals_row_alone, 0, KERNEL_TEST_DEVICES);
+    tcase_add_loop_test(tcase, bf16_states_match_reference, 0, KERNEL_TEST_DEVICES);
+    tcase_add_loop_test(tcase, bf16_row_of_many_equals_row_alone, 0, KERNEL_TEST_DEVICES);
+    tcase_add_loop_test(tcase, bf16_cut_anywhere_leaves_the_same_bits, 0, KERNEL_TEST_DEVICES);
+    tcase_add_loop_test(tcase, bf16_states_take_in_what_is_small, 0, KERNEL_TEST_DEVICES);
     suite_add_tcase(suite, tcase);
     return suite;
 }
