@@ -356,12 +356,16 @@ static eng_status add_piece(eng_scheduler *scheduler, eng_job *job, int32_t coun
     return ENG_OK;
 }
 
-static eng_status add_generating(eng_scheduler *scheduler, eng_error *error) {
+// *waited_for: somebody's next token comes after this step, whether or not it is in it.
+static eng_status add_generating(eng_scheduler *scheduler, bool *waited_for, eng_error *error) {
     eng_job *next, *job = scheduler->running.head;
     for (uint64_t left = scheduler->running.count; left > 0; left--, job = next) {
         bool added;
         next = job->next;
-        if (job->paused || !eng_job_generates(job) || !eng_job_runs_ahead(job))
+        if (job->paused || !eng_job_generates(job))
+            continue;
+        *waited_for = true;
+        if (!eng_job_runs_ahead(job))
             continue;
         eng_status status = add_piece(scheduler, job, 1, &added, error);
         if (status != ENG_OK)
@@ -432,9 +436,11 @@ static eng_status add_owed(eng_scheduler *scheduler, int64_t *budget, eng_error 
     return add_prompt(scheduler, job, prompt_piece(scheduler, job, 1), budget, error);
 }
 
-// Prompts in turns until the step's budget is spent.
-static eng_status add_prompts(eng_scheduler *scheduler, int64_t chunks, int64_t budget, eng_error *error) {
+// Prompts in turns until the step's budget is spent, `most` chunks of one at the most.
+static eng_status add_prompts(eng_scheduler *scheduler, int64_t chunks, int64_t most, int64_t budget,
+                              eng_error *error) {
     int64_t readers = count_readers(scheduler), share = readers > 0 && chunks > readers ? chunks / readers : 1;
+    share = share < most ? share : most;
     for (eng_job *job; (job = next_reader(scheduler)) != NULL;) {
         int32_t count = prompt_piece(scheduler, job, share);
         if (prompt_cost(scheduler, count) > budget)
@@ -451,13 +457,12 @@ static eng_status compose(eng_scheduler *scheduler, eng_error *error) {
     eng_status status = admit(scheduler, error);
     if (status == ENG_OK)
         status = add_owed(scheduler, &budget, error);
-    int32_t prompts = composing(scheduler)->count;
+    bool waited_for = false;
     if (status == ENG_OK)
-        status = add_generating(scheduler, error);
-    if (composing(scheduler)->count == prompts) // nobody's next token waits for this step
-        chunks *= ENG_IDLE_FACTOR;
-    budget += chunks * scheduler->options.chunk;
-    return status == ENG_OK ? add_prompts(scheduler, chunks, budget, error) : status;
+        status = add_generating(scheduler, &waited_for, error);
+    const int64_t factor = waited_for ? 1 : ENG_IDLE_FACTOR;
+    budget += factor * chunks * scheduler->options.chunk;
+    return status == ENG_OK ? add_prompts(scheduler, factor * chunks, factor, budget, error) : status;
 }
 
 // Composes a step and starts it; with nobody in it there is none.

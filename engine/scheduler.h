@@ -6,9 +6,9 @@
 // (eng_job_runs_ahead) are in every other step. No bit of an answer depends on it.
 //
 // Every other generating job gets its token in every step. Prompts are read beside them by at most prompt_chunks chunks
-// a step, in turns, so the gap between two tokens of a client is bounded by those chunks plus one step however many and
-// however long the prompts that arrive; when nothing generates, a step reads up to ENG_IDLE_FACTOR times as much, of
-// prompts whose logprobs are wanted one chunk.
+// a step, each by one chunk, in turns, so the gap between two tokens of a client is bounded by those chunks side by
+// side plus one step however many and however long the prompts that arrive; when nothing generates, a step reads up to
+// ENG_IDLE_FACTOR times as much, of each and of all, of prompts whose logprobs are wanted one chunk.
 //
 // Those that wait are admitted by priority, then in turns over their owners, then in the order of submission; prompts
 // are read in turns over their owners as well. An owner's turn is when it was last served, or came: each that is ahead

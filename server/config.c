@@ -20,6 +20,8 @@ typedef srv_option option;
 
 static const char *const levels[] = {"debug", "info", "warning", "error", NULL}; // by eng_log_level
 static const char *const storages[] = {"float32", "bf16", NULL};                 // by eng_state_storage
+const char *const *const srv_config_choices[SRV_OPTION_KINDS] = {
+    [SRV_OPTION_LEVEL] = levels, [SRV_OPTION_STORAGE] = storages};
 
 #define AT(member) offsetof(srv_config, member)
 const srv_option srv_config_options[] = {
@@ -42,14 +44,15 @@ const srv_option srv_config_options[] = {
      "access mode of unix sockets"},
     {"fast", SRV_OPTION_YES_NO, AT(fast), 0, 0, SRV_DEFAULT_FAST, "yes|no",
      "whether a GPU may round activations to bfloat16 in products: quicker, other last digits"},
-    {"state_storage", SRV_OPTION_CHOICE, AT(state_storage), 0, 0, SRV_DEFAULT_STATE_STORAGE, "TYPE",
-     "float32, or on a GPU bf16: matrix states in half the memory, rounded after each token", storages},
-    {"log_level", SRV_OPTION_CHOICE, AT(log_level), 0, 0, SRV_DEFAULT_LOG_LEVEL, "LEVEL",
-     "debug, info, warning or error", levels},
+    {"state_storage", SRV_OPTION_STORAGE, AT(state_storage), 0, 0, SRV_DEFAULT_STATE_STORAGE, "TYPE",
+     "float32, or on a GPU bf16: matrix states in half the memory, rounded after each token"},
+    {"log_level", SRV_OPTION_LEVEL, AT(log_level), 0, 0, SRV_DEFAULT_LOG_LEVEL, "LEVEL",
+     "debug, info, warning or error"},
     {"rows", SRV_OPTION_AUTO, AT(rows), 1, 4096, "auto", "N",
      "requests that run together; auto: 32 to 64 on the CPU, 256 on CUDA"},
     {"prompt_tokens", SRV_OPTION_AUTO, AT(prompt_tokens), 1, 65536, "auto", "N",
-     "prompt tokens that are read between two tokens of a request; auto: a chunk of 32 on the CPU, 512 on CUDA"},
+     "prompt tokens that are read between two tokens of a request, one chunk of each prompt; auto: 32 on the CPU, "
+     "512 on CUDA"},
     {"state_budget", SRV_OPTION_AUTO_BYTES, AT(state_budget), 1, 1e15, "auto", "BYTES",
      "device memory for states; auto: what the rows need"},
     {"queue_requests", SRV_OPTION_INTEGER, AT(queue_requests), 1, 1e6, SRV_DEFAULT_QUEUE_REQUESTS, "N",
@@ -270,8 +273,11 @@ static eng_status set_value(srv_config *config, const option *row, const char *t
         return set_yes_no(member, text);
     case SRV_OPTION_MODE:
         return set_mode(member, text);
-    case SRV_OPTION_CHOICE:
-        return set_choice(member, row->choices, text);
+    case SRV_OPTION_LEVEL:
+    case SRV_OPTION_STORAGE:
+        return set_choice(member, srv_config_choices[row->kind], text);
+    case SRV_OPTION_KINDS:
+        break;
     }
     return ENG_INTERNAL;
 }
@@ -312,8 +318,8 @@ static void describe_range(const option *row, char *text, size_t size) {
         [SRV_OPTION_MODE] = "an octal mode up to 0777",
     };
 
-    if (row->kind == SRV_OPTION_CHOICE)
-        list_choices(row->choices, text, size);
+    if (srv_config_choices[row->kind])
+        list_choices(srv_config_choices[row->kind], text, size);
     else if (row->kind < sizeof by_kind / sizeof *by_kind && by_kind[row->kind])
         snprintf(text, size, "%s", by_kind[row->kind]);
     else

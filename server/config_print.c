@@ -109,8 +109,11 @@ static void print_row(const srv_config *config, const srv_option *row, FILE *out
     case SRV_OPTION_MODE:
         fprintf(out, "%s = %04llo\n", row->name, (unsigned long long)*(const int64_t *)member);
         break;
-    case SRV_OPTION_CHOICE:
-        fprintf(out, "%s = %s\n", row->name, row->choices[*(const int64_t *)member]);
+    case SRV_OPTION_LEVEL:
+    case SRV_OPTION_STORAGE:
+        fprintf(out, "%s = %s\n", row->name, srv_config_choices[row->kind][*(const int64_t *)member]);
+        break;
+    case SRV_OPTION_KINDS:
         break;
     }
 }

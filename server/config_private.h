@@ -21,7 +21,9 @@ typedef enum srv_option_kind {
     SRV_OPTION_NUMBER,
     SRV_OPTION_YES_NO,
     SRV_OPTION_MODE,
-    SRV_OPTION_CHOICE
+    SRV_OPTION_LEVEL,
+    SRV_OPTION_STORAGE,
+    SRV_OPTION_KINDS
 } srv_option_kind;
 typedef struct srv_option {
     const char *name;
@@ -30,10 +32,10 @@ typedef struct srv_option {
     double low, high;
     const char *fallback; // NULL: none
     const char *argument, *about;
-    const char *const *choices; // CHOICE: by value, NULL behind the last
 } srv_option;
 
 extern const srv_option srv_config_options[];
 extern const size_t srv_config_option_count;
+extern const char *const *const srv_config_choices[SRV_OPTION_KINDS]; // by value, NULL behind the last; NULL: any text
 
 #endif

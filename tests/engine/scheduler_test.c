@@ -233,6 +233,39 @@ START_TEST(prompts_take_one_chunk_a_step_beside_a_client) {
 }
 END_TEST
 
+START_TEST(several_prompts_are_read_side_by_side) {
+    static outcome client, reader[5];
+    static int32_t prompt[1000];
+    eng_engine *engine = open_with(SMALL_MESA, (eng_options){.max_rows = 8, .prompt_tokens = 1});
+    int32_t chunk = eng_info(engine)->chunk;
+    ck_assert_int_eq(eng_info(engine)->prompt_tokens, chunk);
+    eng_close(engine);
+    engine = open_with(SMALL_MESA, (eng_options){.max_rows = 8, .prompt_tokens = 3 * chunk - 1});
+    ck_assert_int_eq(eng_info(engine)->prompt_tokens, 3 * chunk);
+    small_prompt(3, prompt, 1000);
+    submit(engine, greedy(engine, prompt, 3, 200), &client);
+    step(engine);
+    int before = door_steps();
+    for (int i = 0; i < 5; i++)
+        submit(engine, greedy(engine, prompt, (size_t)(6 * chunk), 1), &reader[i]);
+    for (int i = 0; i < 10 + ahead(); i++) { // thirty chunks, three a step and never two of one
+        step(engine);
+        ck_assert_uint_eq(client.id_count, 2 + (size_t)i);
+    }
+    for (int i = 0; i < 5; i++)
+        ck_assert_int_ge(reader[i].last_step, before + 8 + ahead());
+    ck_assert_int_eq(reader[4].last_step, before + 10 + ahead());
+    eng_cancel(engine, client.id);
+    drain(engine);
+
+    before = door_steps(); // alone: four chunks a step, not the twelve that all together may be
+    submit(engine, greedy(engine, prompt, (size_t)(12 * chunk), 1), &reader[0]);
+    drain(engine);
+    ck_assert_int_eq(reader[0].last_step, before + 3);
+    eng_close(engine);
+}
+END_TEST
+
 // --------------------------------------------------------------------------------------------------------------- turns
 
 typedef struct arrival {
@@ -446,6 +479,7 @@ static Suite *scheduler_suite(void) {
     tcase_add_test(cases, callbacks_may_cancel_and_submit);
     tcase_add_test(cases, a_paused_request_keeps_its_place);
     tcase_add_test(cases, prompts_take_one_chunk_a_step_beside_a_client);
+    tcase_add_test(cases, several_prompts_are_read_side_by_side);
     tcase_add_test(cases, owners_take_turns);
     tcase_add_test(cases, priority_comes_before_turns);
     tcase_add_test(cases, prompts_are_read_in_turns_over_owners);
