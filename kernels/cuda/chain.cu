@@ -31,9 +31,11 @@ static_assert(AHEAD < RING - 1, "what is looked at has been copied");
 
 enum phase_kind { PRODUCT, PREPARE, RECURRENCE, MESA, EMBED, ELEMENTS };
 
-// Heads of the tokens. Without parts and gates nothing is prepared.
+// Heads of the tokens, each behind its own preparation; without parts and gates nothing is prepared.
 struct phase_core {
     preparation before;
+    bool own;          // no head reads another's operands
+    int32_t source[5]; // of q, k, v, g, beta: the part that makes it, `parts`: the gates; -1: it is there
     union {
         recurrence linear;
         mesa solved;
@@ -55,9 +57,25 @@ struct alignas(16) phase {
 };
 static_assert(sizeof(phase) / 16 <= THREADS, "a phase is copied in one turn");
 
+// What a block keeps of the step, as it is asked for again and again.
+struct step_table {
+    cuda_table there, table; // as it is in device memory, and one that points to what stands below
+    kern_row row[CUDA_CHAIN_TOKENS];
+    int32_t id[CUDA_CHAIN_TOKENS], token_start[CUDA_CHAIN_TOKENS], logits_token[CUDA_CHAIN_TOKENS];
+};
+
+// A head's operands as its preparation leaves them, and the head as a recurrence of its own.
+struct head_operands {
+    alignas(16) float made[CUDA_CONVS][PREPARE_PIECE];
+    float g[PREPARE_PIECE], beta;
+    recurrence alone;
+};
+
 // The block's: phases, what they work with. Kinds of phases are functions of their own, each with all registers, and
-// find both here.
+// find it all here.
 static __shared__ phase ring[RING];
+static __shared__ step_table here;
+static __shared__ head_operands head_made;
 extern __shared__ __align__(16) char memory[];
 
 struct alignas(128) counter {
@@ -99,29 +117,28 @@ static __device__ __forceinline__ void leave(counters *count) {
 
 // ---------------------------------------------------------------------------------------------------------- products
 
-template <bool GATED, bool NORM>
-static __device__ __noinline__ void run_product_as(const cuda_table *table, int32_t turn, phase_await await) {
+// SPREAD: one side of a gated product each for half of a team's warps, where the block has as many.
+template <bool GATED, bool NORM, bool SPREAD>
+static __device__ __noinline__ void run_product_as(int32_t turn, phase_await await) {
     constexpr int SIDES = GATED ? 2 : 1;
     const phase &now = ring[turn];
-    const cuda_team_of team(32 * product_warps(now.product.cols));
-    const int32_t teams = THREADS / team.size(), blocks = (int32_t)gridDim.x;
-    const product_items items = {(int32_t)blockIdx.x + team.number() * blocks, teams * blocks, now.items};
-    float *partial = (float *)memory + team.number() * 2 * SIDES * (team.size() / 32) * PRODUCT_SUMS;
-    product_few<true, GATED, NORM>(table, now.product, items, team, partial,
-                                   (float *)memory + 2 * SIDES * WARPS * PRODUCT_SUMS, await);
+    const int32_t warps = product_warps(now.product.cols), blocks = (int32_t)gridDim.x;
+    const cuda_team_of team(32 * warps * (SPREAD ? 2 : 1));
+    const product_items items = {(int32_t)blockIdx.x + team.number() * blocks, THREADS / team.size() * blocks,
+                                 now.items};
+    float *partial = (float *)memory + team.number() * 2 * SIDES * warps * PRODUCT_SUMS;
+    float *normed = (float *)memory + 2 * SIDES * WARPS * PRODUCT_SUMS;
+    product_few<true, GATED, NORM, SPREAD>(&here.table, now.product, items, team, partial, normed, await);
 }
 
-static __device__ __forceinline__ void run_product(const cuda_table *table, int32_t turn, const phase_await &await) {
-    const phase &now = ring[turn];
-    const bool gated = now.product.gated != NULL, norm = now.product.norm.y != NULL;
-    if (gated && norm)
-        run_product_as<true, true>(table, turn, await);
-    else if (gated)
-        run_product_as<true, false>(table, turn, await);
-    else if (norm)
-        run_product_as<false, true>(table, turn, await);
+template <bool NORM> static __device__ __forceinline__ void run_product(int32_t turn, const phase_await &await) {
+    const cuda_product &p = ring[turn].product;
+    if (!p.gated)
+        run_product_as<false, NORM, false>(turn, await);
+    else if (product_warps(p.cols) < WARPS)
+        run_product_as<true, NORM, true>(turn, await);
     else
-        run_product_as<false, false>(table, turn, await);
+        run_product_as<true, NORM, false>(turn, await);
 }
 
 size_t cuda_chain_product_bytes(const cuda_product *p, int64_t vectors) {
@@ -131,109 +148,179 @@ size_t cuda_chain_product_bytes(const cuda_product *p, int64_t vectors) {
 
 // ------------------------------------------------------------------------------------------------ preparations, cores
 
-static __device__ __noinline__ void run_prepare(const cuda_table *table, int32_t turn, phase_await await) {
+static __device__ __noinline__ void run_prepare(int32_t turn, phase_await await) {
     const phase &now = ring[turn];
     const preparation &p = now.core.before;
     const int32_t blocks = (int32_t)gridDim.x, warp = (int32_t)threadIdx.x / 32;
     int32_t item = (int32_t)blockIdx.x + warp * blocks;
     for (bool first = true; first || item < now.items; first = false, item += WARPS * blocks) {
         const int32_t t = item / now.pieces;
-        const bool there = item < now.items && t < table->n_tokens;
+        const bool there = item < now.items && t < here.table.n_tokens;
         const prepare_place at = prepare_find(p, item % now.pieces);
-        prepare_fetched fetched = {};
+        prepare_fetched<PREPARE_QUADS> fetched = {};
         if (there && at.part < p.parts) {
             prepare_fetch_weights(p.part[at.part], at.index, fetched);
-            prepare_fetch_state(table, p.part[at.part], t, at.index, fetched);
+            prepare_fetch_state(&here.table, p.part[at.part], t, at.index, fetched);
         }
         if (first)
             await();
         if (there && at.part < p.parts)
-            prepare_convolutions(p.part[at.part], t, at.index, fetched);
+            prepare_convolutions(p.part[at.part], t, at.index, fetched, [](int32_t, const cuda_quad &) {});
         else if (there)
             prepare_gates(p, t, at.index);
     }
 }
 
-template <int R, bool CHANNEL>
-static __device__ __noinline__ void run_states(const cuda_table *table, int32_t turn, int32_t t, int32_t state) {
-    const recurrence &a = ring[turn].core.linear;
+// A head's own pieces of a preparation, a warp each, the gates behind them. In two steps: before the inputs are there,
+// and then.
+static __device__ __forceinline__ void fetch_head(const preparation &p, int32_t t, int32_t head,
+                                                  prepare_fetched<1> &fetched) {
+    const int32_t warp = (int32_t)threadIdx.x / 32;
+    if (warp >= p.parts)
+        return;
+    prepare_fetch_weights(p.part[warp], head, fetched);
+    prepare_fetch_state(&here.table, p.part[warp], t, head, fetched);
+}
+static __device__ __forceinline__ void prepare_head(const preparation &p, int32_t t, int32_t head,
+                                                    const prepare_fetched<1> &fetched) {
+    const int32_t warp = (int32_t)threadIdx.x / 32;
+    if (warp < p.parts)
+        prepare_convolutions(p.part[warp], t, head, fetched, [&](int32_t i, const cuda_quad &q) {
+            cuda_store(head_made.made[warp] + i, q, CUDA_QUAD, true);
+        });
+    else if (warp == p.parts)
+        for (int32_t c = (int32_t)threadIdx.x % 32; c < p.gate_channels; c += 32) {
+            const cuda_gate_pair made = cuda_gate(p.gates, p.gate_channels, t, head * p.gate_channels + c);
+            head_made.g[c] = made.g;
+            if (c == 0)
+                head_made.beta = made.beta;
+        }
+}
+
+// The state of token t as a recurrence with one head and one token, its operands where they are nearest.
+static __device__ __forceinline__ void make_alone(const phase_core &core, int32_t t, int32_t state) {
+    const recurrence &a = core.linear;
+    recurrence &one = head_made.alone;
+    const int64_t at = (int64_t)t * a.states + state;
+    const auto operand = [&](int which, const float *there) {
+        return core.source[which] < 0 ? there : (const float *)head_made.made[core.source[which]];
+    };
+    one = a;
+    one.states = one.queries = one.keys = one.values = one.outputs = one.readers = 1;
+    one.q = operand(0, a.q + at * a.depth);
+    one.k = operand(1, a.k + at * a.depth);
+    one.v = operand(2, a.v + at * a.width);
+    if (a.g)
+        one.g = core.source[3] >= 0             ? head_made.g
+                : a.decay == KERN_DECAY_CHANNEL ? a.g + at * a.depth
+                : a.decay == KERN_DECAY_HEAD    ? a.g + state
+                                                : a.g + at;
+    if (a.beta)
+        one.beta = core.source[4] >= 0 ? &head_made.beta : a.beta + at;
+    if (a.skip)
+        one.skip = a.skip + (int64_t)state * a.skip_width;
+    one.o = a.o + at * a.columns;
+    if (a.slots.p)
+        one.slots.f = a.slots.f + (int64_t)state * a.depth * a.columns;
+}
+
+// A state of a token at a time, its slices a team each; row r is token r. What is in slots comes before the wait.
+template <int R, bool CHANNEL> static __device__ __noinline__ void run_states(int32_t turn, phase_await await) {
     using Team = cuda_team<RECURRENCE_THREADS>;
+    const phase_core &core = ring[turn].core;
+    const recurrence &a = core.own ? head_made.alone : core.linear;
+    const int32_t states = core.linear.states, slices = core.linear.slices;
     recurrence_memory<R> &own = ((recurrence_memory<R> *)memory)[Team::number()];
-    for (int32_t slice = Team::number(); slice < a.slices; slice += THREADS / RECURRENCE_THREADS) {
-        recurrence_row<R, true, CHANNEL, float, Team>(table, a, table->row[t], {t, state, slice * RECURRENCE_SLICE},
-                                                      own);
-        Team::sync();
+    for (int32_t item = (int32_t)blockIdx.x; item < ring[turn].items; item += (int32_t)gridDim.x) {
+        const int32_t t = item / states, state = item % states;
+        const bool there = t < here.table.n_tokens;
+        prepare_fetched<1> fetched = {};
+        cuda_quad s[R] = {};
+        recurrence_piece piece = {t, state, Team::number() * RECURRENCE_SLICE};
+        if (there) {
+            fetch_head(core.before, t, state, fetched);
+            recurrence_load_piece<R, true, float, Team>(&here.table, core.linear, here.row[t], piece, s);
+        }
+        if (item == (int32_t)blockIdx.x)
+            await();
+        if (there)
+            prepare_head(core.before, t, state, fetched);
+        if (core.own && threadIdx.x == THREADS - 1)
+            make_alone(core, t, state);
+        __syncthreads();
+        kern_row row = here.row[there ? t : 0];
+        if (core.own)
+            row.token0 = piece.state = 0;
+        for (int32_t slice = Team::number(); there && slice < slices; slice += THREADS / RECURRENCE_THREADS) {
+            piece.column0 = slice * RECURRENCE_SLICE;
+            if (slice != Team::number())
+                recurrence_load_piece<R, true, float, Team>(&here.table, a, row, piece, s);
+            recurrence_tokens<R, true, CHANNEL, float, Team>(&here.table, a, row, piece, s, own);
+            Team::sync();
+        }
+        __syncthreads();
     }
 }
 
-static __device__ __forceinline__ void run_linear(const cuda_table *table, int32_t turn, int32_t t, int32_t state) {
+static __device__ __forceinline__ void run_recurrence(int32_t turn, const phase_await &await) {
     const recurrence &a = ring[turn].core.linear;
     const bool channel = a.decay == KERN_DECAY_CHANNEL;
     if (a.depth <= 2 * RECURRENCE_GROUPS)
-        channel ? run_states<2, true>(table, turn, t, state) : run_states<2, false>(table, turn, t, state);
+        channel ? run_states<2, true>(turn, await) : run_states<2, false>(turn, await);
     else if (a.depth <= 4 * RECURRENCE_GROUPS)
-        channel ? run_states<4, true>(table, turn, t, state) : run_states<4, false>(table, turn, t, state);
+        channel ? run_states<4, true>(turn, await) : run_states<4, false>(turn, await);
     else
-        channel ? run_states<8, true>(table, turn, t, state) : run_states<8, false>(table, turn, t, state);
+        channel ? run_states<8, true>(turn, await) : run_states<8, false>(turn, await);
 }
 
-template <int D>
-static __device__ __noinline__ void run_solve(const cuda_table *table, int32_t turn, int32_t t, int32_t head) {
-    const mesa &a = ring[turn].core.solved;
-    constexpr int TEAM = mesa_work<D>::THREADS;
-    const kern_row row = table->row[t];
-    if (threadIdx.x < TEAM)
-        mesa_row<D, cuda_team<TEAM, 0>>(table, a, row, head, mesa_state_of(table, a, row.slot, head),
-                                        *(mesa_row_memory<D> *)memory);
-}
-
-// Before the wait what a head's preparation has to itself is fetched.
-static __device__ __noinline__ void run_before(const cuda_table *table, int32_t turn, int32_t t, int32_t head,
-                                               bool waits, phase_await await) {
+static __device__ __noinline__ void run_before(int32_t turn, int32_t t, int32_t head, bool waits, phase_await await) {
     const preparation &p = ring[turn].core.before;
-    const int32_t warp = (int32_t)threadIdx.x / 32;
-    const bool there = t < table->n_tokens;
-    prepare_fetched fetched = {};
-    if (there && warp < p.parts) {
-        prepare_fetch_weights(p.part[warp], head, fetched);
-        prepare_fetch_state(table, p.part[warp], t, head, fetched);
-    }
+    const bool there = t < here.table.n_tokens;
+    prepare_fetched<1> fetched = {};
+    if (there)
+        fetch_head(p, t, head, fetched);
     if (waits)
         await();
-    if (there && warp < p.parts)
-        prepare_convolutions(p.part[warp], t, head, fetched);
-    else if (there && warp == p.parts)
-        for (int32_t c = (int32_t)threadIdx.x % 32; c < p.gate_channels; c += 32)
-            cuda_gate(p.gates, p.gate_channels, t, head * p.gate_channels + c);
+    if (there)
+        prepare_head(p, t, head, fetched);
     __syncthreads();
 }
 
-// A head of a row at a time; row r is token r.
-template <typename Core>
-static __device__ __forceinline__ void run_heads(const cuda_table *table, int32_t turn, int32_t heads,
-                                                 const phase_await &await, const Core &core) {
+// The solver copies from device memory.
+template <int D> static __device__ __noinline__ void run_solve(int32_t turn, int32_t t, int32_t head) {
+    const mesa &a = ring[turn].core.solved;
+    constexpr int TEAM = mesa_work<D>::THREADS;
+    const kern_row row = here.row[t];
+    if (threadIdx.x < TEAM)
+        mesa_row<D, cuda_team<TEAM, 0>>(&here.there, a, row, head, mesa_state_of(&here.table, a, row.slot, head),
+                                        *(mesa_row_memory<D> *)memory);
+}
+
+// A head of a token at a time.
+static __device__ __forceinline__ void run_mesa(int32_t turn, const phase_await &await) {
+    const mesa &a = ring[turn].core.solved;
     for (int32_t item = (int32_t)blockIdx.x; item < ring[turn].items; item += (int32_t)gridDim.x) {
-        const int32_t t = item / heads, head = item % heads;
-        run_before(table, turn, t, head, item == (int32_t)blockIdx.x, await);
-        if (t < table->n_tokens)
-            core(t, head);
+        const int32_t t = item / a.heads, head = item % a.heads;
+        run_before(turn, t, head, item == (int32_t)blockIdx.x, await);
+        if (t < here.table.n_tokens)
+            a.depth == 64 ? run_solve<64>(turn, t, head) : run_solve<128>(turn, t, head);
         __syncthreads();
     }
 }
 
 // ---------------------------------------------------------------------------------------------------------- elements
 
-static __device__ __noinline__ void run_embed(const cuda_table *table, int32_t turn, phase_await await) {
+static __device__ __noinline__ void run_embed(int32_t turn, phase_await await) {
     const cuda_embedding &e = ring[turn].embedding;
-    const int32_t count = table->n_tokens * e.weight.cols;
+    const int32_t count = here.table.n_tokens * e.weight.cols;
     await();
     for (int32_t i = (int32_t)(blockIdx.x * THREADS + threadIdx.x); i < count; i += (int32_t)gridDim.x * THREADS)
-        cuda_embed(table, e, i / e.weight.cols, i % e.weight.cols);
+        cuda_embed(&here.table, e, i / e.weight.cols, i % e.weight.cols);
 }
 
-static __device__ __noinline__ void run_elements(const cuda_table *table, int32_t turn, phase_await await) {
+static __device__ __noinline__ void run_elements(int32_t turn, phase_await await) {
     const cuda_elements &e = ring[turn].elements;
-    const int32_t count = table->n_tokens * e.width;
+    const int32_t count = here.table.n_tokens * e.width;
     await();
     for (int32_t i = (int32_t)(blockIdx.x * THREADS + threadIdx.x) * 4; i < count;
          i += (int32_t)gridDim.x * THREADS * 4)
@@ -244,7 +331,7 @@ static __device__ __noinline__ void run_elements(const cuda_table *table, int32_
 
 // A block's first items of a phase that is still to come, a lane of one warp each, to the second-level cache. The
 // states as they lie there: what writes them has run, or is another chain.
-static __device__ __noinline__ void prefetch(const cuda_table *table, int32_t turn) {
+static __device__ __noinline__ void prefetch(int32_t turn) {
     const phase &later = ring[turn];
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
     const int32_t lane = (int32_t)threadIdx.x - (THREADS - 32);
@@ -261,53 +348,48 @@ static __device__ __noinline__ void prefetch(const cuda_table *table, int32_t tu
         const recurrence &a = later.core.linear;
         const int32_t t = item / a.states;
         const float *home =
-            t < table->n_tokens ? recurrence_state<float>(table, a, table->row[t].slot, item % a.states) : NULL;
+            t < here.table.n_tokens ? recurrence_state<float>(&here.table, a, here.row[t].slot, item % a.states) : NULL;
         if (home)
             cuda_bulk_prefetch(home, (uint32_t)(a.depth * a.columns) * sizeof(float));
     } else if (later.kind == MESA) {
         const mesa &a = later.core.solved;
         const int32_t t = item / a.heads;
-        if (t >= table->n_tokens)
+        if (t >= here.table.n_tokens)
             return;
-        const mesa_state home = mesa_state_of(table, a, table->row[t].slot, item % a.heads);
+        const mesa_state home = mesa_state_of(&here.table, a, here.row[t].slot, item % a.heads);
         if (home.hk) {
             cuda_bulk_prefetch(home.hk, (uint32_t)(a.depth * a.depth) * sizeof(float));
             cuda_bulk_prefetch(home.hv, (uint32_t)(a.depth * a.width) * sizeof(float));
         }
     }
 #else
-    (void)table;
     (void)later;
 #endif
 }
 
-static __device__ __forceinline__ void run_phase(const cuda_table *table, int32_t turn, const phase_await &await) {
+static __device__ __forceinline__ void run_phase(int32_t turn, const phase_await &await) {
     const phase &now = ring[turn];
     switch (now.kind) {
     case PRODUCT:
-        run_product(table, turn, await);
+        now.product.norm.y ? run_product<true>(turn, await) : run_product<false>(turn, await);
         break;
     case PREPARE:
-        run_prepare(table, turn, await);
+        run_prepare(turn, await);
         break;
     case RECURRENCE:
-        run_heads(table, turn, now.core.linear.states, await,
-                  [&](int32_t t, int32_t state) { run_linear(table, turn, t, state); });
+        run_recurrence(turn, await);
         break;
     case MESA:
-        run_heads(table, turn, now.core.solved.heads, await, [&](int32_t t, int32_t head) {
-            ring[turn].core.solved.depth == 64 ? run_solve<64>(table, turn, t, head)
-                                               : run_solve<128>(table, turn, t, head);
-        });
+        run_mesa(turn, await);
         break;
     case EMBED:
-        run_embed(table, turn, await);
+        run_embed(turn, await);
         break;
     case ELEMENTS:
-        run_elements(table, turn, await);
+        run_elements(turn, await);
         break;
     }
-    if (now.flags && blockIdx.x == 0 && (int32_t)threadIdx.x < table->n_logits)
+    if (now.flags && blockIdx.x == 0 && (int32_t)threadIdx.x < here.table.n_logits)
         now.flags[threadIdx.x] = 1;
 }
 
@@ -317,23 +399,49 @@ static __device__ __forceinline__ void stage(phase *to, const phase *from) {
     __pipeline_commit();
 }
 
+// Behind it a barrier of the block.
+static __device__ __forceinline__ void copy_words(void *to, const void *from, size_t bytes) {
+    for (size_t i = threadIdx.x; i < bytes / sizeof(int32_t); i += THREADS)
+        ((int32_t *)to)[i] = ((const int32_t *)from)[i];
+}
+
+// The counts are at most those of a chain's step.
+static __device__ __forceinline__ void take_table(const cuda_table *table) {
+    const int32_t tokens = min(table->n_tokens, (int32_t)CUDA_CHAIN_TOKENS);
+    const int32_t logits = min(table->n_logits, (int32_t)CUDA_CHAIN_TOKENS);
+    copy_words(&here.there, table, sizeof *table);
+    copy_words(&here.table, table, sizeof *table);
+    copy_words(here.row, table->row, sizeof(kern_row) * (size_t)tokens);
+    copy_words(here.id, table->id, sizeof(int32_t) * (size_t)tokens);
+    copy_words(here.token_start, table->token_start, sizeof(int32_t) * (size_t)tokens);
+    copy_words(here.logits_token, table->logits_token, sizeof(int32_t) * (size_t)logits);
+    __syncthreads();
+    if (threadIdx.x == 0) {
+        here.table.row = here.row;
+        here.table.id = here.id;
+        here.table.token_start = here.token_start;
+        here.table.logits_token = here.logits_token;
+    }
+}
+
 static __global__ void __launch_bounds__(THREADS, 1)
     chain_kernel(const cuda_table *table, const phase *phases, int32_t count, counters *counts) {
     for (int32_t i = 0; i < RING - 1 && i < count; i++)
         stage(&ring[i], phases + i);
+    take_table(table);
     __pipeline_wait_prior(0);
     __syncthreads();
     for (int32_t i = 1; i < AHEAD && i < count; i++)
-        prefetch(table, i);
+        prefetch(i);
     for (int32_t i = 0; i < count; i++) {
         const int32_t turn = i % RING;
         const bool shares = (int32_t)blockIdx.x < ring[turn].items;
         if (i + RING - 1 < count)
             stage(&ring[(i + RING - 1) % RING], phases + i + RING - 1);
         if (i + AHEAD < count)
-            prefetch(table, (i + AHEAD) % RING);
+            prefetch((i + AHEAD) % RING);
         if (shares)
-            run_phase(table, turn, {&counts->arrived.value, ring[turn].awaited});
+            run_phase(turn, {&counts->arrived.value, ring[turn].awaited});
         __pipeline_wait_prior(0);
         __syncthreads();
         if (shares && threadIdx.x == 0)
@@ -560,19 +668,32 @@ static bool divides(const cuda_step *step, preparation *p, const operands &core)
     for (int32_t i = 0; i < p->parts; i++) {
         const kern_short_conv_args &a = p->part[i].conv;
         const int32_t width = a.channels / core.heads;
-        if (width * core.heads != a.channels || width % CUDA_QUAD != 0 || width > PREPARE_QUADS * PREPARE_PIECE ||
+        if (width * core.heads != a.channels || width % CUDA_QUAD != 0 || width > PREPARE_PIECE ||
             (p->part[i].norm.y && p->part[i].norm.width != width) || !is_apart(step, core, a.x.f, width, false) ||
             !is_apart(step, core, a.y.f, width, true) || !is_apart(step, core, p->part[i].norm.y, width, true))
             return false;
     }
     if (p->gate_channels > 0 &&
-        (g.gates.heads != core.heads || !is_apart(step, core, g.a.f, p->gate_channels, false) ||
-         !is_apart(step, core, g.b.f, 1, false) || !is_apart(step, core, g.g.f, p->gate_channels, true) ||
-         !is_apart(step, core, g.beta.f, 1, true)))
+        (g.gates.heads != core.heads || p->gate_channels > PREPARE_PIECE ||
+         !is_apart(step, core, g.a.f, p->gate_channels, false) || !is_apart(step, core, g.b.f, 1, false) ||
+         !is_apart(step, core, g.g.f, p->gate_channels, true) || !is_apart(step, core, g.beta.f, 1, true)))
         return false;
     for (int32_t i = 0; i < p->parts; i++)
         p->part[i].width = p->part[i].conv.channels / core.heads;
     return true;
+}
+
+// Which part of the preparation makes each operand.
+static void find_sources(phase_core *core, const operands &used) {
+    const preparation &p = core->before;
+    for (int i = 0; i < 3; i++)
+        for (int32_t part = 0; part < p.parts; part++)
+            if (used.read[i].p == (p.part[part].norm.y ? p.part[part].norm.y : p.part[part].conv.y.f))
+                core->source[i] = part;
+    if (p.gate_channels > 0 && used.read[3].p && used.read[3].p == p.gates.g.f)
+        core->source[3] = p.parts;
+    if (p.gate_channels > 0 && used.read[4].p && used.read[4].p == p.gates.beta.f)
+        core->source[4] = p.parts;
 }
 
 // The core becomes a phase, or takes in the preparation that is the last one; own: no head reads another's operands.
@@ -583,12 +704,16 @@ static kern_status gather_core(const cuda_step *step, phase *next, const operand
     if (status)
         return status;
     next->items = step->tokens * core.heads;
+    next->core.own = own;
+    for (int32_t &source : next->core.source)
+        source = -1;
     phase *last = last_of(chain);
     if (!own || !last || last->kind != PREPARE || !divides(step, &last->core.before, core))
         return gather(step, next, shared);
     next->awaited = last->awaited;
     next->flags = last->flags;
     next->core.before = last->core.before;
+    find_sources(&next->core, core);
     *last = *next;
     chain->shared = shared > chain->shared ? shared : chain->shared;
     return KERN_OK;

@@ -149,13 +149,15 @@ static __device__ __forceinline__ const uint4 *product_item_tiles(const cuda_pro
     return (const uint4 *)p.part[own + side].weight + tile * product_tiles(p.cols) * 32;
 }
 
-template <int SIDES>
-static __device__ __forceinline__ void
-product_load_item(const cuda_product &p, int item, const product_columns &columns, uint4 (&a)[SIDES][PRODUCT_HELD]) {
-    const int own = SIDES == 2 ? 0 : product_find_part(p, item, product_row_tiles);
+// The tiles of a warp that sums SIDES sides of an item from side0 on.
+template <bool GATED, int SIDES>
+static __device__ __forceinline__ void product_load_item(const cuda_product &p, int item, int side0,
+                                                         const product_columns &columns,
+                                                         uint4 (&a)[SIDES][PRODUCT_HELD]) {
+    const int own = GATED ? 0 : product_find_part(p, item, product_row_tiles);
 #pragma unroll
     for (int side = 0; side < SIDES; side++) {
-        const uint4 *from = product_item_tiles(p, item, own, side) + columns.begin * 32 + threadIdx.x % 32;
+        const uint4 *from = product_item_tiles(p, item, own, side0 + side) + columns.begin * 32 + threadIdx.x % 32;
 #pragma unroll
         for (int i = 0; i < PRODUCT_HELD; i++)
             if (i < columns.count)
@@ -183,17 +185,35 @@ static __host__ __device__ __forceinline__ int product_norm_stride(int32_t cols)
     return cols + PRODUCT_VECTORS; // the vectors' pairs in banks of their own
 }
 
-// partial: (SIDES, warps, PRODUCT_SUMS). A thread owns one output of each side.
-template <int SIDES, typename Team>
-static __device__ __forceinline__ void product_finish_item(const cuda_product &p, int item,
-                                                           const float (&sum)[SIDES][4], const Team &team,
-                                                           float *partial, int32_t vectors) {
-    const int lane = threadIdx.x % 32, warp = team.thread() / 32, warps = team.size() / 32;
-#pragma unroll
-    for (int side = 0; side < SIDES; side++)
-        product_put_sum(sum[side], partial + (side * warps + warp) * PRODUCT_SUMS, lane);
-    team.sync();
-    const int own = SIDES == 2 ? 0 : product_find_part(p, item, product_row_tiles);
+static __device__ __forceinline__ int32_t product_row(const cuda_product_part &part, int item, int r) {
+    return (part.row0 / PRODUCT_TILE + item) * PRODUCT_TILE + r - part.row0;
+}
+
+// What is added to an output, 0 where there is nothing.
+struct product_addend {
+    float bias, residual;
+};
+static __device__ __forceinline__ product_addend product_addend_of(const cuda_product_part &part, int32_t v,
+                                                                   int32_t row) {
+    return {part.bias ? part.bias[part.row0 + row] : 0,
+            part.residual ? part.residual[(int64_t)v * part.rows + row] : 0};
+}
+// Of a thread's first output, which it may have before the sums.
+static __device__ __forceinline__ product_addend product_first_addend(const cuda_product &p, int item, int thread,
+                                                                      int32_t vectors) {
+    const int n = thread / PRODUCT_TILE, own = product_find_part(p, item, product_row_tiles);
+    const int32_t row = product_row(p.part[own], item, thread % PRODUCT_TILE);
+    const bool there = n < vectors && row >= 0 && row < p.part[own].rows;
+    return there ? product_addend_of(p.part[own], n, row) : product_addend{0, 0};
+}
+
+// The sums of the warps, partial: (sides, warps, PRODUCT_SUMS), become outputs. A thread owns one of each side.
+template <bool GATED, typename Team>
+static __device__ __forceinline__ void product_finish_item(const cuda_product &p, int item, const Team &team, int warps,
+                                                           const float *partial, int32_t vectors,
+                                                           const product_addend &first) {
+    constexpr int SIDES = GATED ? 2 : 1;
+    const int own = GATED ? 0 : product_find_part(p, item, product_row_tiles);
     for (int i = team.thread(); i < PRODUCT_VECTORS * PRODUCT_TILE; i += team.size()) {
         const int n = i / PRODUCT_TILE, r = i % PRODUCT_TILE;
         if (n >= vectors)
@@ -203,33 +223,39 @@ static __device__ __forceinline__ void product_finish_item(const cuda_product &p
         for (int side = 0; side < SIDES; side++) {
             const cuda_product_part &part = p.part[own + side];
             const float *sums = partial + side * warps * PRODUCT_SUMS + n * PRODUCT_COLUMN + r;
-            const int32_t row = (part.row0 / PRODUCT_TILE + item) * PRODUCT_TILE + r - part.row0;
-            if (row >= 0 && row < part.rows)
-                y[side] = product_write(p, part, n, row, product_add_warps(sums, PRODUCT_SUMS, warps));
+            const int32_t row = product_row(part, item, r);
+            if (row < 0 || row >= part.rows)
+                continue;
+            const product_addend added = !GATED && i == team.thread() ? first : product_addend_of(part, n, row);
+            y[side] =
+                product_value(p, part, n, product_add_warps(sums, PRODUCT_SUMS, warps), added.bias, added.residual);
+            part.y[(int64_t)n * part.rows + row] = y[side];
         }
         const int32_t row = item * PRODUCT_TILE + r; // both parts begin with a tile
-        if (SIDES == 2 && row < p.part[0].rows)
+        if (GATED && row < p.part[0].rows)
             p.gated[(int64_t)n * p.part[0].rows + row] = cuda_activate(p.activation, y[0]) * y[SIDES - 1];
     }
 }
 
 // The items of a team. All teams of a block come here, also those without items: await and the norm are the block's.
-// At most 8 vectors, at most PRODUCT_HELD tiles a warp. partial: the team's, 2 * SIDES * warps * PRODUCT_SUMS floats;
+// At most 8 vectors, at most PRODUCT_HELD tiles a warp. The team is product_warps(cols) warps; SPREAD, of a gated
+// product: twice as many, half of them for each side. partial: the team's, 2 * sides * warps * PRODUCT_SUMS floats;
 // normed: the block's.
-template <bool EVEN, bool GATED, bool NORM, typename Team, typename Await>
+template <bool EVEN, bool GATED, bool NORM, bool SPREAD, typename Team, typename Await>
 static __device__ __forceinline__ void product_few(const cuda_table *table, const cuda_product &p,
                                                    const product_items &items, const Team &team, float *partial,
                                                    float *normed, const Await &await) {
-    constexpr int SIDES = GATED ? 2 : 1, HELD = PRODUCT_HELD;
-    const int lane = threadIdx.x % 32, warp = team.thread() / 32, warps = team.size() / 32;
+    constexpr int SIDES = GATED && !SPREAD ? 2 : 1, HELD = PRODUCT_HELD; // sides of a warp
+    const int lane = threadIdx.x % 32, warps = team.size() / 32 / (SPREAD ? 2 : 1);
+    const int side0 = SPREAD && team.thread() / 32 >= warps ? 1 : 0, warp = team.thread() / 32 - side0 * warps;
     const int tiles = product_tiles(p.cols);
     product_columns columns = {tiles * warp / warps, 0};
     columns.count = tiles * (warp + 1) / warps - columns.begin;
     uint4 a[SIDES][HELD] = {}; // defined on all paths: else it would stay alive around a caller's loop
     if (items.first < items.end)
-        product_load_item<SIDES>(p, items.first, columns, a);
-    const int32_t vectors = product_vectors(table, p),
-                  source = lane / 4 < vectors ? product_source(table, p, lane / 4) : 0;
+        product_load_item<GATED>(p, items.first, side0, columns, a);
+    const int32_t vectors = product_vectors(table, p);
+    const int32_t source = lane / 4 < vectors ? product_source(table, p, lane / 4) : 0;
     await();
     if (vectors <= 0)
         return;
@@ -247,9 +273,11 @@ static __device__ __forceinline__ void product_few(const cuda_table *table, cons
                 const int32_t k = (columns.begin + i) * PRODUCT_TILE + lane % 4 * 2 + half * 8;
                 product_split_pair(product_load_pair<EVEN>(x, k, p.cols), hi[i][half], lo[i][half]);
             }
-    int turn = 0;
-    for (int item = items.first; item < items.end; item += items.stride, turn ^= 1) {
-        float sum[SIDES][4] = {};
+    for (int item = items.first, turn = 0; item < items.end; item += items.stride, turn ^= 1) {
+        float sum[SIDES][4] = {}, *now = partial + turn * (GATED ? 2 : 1) * warps * PRODUCT_SUMS;
+        product_addend addend = {0, 0};
+        if (!GATED)
+            addend = product_first_addend(p, item, team.thread(), vectors);
 #pragma unroll
         for (int i = 0; i < HELD; i++)
             if (i < columns.count)
@@ -260,8 +288,12 @@ static __device__ __forceinline__ void product_few(const cuda_table *table, cons
                         product_multiply(sum[side], a[side][i], lo[i][0], lo[i][1]);
                 }
         if (item + items.stride < items.end)
-            product_load_item<SIDES>(p, item + items.stride, columns, a);
-        product_finish_item<SIDES>(p, item, sum, team, partial + turn * SIDES * warps * PRODUCT_SUMS, vectors);
+            product_load_item<GATED>(p, item + items.stride, side0, columns, a);
+#pragma unroll
+        for (int side = 0; side < SIDES; side++)
+            product_put_sum(sum[side], now + ((side0 + side) * warps + warp) * PRODUCT_SUMS, lane);
+        team.sync();
+        product_finish_item<GATED>(p, item, team, warps, now, vectors, addend);
     }
 }
 

@@ -28,24 +28,34 @@ static inline int32_t cuda_gate_channels(const kern_gates *f) {
     return f->decay_law == KERN_DECAY_LAW_NONE ? 1 : f->channels;
 }
 
+// A decay and the write weight of its head, the latter with the head's first channel; 0 where there is none.
+struct cuda_gate_pair {
+    float g, beta;
+};
+
 // c: of the token's heads * channels.
-static __device__ __forceinline__ void cuda_gate(const kern_gates_args &a, int32_t channels, int32_t t, int32_t c) {
+static __device__ __forceinline__ cuda_gate_pair cuda_gate(const kern_gates_args &a, int32_t channels, int32_t t,
+                                                           int32_t c) {
     const kern_gates &f = a.gates;
     const int32_t width = f.heads * channels;
     const int32_t head = c / channels;
     const int64_t at = (int64_t)t * width + c, write = (int64_t)t * f.heads + head;
     const float sigmoid = f.write_law == KERN_WRITE_LAW_SIGMOID ? cuda_sigmoid(a.b.f[write]) : 0.0f;
+    cuda_gate_pair made = {0, 0};
     float dt = 0;
     if (f.decay_law == KERN_DECAY_LAW_SIGMOID)
-        a.g.f[at] = cuda_sigmoid_decay(f, a.a.f[at], sigmoid);
+        made.g = cuda_sigmoid_decay(f, a.a.f[at], sigmoid);
     else if (f.decay_law != KERN_DECAY_LAW_NONE)
-        a.g.f[at] = cuda_parameter_decay(f, __fadd_rn(a.a.f[at], a.dt_bias.f[c]), expf(a.A_log.f[head]), &dt);
+        made.g = cuda_parameter_decay(f, __fadd_rn(a.a.f[at], a.dt_bias.f[c]), expf(a.A_log.f[head]), &dt);
+    if (f.decay_law != KERN_DECAY_LAW_NONE)
+        a.g.f[at] = made.g;
     if (f.write_law == KERN_WRITE_LAW_NONE || c != head * channels)
-        return;
-    if (f.write_law == KERN_WRITE_LAW_STEP)
-        a.beta.f[write] = dt;
-    else
-        a.beta.f[write] = f.write_law == KERN_WRITE_LAW_SIGMOID ? f.write_factor * sigmoid : f.write_factor;
+        return made;
+    made.beta = f.write_law == KERN_WRITE_LAW_STEP      ? dt
+                : f.write_law == KERN_WRITE_LAW_SIGMOID ? f.write_factor * sigmoid
+                                                        : f.write_factor;
+    a.beta.f[write] = made.beta;
+    return made;
 }
 
 #endif

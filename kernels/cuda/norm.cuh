@@ -105,10 +105,10 @@ static __host__ __device__ __forceinline__ int cuda_norm_lanes(int32_t width) {
 }
 
 // The vector's quads go to output(i, quad), i its first element. The team is the lanes; shared: a float a warp of
-// theirs.
-template <int CACHE, typename Team, typename Output>
-static __device__ __forceinline__ void cuda_normalise(const cuda_norm &n, int64_t vector, const Team &team,
-                                                      float *shared, const Output &output) {
+// theirs. input(k, i): u of the lane's quad k, which begins at element i.
+template <int CACHE, typename Team, typename Input, typename Output>
+static __device__ __forceinline__ void cuda_normalise_inputs(const cuda_norm &n, int64_t vector, const Team &team,
+                                                             float *shared, const Input &input, const Output &output) {
     const int32_t first = team.thread() * CUDA_QUAD, stride = team.size() * CUDA_QUAD, width = n.width;
     const int64_t at = vector * width;
     const float *weight = n.weight && n.group_weights ? n.weight + vector % n.groups * width : n.weight;
@@ -116,7 +116,7 @@ static __device__ __forceinline__ void cuda_normalise(const cuda_norm &n, int64_
 #pragma unroll
     for (int k = 0; k < CACHE; k++)
         if (first + k * stride < width) {
-            kept[k] = cuda_norm_input(n, at, first + k * stride);
+            kept[k] = input(k, first + k * stride);
             factor[k] = cuda_norm_factor(n, weight, at, first + k * stride);
         }
     float mean = 0;
@@ -145,6 +145,13 @@ static __device__ __forceinline__ void cuda_normalise(const cuda_norm &n, int64_
             output(first + k * stride, cuda_norm_output(kept[k], factor[k], mean, rstd));
     for (int32_t i = first + CACHE * stride; i < width; i += stride)
         output(i, cuda_norm_output(cuda_norm_input(n, at, i), cuda_norm_factor(n, weight, at, i), mean, rstd));
+}
+
+template <int CACHE, typename Team, typename Output>
+static __device__ __forceinline__ void cuda_normalise(const cuda_norm &n, int64_t vector, const Team &team,
+                                                      float *shared, const Output &output) {
+    cuda_normalise_inputs<CACHE>(
+        n, vector, team, shared, [&](int, int32_t i) { return cuda_norm_input(n, vector * n.width, i); }, output);
 }
 
 // What an operation asks for.

@@ -13,13 +13,13 @@ static __global__ void __launch_bounds__(WARPS *CUDA_WARP)
     const int32_t t = blockIdx.x;
     const prepare_place at = prepare_find(p, blockIdx.y * WARPS + threadIdx.x / CUDA_WARP);
     const bool convolves = t < table->n_tokens && at.part < p.parts;
-    prepare_fetched fetched;
+    prepare_fetched<PREPARE_QUADS> fetched;
     if (convolves)
         prepare_fetch_weights(p.part[at.part], at.index, fetched);
     cuda_await();
     if (convolves) {
         prepare_fetch_state(table, p.part[at.part], t, at.index, fetched);
-        prepare_convolutions(p.part[at.part], t, at.index, fetched);
+        prepare_convolutions(p.part[at.part], t, at.index, fetched, [](int32_t, const cuda_quad &) {});
     } else if (t < table->n_tokens)
         prepare_gates(p, t, at.index);
 }

@@ -13,7 +13,7 @@
 #include "kernels/cuda/gates.cuh"
 #include "kernels/cuda/norm.cuh"
 
-constexpr int PREPARE_TAPS = 4, PREPARE_QUADS = 2; // a lane's quads: a head of 256
+constexpr int PREPARE_TAPS = 4, PREPARE_QUADS = 2; // a lane's quads at most: a head of 256
 constexpr int PREPARE_PIECE = CUDA_WARP * CUDA_QUAD;
 
 struct prepare_part {
@@ -35,38 +35,41 @@ static __host__ __device__ __forceinline__ int32_t prepare_pieces(const prepare_
 
 // ------------------------------------------------------------------------------------------------------ convolutions
 
-// Of a lane: its channels' weights, and their inputs from the slot.
-struct prepare_fetched {
-    cuda_quad weight[PREPARE_QUADS][CUDA_QUAD], earlier[PREPARE_QUADS][PREPARE_TAPS - 1];
+// Of a lane with QUADS quads of channels: their weights, and their inputs from the slot.
+template <int QUADS> struct prepare_fetched {
+    cuda_quad weight[QUADS][CUDA_QUAD], bias[QUADS], earlier[QUADS][PREPARE_TAPS - 1];
     float *state;
 };
 
 // Calls use(k, c) for the lane's quads of channels, c the first.
-template <typename Use>
+template <int QUADS, typename Use>
 static __device__ __forceinline__ void prepare_quads(const prepare_part &p, int32_t index, const Use &use) {
     const int32_t end = min((index + 1) * p.width, p.conv.channels);
 #pragma unroll
-    for (int k = 0; k < PREPARE_QUADS; k++) {
+    for (int k = 0; k < QUADS; k++) {
         const int32_t c = index * p.width + (k * CUDA_WARP + (int32_t)threadIdx.x % CUDA_WARP) * CUDA_QUAD;
         if (c < end)
             use(k, c);
     }
 }
 
+template <int QUADS>
 static __device__ __forceinline__ void prepare_fetch_weights(const prepare_part &p, int32_t index,
-                                                             prepare_fetched &fetched) {
-    prepare_quads(p, index, [&](int k, int32_t c) {
+                                                             prepare_fetched<QUADS> &fetched) {
+    prepare_quads<QUADS>(p, index, [&](int k, int32_t c) {
+        const int32_t own = p.conv.channel0 + c;
 #pragma unroll
         for (int j = 0; j < CUDA_QUAD; j++)
-            fetched.weight[k][j] =
-                cuda_load(p.conv.weight.f + ((int64_t)p.conv.channel0 + c + j) * PREPARE_TAPS, CUDA_QUAD, true);
+            fetched.weight[k][j] = cuda_load(p.conv.weight.f + (int64_t)(own + j) * PREPARE_TAPS, CUDA_QUAD, true);
+        fetched.bias[k] = p.conv.bias.f ? cuda_load(p.conv.bias.f + own, CUDA_QUAD, false) : cuda_quad{};
     });
 }
 
+template <int QUADS>
 static __device__ __forceinline__ void prepare_fetch_state(const cuda_table *table, const prepare_part &p, int32_t t,
-                                                           int32_t index, prepare_fetched &fetched) {
+                                                           int32_t index, prepare_fetched<QUADS> &fetched) {
     fetched.state = cuda_slot(table, p.conv.state, table->row[t].slot);
-    prepare_quads(p, index, [&](int k, int32_t c) {
+    prepare_quads<QUADS>(p, index, [&](int k, int32_t c) {
 #pragma unroll
         for (int tap = 0; tap < PREPARE_TAPS - 1; tap++)
             fetched.earlier[k][tap] =
@@ -76,40 +79,51 @@ static __device__ __forceinline__ void prepare_fetch_state(const cuda_table *tab
 }
 
 // Four neighbouring channels: z = bias + the taps in their order; the inputs move up by one.
-static __device__ __forceinline__ void prepare_convolve(const kern_short_conv_args &a, const prepare_fetched &fetched,
-                                                        int k, int32_t t, int32_t c) {
+template <int QUADS>
+static __device__ __forceinline__ cuda_quad prepare_convolve(const kern_short_conv_args &a,
+                                                             const prepare_fetched<QUADS> &fetched, int k, int32_t t,
+                                                             int32_t c) {
     const int64_t at = (int64_t)t * a.channels + c;
-    cuda_quad input[PREPARE_TAPS], y;
+    cuda_quad input[PREPARE_TAPS], y = fetched.bias[k];
     input[PREPARE_TAPS - 1] = cuda_load(a.x.f + at, CUDA_QUAD, true);
 #pragma unroll
     for (int tap = 0; tap < PREPARE_TAPS - 1; tap++)
         input[tap] = fetched.earlier[k][tap];
 #pragma unroll
-    for (int j = 0; j < CUDA_QUAD; j++) {
-        float z = a.bias.f ? a.bias.f[a.channel0 + c + j] : 0.0f;
+    for (int j = 0; j < CUDA_QUAD; j++)
 #pragma unroll
         for (int tap = 0; tap < PREPARE_TAPS; tap++)
-            z = fmaf(fetched.weight[k][j].v[tap], input[tap].v[j], z);
-        y.v[j] = z;
-    }
+            y.v[j] = fmaf(fetched.weight[k][j].v[tap], input[tap].v[j], y.v[j]);
     y = cuda_activate_quad(a.activation, y);
 #pragma unroll
     for (int tap = 1; tap < PREPARE_TAPS; tap++)
         if (fetched.state)
             cuda_store(fetched.state + (int64_t)(tap - 1) * a.channels + c, input[tap], CUDA_QUAD, true);
     cuda_store(a.y.f + at, y, CUDA_QUAD, true);
+    return y;
 }
 
-// Piece `index` of token t by a warp.
+// Piece `index` of token t by a warp. What comes out in the end goes to give(i, quad) too, i its first channel in the
+// piece.
+template <int QUADS, typename Give>
 static __device__ __forceinline__ void prepare_convolutions(const prepare_part &p, int32_t t, int32_t index,
-                                                            const prepare_fetched &fetched) {
-    prepare_quads(p, index, [&](int k, int32_t c) { prepare_convolve(p.conv, fetched, k, t, c); });
+                                                            const prepare_fetched<QUADS> &fetched, const Give &give) {
+    cuda_quad y[QUADS] = {};
+    prepare_quads<QUADS>(p, index, [&](int k, int32_t c) {
+        y[k] = prepare_convolve(p.conv, fetched, k, t, c);
+        if (!p.norm.y)
+            give(c - index * p.width, y[k]);
+    });
     if (!p.norm.y)
         return;
     const int64_t vector = (int64_t)t * p.norm.groups + index;
-    float *y = p.norm.y + vector * p.norm.width;
-    cuda_normalise<PREPARE_QUADS>(p.norm, vector, cuda_team<CUDA_WARP>(), NULL,
-                                  [&](int32_t i, const cuda_quad &q) { cuda_store(y + i, q, CUDA_QUAD, true); });
+    float *normed = p.norm.y + vector * p.norm.width;
+    cuda_normalise_inputs<QUADS>(
+        p.norm, vector, cuda_team<CUDA_WARP>(), NULL, [&](int k, int32_t) { return y[k]; },
+        [&](int32_t i, const cuda_quad &q) {
+            cuda_store(normed + i, q, CUDA_QUAD, true);
+            give(i, q);
+        });
 }
 
 // --------------------------------------------------------------------------------------------------- pieces of a token

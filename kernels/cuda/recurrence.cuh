@@ -330,15 +330,24 @@ static __device__ __forceinline__ void recurrence_decay(const float (&decay_m1)[
                 anew ? 0 : fmaf(CHANNEL ? decay_m1[i * RECURRENCE_GROUPS + group] : head_m1, s[i].v[j], s[i].v[j]);
 }
 
-// A piece of a row from its first token to its last; what is stored is rounded after each. The team's memory is free
-// again at its next barrier.
+// The state's part of a piece as it lies in its slot.
+template <int R, bool VECTOR, typename Stored, typename Team>
+static __device__ __forceinline__ void recurrence_load_piece(const cuda_table *table, const recurrence &a,
+                                                             const kern_row &row, const recurrence_piece &p,
+                                                             cuda_quad (&s)[R]) {
+    const int32_t column = p.column0 + Team::thread() % RECURRENCE_LANES * 4;
+    const Stored *home = recurrence_state<Stored>(table, a, row.slot, p.state);
+    recurrence_load_state<R, VECTOR, Team>(home ? home + column : NULL, a.depth, a.columns, a.columns - column, s);
+}
+
+// A piece of a row from its first token to its last, with the loaded state; what is stored is rounded after each. The
+// team's memory is free again at its next barrier.
 template <int R, bool VECTOR, bool CHANNEL, typename Stored, typename Team>
-static __device__ __forceinline__ void recurrence_row(const cuda_table *table, const recurrence &a, const kern_row &row,
-                                                      const recurrence_piece &p, recurrence_memory<R> &memory) {
+static __device__ __forceinline__ void recurrence_tokens(const cuda_table *table, const recurrence &a,
+                                                         const kern_row &row, const recurrence_piece &p,
+                                                         cuda_quad (&s)[R], recurrence_memory<R> &memory) {
     const int32_t column = p.column0 + Team::thread() % RECURRENCE_LANES * 4, left = a.columns - column;
     Stored *home = recurrence_state<Stored>(table, a, row.slot, p.state), *part = home ? home + column : NULL;
-    cuda_quad s[R];
-    recurrence_load_state<R, VECTOR, Team>(part, a.depth, a.columns, left, s);
     const int32_t last = row.token0 + row.length - 1;
     recurrence_fetched<R> next = recurrence_fetch<R, VECTOR, CHANNEL, Team>(table, a, row.token0, p.state, column);
     recurrence_put<R, CHANNEL, Team>(next, memory.token[0]);
@@ -377,5 +386,13 @@ static __device__ __forceinline__ void recurrence_row(const cuda_table *table, c
 // recurrence_stream.cu. *fits: false, and nothing ran, where the shape, the chip or the step is another; then a piece a
 // block it is (recurrence.cu), with the same bits.
 kern_status cuda_recurrence_stream(const cuda_step *step, const recurrence &a, kern_storage storage, bool *fits);
+
+template <int R, bool VECTOR, bool CHANNEL, typename Stored, typename Team>
+static __device__ __forceinline__ void recurrence_row(const cuda_table *table, const recurrence &a, const kern_row &row,
+                                                      const recurrence_piece &p, recurrence_memory<R> &memory) {
+    cuda_quad s[R];
+    recurrence_load_piece<R, VECTOR, Stored, Team>(table, a, row, p, s);
+    recurrence_tokens<R, VECTOR, CHANNEL, Stored, Team>(table, a, row, p, s, memory);
+}
 
 #endif
