@@ -5,116 +5,7 @@
 #include <omp.h>
 #endif
 
-#include "kernels/ref/mesa.h"
-#include "tests/kernels/sequence_test.h"
-
-enum { SLOTS = 4 };
-
-typedef struct problem {
-    kernel_test *test;
-    kern_mesa mesa;
-    size_t tokens, key_size, value_size, slot_size; // of q, of v, floats of a slot
-    float *q, *k, *v, *g, *beta, *params, *o, *x, *snapshots, *slots, *slots_before;
-    kern_solve_report *report;
-} problem;
-
-static void make_problem(problem *p, kernel_test *test, int heads, int depth, int width, double gamma_low) {
-    const size_t h = (size_t)heads, tokens = (size_t)test->rows->n_tokens;
-    *p = (problem){.test = test, .mesa = {heads, depth, width, 0.25f}, .tokens = tokens};
-    p->key_size = tokens * h * (size_t)depth;
-    p->value_size = tokens * h * (size_t)width;
-    p->slot_size = h * (size_t)(depth * (depth + width));
-    p->q = sequence_keys(test, tokens * h, depth);
-    p->k = sequence_keys(test, tokens * h, depth);
-    p->v = kernel_test_floats(test, p->value_size, -1, 1);
-    p->g = sequence_decays(test, tokens * h, gamma_low, 1);
-    p->beta = kernel_test_floats(test, tokens * h, 0.1, 0.95);
-    p->params = kernel_test_floats(test, h * (size_t)depth, -2, 2);
-    p->o = kernel_test_zero_floats(test, p->value_size);
-    p->x = kernel_test_zero_floats(test, p->key_size);
-    p->report = kernel_test_bytes(test, tokens * h * sizeof *p->report);
-    p->snapshots = kernel_test_zero_floats(test, (size_t)test->rows->n_chunks * p->slot_size);
-    p->slots = kernel_test_zero_floats(test, SLOTS * p->slot_size);
-    test->rows->slot_stride = p->slot_size * sizeof(float);
-}
-
-// States as a real prefix would leave them: Hk = sum of w k k^T, Hv random.
-static void fill_slots(problem *p) {
-    const int depth = p->mesa.key_width, heads = p->mesa.heads;
-    for (int s = 0; s < SLOTS; s++)
-        for (int h = 0; h < heads; h++) {
-            float *hk = p->slots + (size_t)s * p->slot_size + (size_t)(h * depth * depth);
-            float *keys = sequence_keys(p->test, 12, depth);
-            for (int i = 0; i < depth; i++)
-                for (int j = 0; j < depth; j++)
-                    for (int n = 0; n < 12; n++)
-                        hk[i * depth + j] += 0.5f * (keys[n * depth + i] * keys[n * depth + j]);
-            float *hv = p->slots + (size_t)s * p->slot_size + (size_t)(heads * depth * depth);
-            for (int i = 0; i < heads * depth * p->mesa.value_width; i++)
-                hv[i] = (float)(kernel_test_uniform(p->test) - 0.5);
-        }
-    p->slots_before = kernel_test_copy(p->test, p->slots, SLOTS * p->slot_size);
-}
-
-static kern_mesa_args arguments(const problem *p, bool snapshots) {
-    return (kern_mesa_args){.q.f = p->q,
-                            .k.f = p->k,
-                            .v.f = p->v,
-                            .g.f = p->g,
-                            .beta.f = p->beta,
-                            .lambda_params.f = p->params,
-                            .state.f = p->slots,
-                            .o.f = p->o,
-                            .x.f = p->x,
-                            .snapshots.f = snapshots && !p->test->cuda ? p->snapshots : NULL,
-                            .report.p = p->report,
-                            .mesa = p->mesa};
-}
-
-static void set_solver(kernel_test *test, kern_solver solver) {
-    for (int r = 0; r < test->rows->n_rows; r++)
-        test->rows->row[r].solver = solver;
-}
-
-static void run_forward(problem *p, kern_solver solver, bool snapshots) {
-    set_solver(p->test, solver);
-    kern_mesa_args args = arguments(p, snapshots);
-    kernel_test_launch(p->test, KERN_OP_MESA, &args);
-}
-
-static kern_ref_mesa_inputs reference_inputs(const problem *p, const kern_row *row) {
-    kernel_test *test = p->test;
-    const size_t h = (size_t)p->mesa.heads, d = h * (size_t)p->mesa.key_width, w = h * (size_t)p->mesa.value_width;
-    const size_t first = (size_t)row->token0, n = (size_t)row->length;
-    return (kern_ref_mesa_inputs){.q = kernel_test_widened(test, p->q + first * d, n * d),
-                                  .k = kernel_test_widened(test, p->k + first * d, n * d),
-                                  .v = kernel_test_widened(test, p->v + first * w, n * w),
-                                  .g = kernel_test_widened(test, p->g + first * h, n * h),
-                                  .beta = kernel_test_widened(test, p->beta + first * h, n * h),
-                                  .lambda_params = kernel_test_widened(test, p->params, d),
-                                  .begins = sequence_begins(test, row)};
-}
-
-// The whole batch against the reference, row by row: o, x and the slots after.
-static void check_forward(problem *p, kern_solver solver, double tolerance) {
-    kernel_test *test = p->test;
-    const size_t h = (size_t)p->mesa.heads, depth = (size_t)p->mesa.key_width;
-    const size_t d = h * depth, w = h * (size_t)p->mesa.value_width;
-    for (int r = 0; r < test->rows->n_rows; r++) {
-        const kern_row *row = &test->rows->row[r];
-        const size_t n = (size_t)row->length, first = (size_t)row->token0;
-        kern_ref_mesa_inputs in = reference_inputs(p, row);
-        double *state = kernel_test_zero_doubles(test, p->slot_size);
-        if (row->slot >= 0)
-            state = kernel_test_widened(test, p->slots_before + (size_t)row->slot * p->slot_size, p->slot_size);
-        double *o = kernel_test_zero_doubles(test, n * w), *x = kernel_test_zero_doubles(test, n * d);
-        kern_ref_mesa(&p->mesa, row->length, &in, &solver, state, state + d * depth, x, o);
-        kernel_test_assert_norm(p->o + first * w, o, n * w, tolerance);
-        kernel_test_assert_norm(p->x + first * d, x, n * d, tolerance);
-        if (row->slot >= 0)
-            kernel_test_assert_norm(p->slots + (size_t)row->slot * p->slot_size, state, p->slot_size, 1e-6);
-    }
-}
+#include "tests/kernels/mesa_problem.h"
 
 static const struct { int heads, depth, width; } shapes[] = {{2, 64, 64}, {1, 5, 7}, {3, 24, 40}, {1, 128, 128}};
 enum { SHAPES = sizeof shapes / sizeof shapes[0] };
@@ -138,7 +29,7 @@ START_TEST(forward_matches_reference) {
             for (size_t m = 0; m < sizeof modes / sizeof modes[0]; m++) {
                 memcpy(p.slots, p.slots_before, SLOTS * p.slot_size * sizeof(float));
                 run_forward(&p, modes[m].solver, m % 2 == 0);
-                check_forward(&p, modes[m].solver, modes[m].tolerance);
+                check_forward(&p, modes[m].solver, (tolerances){modes[m].tolerance, modes[m].tolerance, 1e-6});
             }
             kernel_test_close(&test);
         }
@@ -258,23 +149,8 @@ START_TEST(row_alone_equals_row_among_others) {
 END_TEST
 
 // Tokens [from, to) of the problem as one prompt row in `slot`.
-static void run_part(problem *p, int slot, int from, int to, bool snapshots) {
-    const size_t h = (size_t)p->mesa.heads, d = h * (size_t)p->mesa.key_width, w = h * (size_t)p->mesa.value_width;
-    const size_t first = (size_t)from;
-    kernel_test_clear_rows(p->test);
-    kernel_test_row(p->test, KERN_ROW_PROMPT, slot, to - from, from);
-    kernel_test_prepare(p->test);
-    set_solver(p->test, (kern_solver){KERN_SOLVE_TOLERANCE, 30, 1e-4f});
-    kern_mesa_args args = arguments(p, snapshots);
-    args.q.f += first * d;
-    args.k.f += first * d;
-    args.v.f += first * w;
-    args.g.f += first * h;
-    args.beta.f += first * h;
-    args.o.f += first * w;
-    args.x.f += first * d;
-    args.report.p = p->report + first * h;
-    kernel_test_launch(p->test, KERN_OP_MESA, &args);
+static void run_prompt(problem *p, int slot, int from, int to, bool snapshots) {
+    run_part(p, KERN_ROW_PROMPT, slot, 0, from, to, (kern_solver){KERN_SOLVE_TOLERANCE, 30, 1e-4f}, snapshots);
 }
 
 START_TEST(cut_prefill_equals_prefill_at_once) {
@@ -287,17 +163,17 @@ START_TEST(cut_prefill_equals_prefill_at_once) {
     kernel_test_row(&test, KERN_ROW_PROMPT, 0, LENGTH, 0);
     kernel_test_prepare(&test);
     make_problem(&p, &test, 2, 32, 48, 0.9);
-    run_part(&p, 0, 0, LENGTH, false);
+    run_prompt(&p, 0, 0, LENGTH, false);
     float *o = kernel_test_copy(&test, p.o, p.value_size), *x = kernel_test_copy(&test, p.x, p.key_size);
-    run_part(&p, 1, 0, LENGTH, true); // the solves as work items of their own
+    run_prompt(&p, 1, 0, LENGTH, true); // the solves as work items of their own
     kernel_test_assert_same(p.o, o, p.value_size);
     kernel_test_assert_same(p.x, x, p.key_size);
     kernel_test_assert_same(p.slots, p.slots + p.slot_size, p.slot_size);
     for (int cut = CHUNK; cut < LENGTH; cut += CHUNK) {
         memset(p.o, 0, p.value_size * sizeof(float));
         memset(p.slots + 3 * p.slot_size, 0, p.slot_size * sizeof(float));
-        run_part(&p, 3, 0, cut, false);
-        run_part(&p, 3, cut, LENGTH, false);
+        run_prompt(&p, 3, 0, cut, false);
+        run_prompt(&p, 3, cut, LENGTH, false);
         kernel_test_assert_same(p.o, o, p.value_size);
         kernel_test_assert_same(p.x, x, p.key_size);
         kernel_test_assert_same(p.slots, p.slots + 3 * p.slot_size, p.slot_size);
@@ -724,13 +600,14 @@ START_TEST(reference_gradients_match_finite_differences) {
     double *v = random_doubles(&test, VALUES, -1, 1), *g = random_doubles(&test, GATES, -0.5, 0);
     double *beta = random_doubles(&test, GATES, 0.1, 0.9), *params = random_doubles(&test, PARAMS, -1, 1);
     for (int documents = 0; documents < 2; documents++) {
-        reference_case c = {.mesa = {REF_HEADS, REF_DEPTH, REF_WIDTH, 0.25f},
-                            .in = {q, k, v, g, beta, params, documents ? begins : NULL},
-                            .half_keys = random_doubles(&test, REF_KK, -0.1, 0.1),
-                            .values = random_doubles(&test, REF_KV, -1, 1),
-                            .d_o = random_doubles(&test, VALUES, -1, 1),
-                            .dkeys = random_doubles(&test, REF_KK, -1, 1),
-                            .dvalues = random_doubles(&test, REF_KV, -1, 1)};
+        reference_case c = {
+            .mesa = {.heads = REF_HEADS, .key_width = REF_DEPTH, .value_width = REF_WIDTH, .lambda_bound = 0.25f},
+            .in = {q, k, v, g, beta, params, documents ? begins : NULL},
+            .half_keys = random_doubles(&test, REF_KK, -0.1, 0.1),
+            .values = random_doubles(&test, REF_KV, -1, 1),
+            .d_o = random_doubles(&test, VALUES, -1, 1),
+            .dkeys = random_doubles(&test, REF_KK, -1, 1),
+            .dvalues = random_doubles(&test, REF_KV, -1, 1)};
         for (int i = 0; i < PARAMS; i++)
             c.half_keys[i * REF_DEPTH + i % REF_DEPTH] += 1;
         double keys[REF_KK], dkeys[REF_KK], dvalues[REF_KV], symmetric[REF_KK];

@@ -17,16 +17,17 @@ static void make_rows(kernel_test *test) {
 
 static void solve(kernel_test *test, kern_solve_report *report, kern_solve_sum *sum) {
     const size_t vectors = TOKENS * HEADS, floats = vectors * DEPTH;
-    const kern_mesa_args args = {.q.f = sequence_keys(test, vectors, DEPTH),
-                                 .k.f = sequence_keys(test, vectors, DEPTH),
-                                 .v.f = kernel_test_floats(test, floats, -1, 1),
-                                 .g.f = sequence_decays(test, vectors, 0.95, 1),
-                                 .beta.f = kernel_test_floats(test, vectors, 0.1, 0.95),
-                                 .lambda_params.f = kernel_test_floats(test, HEADS * DEPTH, -2, 2),
-                                 .o.f = kernel_test_zero_floats(test, floats),
-                                 .report.p = report,
-                                 .sum.p = sum,
-                                 .mesa = {HEADS, DEPTH, DEPTH, 0.25f}};
+    const kern_mesa_args args = {
+        .q.f = sequence_keys(test, vectors, DEPTH),
+        .k.f = sequence_keys(test, vectors, DEPTH),
+        .v.f = kernel_test_floats(test, floats, -1, 1),
+        .g.f = sequence_decays(test, vectors, 0.95, 1),
+        .beta.f = kernel_test_floats(test, vectors, 0.1, 0.95),
+        .lambda_params.f = kernel_test_floats(test, HEADS * DEPTH, -2, 2),
+        .o.f = kernel_test_zero_floats(test, floats),
+        .report.p = report,
+        .sum.p = sum,
+        .mesa = {.heads = HEADS, .key_width = DEPTH, .value_width = DEPTH, .lambda_bound = 0.25f}};
     kernel_test_launch(test, KERN_OP_MESA, &args);
 }
 
