@@ -222,6 +222,30 @@ static void check_many(kernel_test *test, layer *l) {
     }
 }
 
+// So many outputs and vectors that a device goes from one tile to the next: the bits of fewer vectors.
+START_TEST(very_many_vectors) {
+    enum { ROWS = 1000, COLS = 260, VECTORS = 2100, SOME = 20 };
+    kernel_test test;
+    if (!kernel_test_open(&test, _i, "cpu"))
+        MESA_TEST_SKIP("no device %s", kernel_test_device_name(_i));
+    layer l = make_layer(&test, ROWS, COLS, VECTORS, KERN_BF16);
+    kern_linear_args args = layer_args(&l, true, true);
+    generated_tokens(&test, VECTORS);
+    kernel_test_launch(&test, KERN_OP_LINEAR, &args);
+    for (int first = 0; first + SOME <= VECTORS; first += 520) {
+        kern_linear_args some = args;
+        some.x.f += first * COLS;
+        some.residual.f += first * ROWS;
+        some.y.f = kernel_test_zero_floats(&test, SOME * ROWS);
+        generated_tokens(&test, SOME);
+        kernel_test_launch(&test, KERN_OP_LINEAR, &some);
+        kernel_test_assert_same(some.y.f, l.y + (size_t)first * ROWS, SOME * ROWS);
+    }
+    kern_weight_free(l.weight);
+    kernel_test_close(&test);
+}
+END_TEST
+
 START_TEST(number_of_vectors_does_not_matter) {
     static const int rows[] = {1, 6, 100, 129}, cols[] = {5, 100, 768};
     for (int i = 0; i < 12; i++) {
@@ -482,6 +506,7 @@ static Suite *linear_suite(void) {
     tcase_add_loop_test(tcase, row_alone_equals_row_in_batch, 0, KERNEL_TEST_DEVICES);
     tcase_add_loop_test(tcase, place_and_batch_size_do_not_matter, 0, KERNEL_TEST_DEVICES);
     tcase_add_loop_test(tcase, number_of_vectors_does_not_matter, 0, KERNEL_TEST_DEVICES);
+    tcase_add_loop_test(tcase, very_many_vectors, 0, KERNEL_TEST_DEVICES);
     tcase_add_loop_test(tcase, slices_and_groups_equal_reference, 0, KERNEL_TEST_DEVICES);
     tcase_add_loop_test(tcase, row_of_groups_alone_equals_row_in_batch, 0, KERNEL_TEST_DEVICES);
     tcase_add_loop_test(tcase, backward_equals_reference, 0, KERNEL_TEST_ISAS);

@@ -455,8 +455,9 @@ END_TEST
 // A norm whose vectors are more than a warp's work, before two products: what is left of it and of them.
 START_TEST(wide_norms_before_products) {
     static const struct { int groups, width; } shapes[] = {{1, 520}, {1, 2048}, {3, 260}, {6, 128}};
-    enum { ROWS = 2, OUTPUTS = 18, WIDEST = 2048, PART = ROWS * WIDEST };
-    for (size_t n = 0; n < sizeof shapes / sizeof shapes[0]; n++) {
+    enum { FEW = 2, ROWS = 40, OUTPUTS = 18, WIDEST = 2048, PART = ROWS * WIDEST };
+    for (size_t i = 0; i < 2 * sizeof shapes / sizeof shapes[0]; i++) {
+        const size_t n = i / 2;
         session_test s = {0};
         if (!kernel_test_open(&s.test, _i, "cpu"))
             MESA_TEST_SKIP("no device %s", kernel_test_device_name(_i));
@@ -470,7 +471,7 @@ START_TEST(wide_norms_before_products) {
             ck_assert_int_eq(kern_upload(s.test.stream, memory[i], x, PART * sizeof *x), KERN_OK);
         }
         ck_assert_int_eq(kern_plan_create(s.test.device, &s.plan), KERN_OK);
-        for (int r = 0; r < ROWS; r++)
+        for (int r = 0; r < (i % 2 ? ROWS : FEW); r++)
             kernel_test_row(&s.test, KERN_ROW_GENERATED, -1, 1, r);
         kernel_test_prepare(&s.test);
         for (int planned = 1; planned >= 0; planned--) {
@@ -510,6 +511,71 @@ START_TEST(wide_norms_before_products) {
 }
 END_TEST
 
+// x += down(silu(gate(norm(x))) up(norm(x))) of a prompt, and outputs of the same norm in slices that no tile begins
+// with; places of x, its norm, gate, up, slices in one memory.
+enum { LONG = 1100, THIN = 192, THICK = 1200, LONG_PLACES = 5, LONG_PLACE = LONG * THICK };
+
+static void long_calls(session_test *s, float *memory, step_call call) {
+    kern_ptr at[LONG_PLACES], weight[STEP_PARAMS];
+    const kern_ptr none = {.ref = 0};
+    for (size_t i = 0; i < LONG_PLACES; i++)
+        at[i] = memory ? (kern_ptr){.f = memory + i * LONG_PLACE}
+                       : kern_ref(KERN_CLASS_SCRATCH, i * LONG_PLACE * sizeof(float));
+    for (int i = 0; i < STEP_PARAMS; i++)
+        weight[i] = memory ? (kern_ptr){.p = s->param[i]} : param(i);
+    call(
+        s, KERN_OP_RMSNORM,
+        &(kern_rmsnorm_args){.x = at[0], .weight = weight[NORM], .y = at[1], .groups = 1, .width = THIN, .eps = 1e-5f});
+    call(s, KERN_OP_LINEAR, &(kern_linear_args){at[1], weight[PRODUCT], none, none, at[2], THIN, THICK, 0, 0});
+    call(s, KERN_OP_LINEAR, &(kern_linear_args){at[1], weight[PAIR], none, none, at[3], THIN, THICK, 0, 0});
+    call(s, KERN_OP_GLU, &(kern_glu_args){at[2], at[3], at[2], THICK, KERN_SILU});
+    call(s, KERN_OP_LINEAR, &(kern_linear_args){at[2], weight[DOWN], none, at[0], at[0], THICK, THIN, 0, 0});
+    call(s, KERN_OP_RMSNORM,
+         &(kern_rmsnorm_args){.x = at[0], .y = at[1], .groups = THIN / 32, .width = 32, .eps = 1e-5f});
+    call(s, KERN_OP_LINEAR, &(kern_linear_args){at[1], weight[PRODUCT], none, none, at[4], THIN, 6, 3, 0});
+    call(s, KERN_OP_LINEAR, &(kern_linear_args){at[1], weight[PAIR], none, none, at[3], THIN, 500, 700, 0});
+}
+
+START_TEST(long_prompts_equal_launches) {
+    session_test s = {0};
+    if (!kernel_test_open(&s.test, _i, "cpu"))
+        MESA_TEST_SKIP("no device %s", kernel_test_device_name(_i));
+    const int tokens[] = {11, 70, s.test.cuda ? LONG : 150};
+    make_weight(&s, PRODUCT, KERN_BF16, THICK, THIN);
+    make_weight(&s, PAIR, KERN_BF16, THICK, THIN);
+    make_weight(&s, DOWN, KERN_BF16, THIN, THICK);
+    s.param[NORM] = sent(&s.test, kernel_test_floats(&s.test, THIN, 0, 2), THIN);
+    const float *x = kernel_test_floats(&s.test, LONG_PLACE, -1, 1);
+    const float *zeros = kernel_test_zero_floats(&s.test, LONG_PLACES * LONG_PLACE);
+    float *memory[2];
+    for (int i = 0; i < 2; i++)
+        memory[i] = sent(&s.test, zeros, LONG_PLACES * LONG_PLACE);
+    ck_assert_int_eq(kern_plan_create(s.test.device, &s.plan), KERN_OK);
+    long_calls(&s, NULL, add_call);
+    ck_assert_int_eq(kern_plan_seal(s.plan), KERN_OK);
+    for (size_t n = 0; n < sizeof tokens / sizeof tokens[0]; n++) {
+        kernel_test_clear_rows(&s.test);
+        kernel_test_row(&s.test, KERN_ROW_PROMPT, -1, tokens[n], 0);
+        kernel_test_prepare(&s.test);
+        for (int i = 0; i < 2; i++)
+            ck_assert_int_eq(kern_upload(s.test.stream, memory[i], x, LONG_PLACE * sizeof *x), KERN_OK);
+        const kern_memory planned = {s.param, NULL, NULL, NULL, NULL, memory[0]};
+        ck_assert_int_eq(kern_plan_run(s.plan, s.test.stream, s.test.rows, &planned), KERN_OK);
+        long_calls(&s, memory[1], launch_call);
+        for (size_t i = 0; i < LONG_PLACES; i++)
+            assert_same_memory(&s, (const float *const[]){memory[0] + i * LONG_PLACE, memory[1] + i * LONG_PLACE},
+                               LONG_PLACE);
+    }
+    kern_plan_free(s.plan);
+    for (int i = PRODUCT; i < STEP_PARAMS; i++)
+        kern_weight_free(s.param[i]);
+    kern_free(s.test.device, s.param[NORM]);
+    for (int i = 0; i < 2; i++)
+        kern_free(s.test.device, memory[i]);
+    kernel_test_close(&s.test);
+}
+END_TEST
+
 static Suite *plan_suite(void) {
     Suite *suite = suite_create("plan");
     TCase *tests = tcase_create("plan");
@@ -520,6 +586,7 @@ static Suite *plan_suite(void) {
     tcase_add_test(tests, a_long_plan_grows);
     tcase_add_loop_test(tests, steps_of_sessions_equal_launches, 0, KERNEL_TEST_DEVICES);
     tcase_add_loop_test(tests, wide_norms_before_products, 0, KERNEL_TEST_DEVICES);
+    tcase_add_loop_test(tests, long_prompts_equal_launches, 0, KERNEL_TEST_DEVICES);
     tcase_set_timeout(tests, 60);
     suite_add_tcase(suite, tests);
     return suite;
