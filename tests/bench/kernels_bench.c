@@ -155,8 +155,15 @@ static size_t element_bytes(kern_storage storage) {
     return storage == KERN_STORE_BF16 ? sizeof(uint16_t) : sizeof(float);
 }
 
+// Floats of a head's Hk (kern_mesa_args, state).
+static size_t mesa_keys(const subject *s) {
+    const size_t width = (size_t)s->width;
+    return s->storage == KERN_STORE_BF16 ? (width * (width + 1) / 2 + 3) / 4 * 4 : width * width;
+}
+
 static size_t slot_bytes(const subject *s) {
-    return (s->op == KERN_OP_MESA ? 2 : 1) * element_bytes(s->storage) * HEADS * (size_t)s->width * (size_t)s->width;
+    const size_t values = element_bytes(s->storage) * (size_t)s->width * (size_t)s->width;
+    return HEADS * (values + (s->op == KERN_OP_MESA ? sizeof(float) * mesa_keys(s) : 0));
 }
 
 // Numbers as they are stored: the high half of a float is a bfloat16.
@@ -172,17 +179,40 @@ static void store_numbers(float *x, size_t count, kern_storage storage) {
     }
 }
 
+// The lower triangle of h as it is stored, by groups of eight rows: left of the diagonal block, then in it.
+static void store_triangle(const float *h, int width, float *stored) {
+    for (int first = 0; first < width; first += 8)
+        for (int block = 0; block < 2; block++)
+            for (int i = first; i < width && i < first + 8; i++)
+                for (int j = block ? first : 0; j < (block ? i + 1 : first); j++)
+                    *stored++ = h[i * width + j];
+}
+
+// A slot of Mesa's begins with the Hk of all heads, floats in either storage.
+static void fill_keys(const subject *s, float *slot, uint64_t *seed) {
+    float *square = allocate(sizeof *square * (size_t)s->width * (size_t)s->width);
+    for (int h = 0; h < HEADS; h++) {
+        float *keys = slot + (size_t)h * mesa_keys(s);
+        reflected_spectrum(square, s->width, seed);
+        if (s->storage == KERN_STORE_BF16)
+            store_triangle(square, s->width, keys);
+        else
+            memcpy(keys, square, sizeof *square * mesa_keys(s));
+    }
+    free(square);
+}
+
 // The first slot from the host, the others as copies of what is there.
 static void fill_pool(const bench *b, const subject *s) {
-    const size_t slot = slot_bytes(s), square = (size_t)s->width * (size_t)s->width;
-    const size_t numbers = slot / element_bytes(s->storage);
+    const size_t slot = slot_bytes(s), keys = s->op == KERN_OP_MESA ? HEADS * mesa_keys(s) : 0;
+    const size_t numbers = HEADS * (size_t)s->width * (size_t)s->width;
     uint64_t seed = 7;
-    float *host = allocate(numbers * sizeof *host);
+    float *host = allocate((keys + numbers) * sizeof *host);
+    if (keys)
+        fill_keys(s, host, &seed);
     for (size_t i = 0; i < numbers; i++)
-        host[i] = 0.1f * uniform(&seed);
-    for (int h = 0; h < HEADS && s->op == KERN_OP_MESA; h++)
-        reflected_spectrum(host + (size_t)h * square, s->width, &seed);
-    store_numbers(host, numbers, s->storage);
+        host[keys + i] = 0.1f * uniform(&seed);
+    store_numbers(host + keys, numbers, s->storage);
     check(kern_upload(b->stream, b->pool, host, slot), "states");
     check(kern_synchronize(b->stream), "states");
     free(host);
@@ -237,7 +267,11 @@ static arguments arguments_of(const bench *b, const subject *s, const layout *l,
                                   .state = slots,
                                   .o = o,
                                   .report = operand(b, s, l->report),
-                                  .mesa = {HEADS, s->width, s->width, 0.25f}};
+                                  .mesa = {.heads = HEADS,
+                                           .key_width = s->width,
+                                           .value_width = s->width,
+                                           .lambda_bound = 0.25f,
+                                           .storage = s->storage}};
     else
         a.recurrence = (kern_recurrence_args){.q = q,
                                               .k = k,
@@ -400,7 +434,7 @@ static void measure_recurrence(const bench *b, const layout *l) {
 
 static void measure_mesa(const bench *b, const layout *l) {
     static const int32_t steps[] = {0, 1, 4, 8, 10, 16, 24, 30};
-    subject s = {.op = KERN_OP_MESA, .width = 128};
+    subject s = {.op = KERN_OP_MESA, .width = 128, .storage = b->storage};
     send_operands(b, l, s.width);
     for (size_t i = 0; i < sizeof steps / sizeof steps[0]; i++) {
         char name[32];
@@ -417,10 +451,8 @@ static void measure_mesa(const bench *b, const layout *l) {
 // ------------------------------------------------------------------------------------------------------------- program
 
 static void usage(FILE *to) {
-    fprintf(to,
-            "usage: bench_kernels [--device NAME] [--rounds N] [--what recurrence|mesa|all] [--storage f32|bf16]\n"
-            "Defaults: cpu, 7 rounds, all, f32. Prints a Markdown table. States in bf16: recurrences alone, on a CUDA\n"
-            "device.\n");
+    fprintf(to, "usage: bench_kernels [--device NAME] [--rounds N] [--what recurrence|mesa|all] [--storage f32|bf16]\n"
+                "Defaults: cpu, 7 rounds, all, f32. Prints a Markdown table. States in bf16 are for CUDA devices.\n");
 }
 
 static options read_options(int argc, char **argv) {
@@ -449,7 +481,7 @@ static options read_options(int argc, char **argv) {
             valid = false;
         }
     }
-    valid = valid && optind == argc && (o.storage == KERN_STORE_F32 || strcmp(o.what, "mesa") != 0) &&
+    valid = valid && optind == argc &&
             (strcmp(o.what, "all") == 0 || strcmp(o.what, "recurrence") == 0 || strcmp(o.what, "mesa") == 0);
     if (!valid) {
         usage(stderr);
@@ -487,7 +519,7 @@ int main(int argc, char **argv) {
     printf("|---|---:|---:|---|---:|---:|---:|---:|---:|---:|\n");
     if (strcmp(o.what, "mesa") != 0)
         measure_recurrence(&b, &l);
-    if (strcmp(o.what, "recurrence") != 0 && o.storage == KERN_STORE_F32)
+    if (strcmp(o.what, "recurrence") != 0)
         measure_mesa(&b, &l);
     kern_free(b.device, b.operands);
     kern_free(b.device, b.pool);

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Mesa where a device may go another way: steps of many sessions, states in bf16.
+// Mesa where a device may go another way: steps of many sessions, states in bf16. Elsewhere the first are few and the
+// second refused, which is tested too.
 #include "tests/kernels/mesa_problem.h"
 
 static const kern_solver solvers[] = {{KERN_SOLVE_TOLERANCE, 30, 1e-4f}, {KERN_SOLVE_EXACT, 0, 0},
