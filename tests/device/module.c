@@ -2,10 +2,14 @@
 // A CUDA module that pretends: cuda:0 and cuda:1 compute on the CPU with C = 64, count what they hand out, and fail on
 // request. With it, whatever a device may do to its users is tested without one.
 //
+// It is as late as an asynchronous device may be: what a stream is given is put down, row tables included, and done
+// when somebody waits for it or gives memory back. Who looks at a result too early finds the old one.
+//
 // The environment says what happens. PRETEND_REFUSAL: opening fails with this sentence. PRETEND_MEMORY: bytes of
 // memory; what is given back does not return. PRETEND_LOST: the devices are lost from the moment when this file exists.
 // PRETEND_LOST_AFTER ("cuda:1 100"): this device is lost once it has run so many plans. Sizes of batch that a plan
 // meets for the first time count as allocations, as graphs do.
+#include <pthread.h>
 #include <stdatomic.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -80,12 +84,207 @@ static kern_status weight_create(kern_device *device, const kern_weight_desc *de
     return kern_cpu_backend.weight_create(device, desc, out);
 }
 
+// ----------------------------------------------------------------------------------------------------------- streams
+
+// Something to be done: a plan with its row table, or bytes that are copied (from) or cleared (from NULL).
+typedef struct work {
+    const kern_calls *calls; // NULL: bytes
+    void *memory;            // the row table's arrays, or bytes to upload; freed when it is done
+    kern_rows rows;
+    void *to;
+    const void *from;
+    size_t bytes;
+} work;
+
+typedef struct late_stream {
+    kern_stream stream;
+    struct late_stream *next;
+    work *work;
+    size_t count, capacity;
+    uint64_t given, done; // since the stream was opened
+    kern_status fault;    // the first of what was done; sticks
+} late_stream;
+
+typedef struct late_event {
+    kern_event event;
+    late_stream *stream; // NULL: not recorded
+    uint64_t place;
+} late_event;
+
+static late_stream *streams; // of all devices
+static pthread_mutex_t streams_lock = PTHREAD_MUTEX_INITIALIZER;
+
+static late_stream *late(kern_stream *stream) {
+    return (late_stream *)stream;
+}
+
+static kern_status give(kern_stream *stream, work item) {
+    late_stream *to = late(stream);
+    if (to->count == to->capacity) {
+        size_t capacity = to->capacity ? 2 * to->capacity : 64;
+        work *larger = realloc(to->work, capacity * sizeof *larger);
+        if (!larger) {
+            free(item.memory);
+            return KERN_NO_MEMORY;
+        }
+        to->work = larger;
+        to->capacity = capacity;
+    }
+    to->work[to->count++] = item;
+    to->given++;
+    return KERN_OK;
+}
+
+static kern_status do_work(kern_stream *stream, const work *item) {
+    kern_status status = KERN_OK;
+    if (!item->calls && item->from)
+        return kern_cpu_backend.copy(stream, item->to, item->from, item->bytes);
+    if (!item->calls)
+        return kern_cpu_backend.zero(stream, item->to, item->bytes);
+    for (size_t i = 0; i < item->calls->count && !status; i++)
+        status = kern_cpu_backend.launch(stream, item->calls->call[i].op, &item->rows, item->calls->call[i].args);
+    return status;
+}
+
+static kern_status do_until(late_stream *stream, uint64_t place) {
+    size_t taken = 0;
+    for (; stream->done < place; stream->done++, taken++) {
+        kern_status status = do_work(&stream->stream, &stream->work[taken]);
+        stream->fault = stream->fault ? stream->fault : status;
+        free(stream->work[taken].memory);
+    }
+    stream->count -= taken;
+    if (taken > 0)
+        memmove(stream->work, stream->work + taken, stream->count * sizeof *stream->work);
+    return is_lost(stream->stream.device) ? KERN_DEVICE_LOST : stream->fault;
+}
+
 static kern_status synchronize(kern_stream *stream) {
-    return is_lost(stream->device) ? KERN_DEVICE_LOST : kern_cpu_backend.synchronize(stream);
+    return do_until(late(stream), late(stream)->given);
+}
+
+// As the giving back of memory waits for whatever may use it.
+static void synchronize_all(const kern_device *device) {
+    pthread_mutex_lock(&streams_lock);
+    for (late_stream *stream = streams; stream; stream = stream->next)
+        if (stream->stream.device == device)
+            (void)do_until(stream, stream->given);
+    pthread_mutex_unlock(&streams_lock);
+}
+
+static kern_status stream_open(kern_device *device, kern_stream **out) {
+    late_stream *stream = calloc(1, sizeof *stream);
+    if (!stream)
+        return KERN_NO_MEMORY;
+    stream->stream.device = device;
+    pthread_mutex_lock(&streams_lock);
+    stream->next = streams;
+    streams = stream;
+    pthread_mutex_unlock(&streams_lock);
+    *out = &stream->stream;
+    return KERN_OK;
+}
+
+static void stream_close(kern_stream *stream) {
+    (void)synchronize(stream);
+    pthread_mutex_lock(&streams_lock);
+    late_stream **place = &streams;
+    while (*place != late(stream))
+        place = &(*place)->next;
+    *place = late(stream)->next;
+    pthread_mutex_unlock(&streams_lock);
+    free(late(stream)->work);
+    free(stream);
+}
+
+static kern_status event_create(kern_device *device, kern_event **out) {
+    late_event *event = calloc(1, sizeof *event);
+    if (!event)
+        return KERN_NO_MEMORY;
+    event->event.device = device;
+    *out = &event->event;
+    return KERN_OK;
+}
+
+static void event_free(kern_event *event) {
+    free(event);
+}
+
+static kern_status event_record(kern_stream *stream, kern_event *event) {
+    ((late_event *)event)->stream = late(stream);
+    ((late_event *)event)->place = late(stream)->given;
+    return KERN_OK;
 }
 
 static kern_status event_wait(kern_event *event) {
-    return is_lost(event->device) ? KERN_DEVICE_LOST : kern_cpu_backend.event_wait(event);
+    const late_event *waits = (const late_event *)event;
+    return waits->stream ? do_until(waits->stream, waits->place) : KERN_OK;
+}
+
+// Memory that transfers do not reach by themselves is copied at once.
+static kern_status upload(kern_stream *stream, void *to, const void *from, size_t bytes) {
+    void *copy = malloc(bytes);
+    if (!copy)
+        return KERN_NO_MEMORY;
+    memcpy(copy, from, bytes);
+    return give(stream, (work){.memory = copy, .to = to, .from = copy, .bytes = bytes});
+}
+
+static kern_status copy(kern_stream *stream, void *to, const void *from, size_t bytes) {
+    return give(stream, (work){.to = to, .from = from, .bytes = bytes});
+}
+
+static kern_status zero(kern_stream *stream, void *to, size_t bytes) {
+    return give(stream, (work){.to = to, .bytes = bytes});
+}
+
+static void release(kern_device *device, void *memory) {
+    synchronize_all(device);
+    kern_cpu_backend.free(device, memory);
+}
+
+static void release_host(kern_device *device, void *memory) {
+    synchronize_all(device);
+    kern_cpu_backend.free_host(device, memory);
+}
+
+static kern_status launch(kern_stream *stream, kern_op op, const kern_rows *rows, const void *args) {
+    kern_status status = synchronize(stream);
+    return status ? status : kern_cpu_backend.launch(stream, op, rows, args);
+}
+
+// ------------------------------------------------------------------------------------------------------------- plans
+
+// Moves an array of the table into the copy; with no copy it only measures.
+static void keep(char *memory, size_t *used, void *array, size_t bytes) {
+    void *from;
+    memcpy(&from, array, sizeof from);
+    if (memory) {
+        void *to = memory + *used;
+        if (bytes > 0)
+            memcpy(to, from, bytes);
+        memcpy(array, &to, sizeof to);
+    }
+    *used += (bytes + 15) & ~(size_t)15;
+}
+
+static size_t keep_all(char *memory, kern_rows *rows) {
+    const size_t tokens = (size_t)rows->n_tokens, logits = (size_t)rows->n_logits;
+    size_t used = 0;
+    keep(memory, &used, &rows->row, sizeof *rows->row * (size_t)rows->n_rows);
+    keep(memory, &used, &rows->boundary, sizeof *rows->boundary * (size_t)rows->n_boundaries);
+    keep(memory, &used, &rows->page, sizeof *rows->page * (size_t)rows->n_pages);
+    keep(memory, &used, &rows->id, sizeof *rows->id * tokens);
+    keep(memory, &used, &rows->target, sizeof *rows->target * tokens);
+    keep(memory, &used, &rows->target_weight, sizeof *rows->target_weight * tokens);
+    keep(memory, &used, &rows->logits_token, sizeof *rows->logits_token * logits);
+    keep(memory, &used, &rows->sampler, sizeof *rows->sampler * logits);
+    keep(memory, &used, &rows->edit, sizeof *rows->edit * (size_t)rows->n_edits);
+    keep(memory, &used, &rows->chunk, sizeof *rows->chunk * (size_t)rows->n_chunks);
+    keep(memory, &used, &rows->token_row, sizeof *rows->token_row * tokens);
+    keep(memory, &used, &rows->token_start, sizeof *rows->token_start * tokens);
+    keep(memory, &used, &rows->token_position, sizeof *rows->token_position * tokens);
+    return used;
 }
 
 // calls->made: a bit for each size, a power of two.
@@ -105,12 +304,18 @@ static kern_status meet(const kern_rows *rows, kern_calls *calls) {
 static kern_status calls_run(kern_stream *stream, const kern_rows *rows, kern_calls *calls) {
     kern_status status = meet(rows, calls);
     plans_run[ordinal_of(calls->device->info.name)]++;
-    for (size_t i = 0; i < calls->count && !status; i++)
-        status = kern_cpu_backend.launch(stream, calls->call[i].op, rows, calls->call[i].args);
-    return status;
+    if (status)
+        return status;
+    work item = {.calls = calls, .rows = *rows};
+    item.memory = malloc(keep_all(NULL, &item.rows) + 1);
+    if (!item.memory)
+        return KERN_NO_MEMORY;
+    keep_all(item.memory, &item.rows);
+    return give(stream, item);
 }
 
 static void calls_forget(kern_calls *calls) {
+    synchronize_all(calls->device);
     free(calls->made);
     calls->made = NULL;
 }
@@ -120,8 +325,20 @@ __attribute__((constructor)) static void make_backend(void) {
     backend.open = open_device;
     backend.alloc = allocate;
     backend.weight_create = weight_create;
+    backend.free = release;
+    backend.free_host = release_host;
+    backend.stream_open = stream_open;
+    backend.stream_close = stream_close;
     backend.synchronize = synchronize;
+    backend.event_create = event_create;
+    backend.event_free = event_free;
+    backend.event_record = event_record;
     backend.event_wait = event_wait;
+    backend.upload = upload;
+    backend.download = copy;
+    backend.copy = copy;
+    backend.zero = zero;
+    backend.launch = launch;
     backend.calls_run = calls_run;
     backend.calls_forget = calls_forget;
     atomic_store(&made, true);
