@@ -1,5 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// The chat template of a folder: found, compiled, run, and its text encoded with the marks of where each byte is from.
+// The chat template of a folder: found, compiled, run, and its text encoded.
+//
+// The text carries a mark a byte of where it is from, which the tokenizer heeds; nobody else sees the marks.
 #include "engine/tokenizer_chat.h"
 
 #include <jansson.h>

@@ -31,6 +31,7 @@ typedef struct srv_prompt_ids {
 
 struct srv_completion {
     srv_exchange *exchange;
+    bool chat; // messages instead of a prompt
     srv_request request;
     srv_problem problem; // of the preparation
     const srv_model *model;

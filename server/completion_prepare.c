@@ -4,6 +4,7 @@
 // loop thread does not touch the completion meanwhile.
 #include <stdlib.h>
 #include <string.h>
+#include <time.h>
 
 #include "server/completion.h"
 
@@ -177,6 +178,76 @@ static void tokenise(srv_completion *completion, const eng_engine *engine) {
     }
 }
 
+// ---- messages ------------------------------------------------------------------------------------------------------
+
+static void encode_messages(srv_completion *completion, const eng_engine *engine, eng_chat_message *messages,
+                            srv_prompt_ids *out) {
+    const srv_request *request = &completion->request;
+    const eng_chat chat = {.messages = messages,
+                           .count = request->message_count,
+                           .add_generation_prompt = request->add_generation_prompt,
+                           .time = (int64_t)time(NULL)};
+    eng_error error = {0};
+    int32_t *ids = NULL;
+    size_t count = 0;
+
+    const eng_status status = eng_encode_chat(engine, &chat, &ids, &count, &error);
+    if (status) {
+        srv_refuse_engine(&completion->problem, status, error.text);
+        completion->problem.param = "messages";
+        return;
+    }
+    if (count == 0)
+        srv_refuse(&completion->problem, 400, "invalid_value", "messages", "the chat template makes no prompt of them");
+    else if ((out->ids = malloc(count * sizeof *ids)) == NULL)
+        refuse_memory(completion);
+    else {
+        memcpy(out->ids, ids, count * sizeof *ids);
+        out->count = count;
+    }
+    eng_free(ids);
+}
+
+// What the context leaves for an answer whose length nobody gave.
+static void settle_length(srv_completion *completion, const eng_model_info *info) {
+    srv_request *request = &completion->request;
+    const int64_t most = completion->exchange->server->bounds.max_tokens,
+                  left = info->context_length < 0 ? INT64_MAX : info->context_length - completion->prompt_tokens;
+
+    if (request->max_tokens >= 0)
+        return;
+    request->max_tokens = most < SRV_CHAT_MAX_TOKENS ? most : SRV_CHAT_MAX_TOKENS;
+    if (request->max_tokens > left)
+        request->max_tokens = left > 0 ? left : 1; // with no room at all the length is refused
+    if (request->min_tokens > request->max_tokens)
+        srv_refuse(&completion->problem, 400, "out_of_range", "min_tokens", "min_tokens is more than may be generated");
+}
+
+static void converse(srv_completion *completion, const eng_engine *engine) {
+    const srv_request *request = &completion->request;
+    eng_chat_message *messages = calloc(request->message_count, sizeof *messages);
+
+    completion->prompts = calloc(request->prompt_count, sizeof *completion->prompts);
+    if (!messages || !completion->prompts)
+        refuse_memory(completion);
+    else {
+        for (size_t i = 0; i < request->message_count; i++) {
+            const srv_message *message = &request->messages[i];
+            messages[i] = (eng_chat_message){.role = {message->role, strlen(message->role)},
+                                             .content = {message->content, message->length}};
+        }
+        encode_messages(completion, engine, messages, completion->prompts);
+    }
+    free(messages);
+    if (completion->problem.status)
+        return;
+    completion->prompt_tokens = (int64_t)completion->prompts->count;
+    settle_length(completion, eng_info(engine));
+    check_length(completion, eng_info(engine), completion->prompts->count);
+    if (completion->problem.param && strcmp(completion->problem.param, "prompt") == 0)
+        completion->problem.param = "messages";
+}
+
 // ---- the whole -----------------------------------------------------------------------------------------------------
 
 // What a plain answer would cost: more than may be is refused before it is computed.
@@ -217,8 +288,8 @@ void srv_completion_prepare(void *context) {
     const srv_server *server = exchange->server;
     const srv_request *request = &completion->request;
 
-    if (srv_request_parse(exchange->body.data, exchange->body.length, &server->bounds, &completion->request,
-                          &completion->problem))
+    if ((completion->chat ? srv_chat_parse : srv_request_parse)(
+            exchange->body.data, exchange->body.length, &server->bounds, &completion->request, &completion->problem))
         return;
     completion->model = srv_server_model(server, exchange->key, request->model, &completion->problem);
     if (!completion->model)
@@ -226,7 +297,7 @@ void srv_completion_prepare(void *context) {
     const eng_engine *engine = srv_worker_engine(completion->model->worker);
     settle_knobs(completion, eng_info(engine));
     if (!completion->problem.status)
-        tokenise(completion, engine);
+        (completion->chat ? converse : tokenise)(completion, engine);
     if (!completion->problem.status)
         check_whole(completion, eng_info(engine));
     completion->logprobs = request->logprobs;
@@ -234,6 +305,9 @@ void srv_completion_prepare(void *context) {
         completion->logprobs = 0; // choices are compared by them
     completion->form = (srv_choice_form){
         .engine = engine,
+        .shape = !completion->chat ? SRV_SHAPE_TEXT
+                 : request->stream ? SRV_SHAPE_DELTA
+                                   : SRV_SHAPE_MESSAGE,
         .logprobs = request->logprobs,
         .token_ids = request->return_token_ids,
         .compute = request->compute_details,

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// POST /v1/completions: from a body to jobs of a worker, and from their events to the answer.
+// POST /v1/completions and /v1/chat/completions: from a body to jobs of a worker, and from their events to the answer.
 //
 // Journey: the handler hands the body to the pool (completion_prepare.c); back on the loop thread the jobs are made and
 // submitted all or none; their events come through srv_completions_event, and become a stream (stream.c) or one answer
@@ -165,7 +165,11 @@ static void make_head(srv_completion *completion) {
     // Never short for so few bytes once the system is up.
     if (getrandom(random, sizeof random, 0) != (ssize_t)sizeof random)
         random[0] = (uint64_t)(uintptr_t)completion ^ (uint64_t)time(NULL);
-    snprintf(head->id, sizeof head->id, "cmpl-%016llx%08x", (unsigned long long)random[0], (unsigned)random[1]);
+    snprintf(head->id, sizeof head->id, "%scmpl-%016llx%08x", completion->chat ? "chat" : "",
+             (unsigned long long)random[0], (unsigned)random[1]);
+    head->object = !completion->chat            ? "text_completion"
+                   : completion->request.stream ? "chat.completion.chunk"
+                                                : "chat.completion";
     head->created = (int64_t)time(NULL);
     head->model = completion->model->path->name;
     // 53 bits: every client's JSON reader gives the same number back.
@@ -297,7 +301,7 @@ static bool refuse_full(srv_exchange *exchange, srv_problem *problem) {
     return true;
 }
 
-void srv_handle_completions(srv_exchange *exchange) {
+static void handle(srv_exchange *exchange, bool chat) {
     static const srv_task_ops ops = {
         .cancel = cancel_completion, .abandon = abandon_completion, .read = srv_stream_read, .free = free_completion};
     srv_problem problem = {0};
@@ -313,6 +317,7 @@ void srv_handle_completions(srv_exchange *exchange) {
     srv_completion *completion = calloc(1, sizeof *completion);
     if (completion) {
         completion->exchange = exchange;
+        completion->chat = chat;
         srv_buf_init(&completion->scratch, SRV_MAX_ANSWER_BYTES);
         srv_buf_init(&completion->answer, SRV_MAX_ANSWER_BYTES);
         srv_exchange_attach(exchange, &ops, completion);
@@ -324,4 +329,12 @@ void srv_handle_completions(srv_exchange *exchange) {
     }
     srv_refuse_engine(&problem, ENG_NO_MEMORY, NULL);
     srv_exchange_refuse(exchange, &problem);
+}
+
+void srv_handle_completions(srv_exchange *exchange) {
+    handle(exchange, false);
+}
+
+void srv_handle_chat(srv_exchange *exchange) {
+    handle(exchange, true);
 }

@@ -40,6 +40,8 @@
 
 enum {
     // Requests.
+    SRV_CHAT_MAX_TOKENS = 4096, // of a chat that does not say
+    SRV_MAX_MESSAGES = 4096,
     SRV_MAX_STOPS = 16,
     SRV_MAX_STOP_BYTES = 1024,
     SRV_MAX_CHOICES = 1024, // prompts times n

@@ -30,6 +30,14 @@ static const answer answers[] = {
               "compute:@computes"},
     {"completion", "id:text object:=text_completion created:count model:text seed:integer choices:[@choice] "
                    "usage:@usage"},
+    {"alternative", "token:text logprob:number bytes:[count]"},
+    {"chat_token", "token:text logprob:number bytes:[count] top_logprobs:[@alternative]"},
+    {"chat_logprobs", "content:[@chat_token] refusal:text?"},
+    {"message", "role:=assistant content:text refusal:text?"},
+    {"chat_choice", "index:count message:@message logprobs:@chat_logprobs? finish_reason:=stop|length "
+                    "token_ids-:[@token_id] prompt_token_ids-:[@token_id] compute_details-:@figures"},
+    {"chat_completion", "id:text object:=chat.completion created:count model:text seed:integer "
+                        "choices:[@chat_choice] usage:@usage"},
     {"model", "id:text object:=model created:count owned_by:text max_model_len:count? meta:object?"},
     {"models", "object:=list data:[@model]"},
     {"model_health", "id:text state:=ready|loading|failed device:text?"},
@@ -150,6 +158,7 @@ static void write_schemas(const srv_server *server, srv_buf *out) {
         const char *name;
         srv_request_kind kind;
     } requests[] = {{"completion_request", SRV_REQUEST_COMPLETION},
+                    {"chat_request", SRV_REQUEST_CHAT},
                     {"tokenize_request", SRV_REQUEST_TOKENIZE},
                     {"detokenize_request", SRV_REQUEST_DETOKENIZE}};
 
@@ -173,6 +182,8 @@ static void write_schemas(const srv_server *server, srv_buf *out) {
 
 // ---- paths ---------------------------------------------------------------------------------------------------------
 
+#define CHAT_PATH "/v1/chat/completions"
+
 typedef struct operation {
     const char *path, *method, *about;
     const char *request; // a schema's name; NULL: no body
@@ -184,6 +195,8 @@ typedef struct operation {
 
 static const operation operations[] = {
     {"/v1/completions", "post", "Text from a prompt", "completion_request", "completion", false,
+     "400 401 403 404 408 413 415 422 429 431 500 503", "error"},
+    {CHAT_PATH, "post", "The next turn of a conversation", "chat_request", "chat_completion", false,
      "400 401 403 404 408 413 415 422 429 431 500 503", "error"},
     {"/v1/models", "get", "The models, with their knobs", NULL, "models", false, "401", "error"},
     {"/v1/models/{id}", "get", "One model", NULL, "model", false, "401 404", "error"},
@@ -211,7 +224,7 @@ static void write_answer(srv_buf *out, const operation *row) {
         return;
     }
     write_reference(out, "application/json", row->answer);
-    if (strcmp(row->answer, "completion") == 0)
+    if (strcmp(row->path, "/v1/completions") == 0 || strcmp(row->path, CHAT_PATH) == 0)
         srv_json_literal(out,
                          ",'text/event-stream':{'schema':{'type':'object','description':'with stream: an event',"
                          "'required':['data'],'properties':{'data':{'type':'string','description':'a completion "
@@ -244,6 +257,16 @@ static void write_operation(srv_buf *out, const operation *row, bool has_keys) {
     srv_buf_puts(out, "}}}");
 }
 
+// Whether any model has a chat template; without one every chat is refused.
+static bool converses(const srv_server *server) {
+    for (size_t i = 0; i < server->model_count; i++) {
+        const eng_engine *engine = srv_worker_engine(server->models[i].worker);
+        if (engine && eng_info(engine)->chat_template)
+            return true;
+    }
+    return false;
+}
+
 void srv_handle_openapi(srv_exchange *exchange) {
     const srv_server *server = exchange->server;
     const bool has_keys = server->keys != NULL;
@@ -254,6 +277,8 @@ void srv_handle_openapi(srv_exchange *exchange) {
                             "','description':'Serves recurrent-state language models. Unknown fields of a request are "
                             "ignored, null counts as absent, a key twice is refused.'},'paths':{");
     for (size_t i = 0; i < sizeof operations / sizeof *operations; i++) {
+        if (strcmp(operations[i].path, CHAT_PATH) == 0 && !converses(server))
+            continue;
         if (i)
             srv_buf_puts(&json, ",");
         write_operation(&json, &operations[i], has_keys);

@@ -25,24 +25,12 @@
 #define UNBUILT(name, set, fallback, schema_) \
     FIELD(name, NULL, set, 0, 0, 0, fallback, "not built: only its neutral value", .schema = schema_)
 
-static const srv_field completion_fields[] = {
+// What a prompt and a chat are completed by alike.
+static const srv_field shared_fields[] = {
     MODEL(IN(model)),
-    FIELD("prompt", NULL, srv_set_prompt, IN(prompts), 0, 0, "\"\"",
-          "text, list of texts, token ids, or list of lists of token ids; empty text: the BOS token alone",
-          .schema = "'anyOf':[{'$ref':'#/components/schemas/prompt_text'},"
-                    "{'type':'array','minItems':1,'items':{'$ref':'#/components/schemas/prompt_text'}},"
-                    "{" IDS(",'minItems':1") "},"
-                                             "{'type':'array','minItems':1,'items':{" IDS(",'minItems':1") "}}]"),
-    FIELD("add_special_tokens", "boolean", srv_set_bool, IN(add_special_tokens), 0, 0, "true",
-          "put the tokenizer's BOS before texts"),
-    FIELD("max_tokens", "integer", srv_set_int64, IN(max_tokens), 0, 0, "16",
-          "tokens to generate; 0: read the prompt only", .bound = SRV_BOUND_MAX_TOKENS),
     FIELD("min_tokens", "integer", srv_set_int64, IN(min_tokens), 0, 0, "0",
           "no end before this many tokens; at most max_tokens", .bound = SRV_BOUND_MAX_TOKENS),
     FIELD("n", "integer", srv_set_int32, IN(n), 1, SRV_MAX_N, "1", "choices a prompt"),
-    FIELD("best_of", "integer", srv_set_int32, IN(best_of), 1, SRV_MAX_N, "null",
-          "choices to make, of which the n with the best mean logprob are returned; at least n, n itself in streams"),
-    FIELD("echo", "boolean", srv_set_bool, IN(echo), 0, 0, "false", "the prompt is part of the text, and of logprobs"),
     FIELD("temperature", "number", srv_set_float, IN(temperature), 0, 100, "1", "0: greedy"),
     FIELD("top_p", "number", srv_set_float, IN(top_p), 0, 1, "1", "0: greedy, 1: off"),
     FIELD("top_k", "integer", srv_set_int32, IN(top_k), -1, INT32_MAX, "0", "-1 or 0: off"),
@@ -57,8 +45,6 @@ static const srv_field completion_fields[] = {
     FIELD("frequency_penalty", "number", srv_set_float, IN(frequency_penalty), -2, 2, "0", "over the completion"),
     FIELD("repetition_penalty", "number", srv_set_float, IN(repetition_penalty), 0.01, 10, "1",
           "over prompt and completion; 1: off"),
-    FIELD("logprobs", "integer", srv_set_int32, IN(logprobs), 0, ENG_MAX_TOP, "null",
-          "logprobs of the model itself, with this many of the likeliest tokens"),
     FIELD("stop", NULL, srv_set_stop, IN(stops), 0, 0, "[]", "up to 16 strings of 1 to 1024 bytes",
           .schema = "'anyOf':[{'type':'string','minLength':1,'maxLength':1024},{'type':'array','maxItems':16,"
                     "'items':{'type':'string','minLength':1,'maxLength':1024}}]"),
@@ -99,7 +85,6 @@ static const srv_field completion_fields[] = {
           .schema = "'type':'object','properties':{'cg_tolerance':{'type':['number','null'],'minimum':0,'maximum':1},"
                     "'cg_max_steps':{'type':['integer','null'],'minimum':0,'maximum':256},"
                     "'exit_threshold':{'type':['number','null'],'minimum':0,'maximum':1}}"),
-    UNBUILT("suffix", srv_neutral_empty, "\"\"", "'enum':['',[],{}]"),
     UNBUILT("session", srv_neutral_null, "null", "'type':'null'"),
     UNBUILT("session_position", srv_neutral_null, "null", "'type':'null'"),
     UNBUILT("session_rollback", srv_neutral_false, "false", "'enum':[false]"),
@@ -112,7 +97,48 @@ static const srv_field completion_fields[] = {
     UNBUILT("guided_regex", srv_neutral_null, "null", "'type':'null'"),
     UNBUILT("guided_choice", srv_neutral_null, "null", "'type':'null'"),
     UNBUILT("guided_grammar", srv_neutral_null, "null", "'type':'null'"),
+};
+static const srv_field_table shared = {shared_fields, sizeof shared_fields / sizeof *shared_fields, NULL, NULL};
+
+static const srv_field completion_fields[] = {
+    FIELD("prompt", NULL, srv_set_prompt, IN(prompts), 0, 0, "\"\"",
+          "text, list of texts, token ids, or list of lists of token ids; empty text: the BOS token alone",
+          .schema = "'anyOf':[{'$ref':'#/components/schemas/prompt_text'},"
+                    "{'type':'array','minItems':1,'items':{'$ref':'#/components/schemas/prompt_text'}},"
+                    "{" IDS(",'minItems':1") "},"
+                                             "{'type':'array','minItems':1,'items':{" IDS(",'minItems':1") "}}]"),
+    FIELD("add_special_tokens", "boolean", srv_set_bool, IN(add_special_tokens), 0, 0, "true",
+          "put the tokenizer's BOS before texts"),
+    FIELD("max_tokens", "integer", srv_set_int64, IN(max_tokens), 0, 0, "16",
+          "tokens to generate; 0: read the prompt only", .bound = SRV_BOUND_MAX_TOKENS),
+    FIELD("best_of", "integer", srv_set_int32, IN(best_of), 1, SRV_MAX_N, "null",
+          "choices to make, of which the n with the best mean logprob are returned; at least n, n itself in streams"),
+    FIELD("echo", "boolean", srv_set_bool, IN(echo), 0, 0, "false", "the prompt is part of the text, and of logprobs"),
+    FIELD("logprobs", "integer", srv_set_int32, IN(logprobs), 0, ENG_MAX_TOP, "null",
+          "logprobs of the model itself, with this many of the likeliest tokens"),
+    UNBUILT("suffix", srv_neutral_empty, "\"\"", "'enum':['',[],{}]"),
     UNBUILT("prompt_embeds", srv_neutral_null, "null", "'type':'null'"),
+};
+
+static const srv_field chat_fields[] = {
+    FIELD("messages", NULL, srv_set_messages, IN(messages), 0, 0, NULL, "the conversation so far, the oldest first",
+          .schema = "'type':'array','minItems':1,'maxItems':4096,'items':{'type':'object','required':['role',"
+                    "'content'],'properties':{'role':{'enum':['system','developer','user','assistant']},'content':{"
+                    "'anyOf':[{'type':'string'},{'type':'array','items':{'type':'object','required':['type','text'],"
+                    "'properties':{'type':{'enum':['text']},'text':{'type':'string'}}}}]}}}"),
+    FIELD("add_generation_prompt", "boolean", srv_set_bool, IN(add_generation_prompt), 0, 0, "true",
+          "the template opens the assistant's turn"),
+    FIELD("max_tokens", "integer", srv_set_int64, IN(max_tokens), 0, 0, "null",
+          "tokens to generate; absent: what the context leaves, at most 4096", .bound = SRV_BOUND_MAX_TOKENS),
+    FIELD("max_completion_tokens", "integer", srv_set_int64, IN(max_tokens), 0, 0, "null", "the same by its newer name",
+          .bound = SRV_BOUND_MAX_TOKENS),
+    FIELD("logprobs", "boolean", srv_set_bool, IN(with_logprobs), 0, 0, "false",
+          "logprobs of the model itself for each token"),
+    FIELD("top_logprobs", "integer", srv_set_int32, IN(top_logprobs), 0, ENG_MAX_TOP, "null",
+          "with this many of the likeliest tokens; only with logprobs"),
+    UNBUILT("functions", srv_neutral_empty, "[]", "'enum':['',[],{}]"),
+    UNBUILT("chat_template", srv_neutral_null, "null", "'type':'null'"),
+    UNBUILT("chat_template_kwargs", srv_neutral_empty, "{}", "'enum':['',[],{}]"),
 };
 
 #define OF(member) offsetof(srv_token_request, member)
@@ -128,14 +154,19 @@ static const srv_field detokenize_fields[] = {
     FIELD("tokens", NULL, srv_set_ids, OF(prompt), 0, 0, NULL, "token ids", .schema = IDS("")),
 };
 
+// Options of a stream need one.
+#define STREAM_CONDITION                                                                      \
+    "'if':{'required':['stream_options'],'properties':{'stream_options':{'type':'object'}}}," \
+    "'then':{'required':['stream'],'properties':{'stream':{'enum':[true]}}}"
+
 const srv_field_table *srv_fields(srv_request_kind kind) {
     static const srv_field_table tables[] = {
-        [SRV_REQUEST_COMPLETION] =
-            {completion_fields, sizeof completion_fields / sizeof *completion_fields,
-             "'if':{'required':['stream_options'],'properties':{'stream_options':{'type':"
-             "'object'}}},'then':{'required':['stream'],'properties':{'stream':{'enum':[true]}}}"},
-        [SRV_REQUEST_TOKENIZE] = {tokenize_fields, sizeof tokenize_fields / sizeof *tokenize_fields, NULL},
-        [SRV_REQUEST_DETOKENIZE] = {detokenize_fields, sizeof detokenize_fields / sizeof *detokenize_fields, NULL},
+        [SRV_REQUEST_COMPLETION] = {completion_fields, sizeof completion_fields / sizeof *completion_fields, &shared,
+                                    STREAM_CONDITION},
+        [SRV_REQUEST_CHAT] = {chat_fields, sizeof chat_fields / sizeof *chat_fields, &shared, STREAM_CONDITION},
+        [SRV_REQUEST_TOKENIZE] = {tokenize_fields, sizeof tokenize_fields / sizeof *tokenize_fields, NULL, NULL},
+        [SRV_REQUEST_DETOKENIZE] = {detokenize_fields, sizeof detokenize_fields / sizeof *detokenize_fields, NULL,
+                                    NULL},
     };
     return &tables[kind];
 }
@@ -218,22 +249,23 @@ static json_t *load_object(const char *body, size_t length, const srv_bounds *bo
 
 // Applies every row whose field is there and not null, and misses those that must be there; the returned bits are the
 // rows' given marks.
-static unsigned apply_fields(const json_t *root, srv_request_kind kind, const srv_bounds *bounds, void *target,
+static unsigned apply_fields(const json_t *root, const srv_field_table *table, const srv_bounds *bounds, void *target,
                              srv_problem *problem) {
-    const srv_field_table *table = srv_fields(kind);
     unsigned given = 0;
 
-    for (size_t i = 0; i < table->count && !problem->status; i++) {
-        const srv_field *field = &table->rows[i];
-        json_t *value = json_object_get(root, field->name);
-        if (!value || json_is_null(value)) {
-            if (!field->fallback)
-                srv_refuse(problem, 400, "missing_field", field->name, "%s is missing", field->name);
-            continue;
+    for (; table; table = table->more) {
+        for (size_t i = 0; i < table->count && !problem->status; i++) {
+            const srv_field *field = &table->rows[i];
+            json_t *value = json_object_get(root, field->name);
+            if (!value || json_is_null(value)) {
+                if (!field->fallback)
+                    srv_refuse(problem, 400, "missing_field", field->name, "%s is missing", field->name);
+                continue;
+            }
+            given |= field->given;
+            field->set(&(srv_reading){.field = field, .bounds = bounds, .problem = problem}, value,
+                       (char *)target + field->offset);
         }
-        given |= field->given;
-        field->set(&(srv_reading){.field = field, .bounds = bounds, .problem = problem}, value,
-                   (char *)target + field->offset);
     }
     return given;
 }
@@ -278,7 +310,7 @@ static void check_whole(const json_t *root, srv_request *request, const srv_boun
 
     if (options && !json_is_null(options) && !request->stream)
         srv_refuse(problem, 400, "invalid_value", "stream_options", "stream_options needs stream");
-    if (request->min_tokens > request->max_tokens)
+    if (request->max_tokens >= 0 && request->min_tokens > request->max_tokens)
         srv_refuse(problem, 400, "out_of_range", "min_tokens", "min_tokens must not be above max_tokens, which is %lld",
                    (long long)request->max_tokens);
     settle_best_of(request, problem);
@@ -300,31 +332,64 @@ static void add_empty_prompt(srv_request *request, srv_problem *problem) {
     request->prompt_count = 1;
 }
 
-eng_status srv_request_parse(const char *body, size_t length, const srv_bounds *bounds, srv_request *request,
-                             srv_problem *problem) {
+// A chat says in two fields what a completion says in one, and may name max_tokens twice.
+static void settle_chat(const json_t *root, srv_request *request, srv_problem *problem) {
+    const json_t *names[] = {json_object_get(root, "max_tokens"), json_object_get(root, "max_completion_tokens")};
+
+    if (names[0] && names[1] && !json_is_null(names[0]) && !json_is_null(names[1]) &&
+        json_number_value(names[0]) != json_number_value(names[1]))
+        srv_refuse(problem, 400, "invalid_value", "max_completion_tokens",
+                   "max_tokens and max_completion_tokens say different things");
+    if (!request->with_logprobs && request->top_logprobs > 0)
+        srv_refuse(problem, 400, "invalid_value", "top_logprobs", "top_logprobs needs logprobs");
+    if (request->with_logprobs)
+        request->logprobs = request->top_logprobs > 0 ? request->top_logprobs : 0;
+}
+
+static eng_status parse(srv_request_kind kind, const char *body, size_t length, const srv_bounds *bounds,
+                        srv_request *request, srv_problem *problem) {
+    const int64_t short_text = bounds->max_tokens < 16 ? bounds->max_tokens : 16;
+
     *request = (srv_request){
         .add_special_tokens = true,
-        .max_tokens = bounds->max_tokens < 16 ? bounds->max_tokens : 16,
+        .add_generation_prompt = true,
+        .max_tokens = kind == SRV_REQUEST_CHAT ? -1 : short_text,
         .n = 1,
         .temperature = 1,
         .top_p = 1,
         .repetition_penalty = 1,
         .logprobs = -1,
+        .top_logprobs = -1,
         .cg_mode = ENG_CG_TOLERANCE,
     };
     json_t *root = load_object(body, length, bounds, problem);
     if (!root)
         return status_of(problem);
-    request->given = apply_fields(root, SRV_REQUEST_COMPLETION, bounds, request, problem);
+    request->given = apply_fields(root, srv_fields(kind), bounds, request, problem);
     if (!problem->status)
         add_empty_prompt(request, problem);
+    if (!problem->status && kind == SRV_REQUEST_CHAT)
+        settle_chat(root, request, problem);
     if (!problem->status)
         check_whole(root, request, bounds, problem);
     json_decref(root);
     return status_of(problem);
 }
 
+eng_status srv_request_parse(const char *body, size_t length, const srv_bounds *bounds, srv_request *request,
+                             srv_problem *problem) {
+    return parse(SRV_REQUEST_COMPLETION, body, length, bounds, request, problem);
+}
+
+eng_status srv_chat_parse(const char *body, size_t length, const srv_bounds *bounds, srv_request *request,
+                          srv_problem *problem) {
+    return parse(SRV_REQUEST_CHAT, body, length, bounds, request, problem);
+}
+
 void srv_request_free(srv_request *request) {
+    for (size_t i = 0; i < request->message_count; i++)
+        free(request->messages[i].content);
+    free(request->messages);
     for (size_t i = 0; i < request->prompt_count; i++) {
         free(request->prompts[i].text);
         free(request->prompts[i].ids);
@@ -344,7 +409,7 @@ eng_status srv_token_request_parse(srv_request_kind kind, const char *body, size
     json_t *root = load_object(body, length, bounds, problem);
     if (!root)
         return status_of(problem);
-    apply_fields(root, kind, bounds, request, problem);
+    apply_fields(root, srv_fields(kind), bounds, request, problem);
     json_decref(root);
     return status_of(problem);
 }

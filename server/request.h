@@ -19,6 +19,7 @@
 
 typedef enum srv_request_kind {
     SRV_REQUEST_COMPLETION,
+    SRV_REQUEST_CHAT,
     SRV_REQUEST_TOKENIZE,
     SRV_REQUEST_DETOKENIZE,
 } srv_request_kind;
@@ -37,6 +38,12 @@ typedef struct srv_prompt {
     int32_t *ids; // not yet compared with a vocabulary
     size_t count;
 } srv_prompt;
+
+typedef struct srv_message {
+    const char *role; // "system", "user" or "assistant"
+    char *content;    // malloc; the texts of its parts with a line end between them
+    size_t length;
+} srv_message;
 
 // Which optional knobs the body gave.
 enum {
@@ -60,7 +67,12 @@ typedef struct srv_request {
     srv_prompt *prompts;
     size_t prompt_count; // at least 1; an absent prompt is one empty text
     bool add_special_tokens;
-    int64_t max_tokens;
+    srv_message *messages; // a chat has these and one prompt, which is made of them
+    size_t message_count;
+    bool add_generation_prompt;
+    bool with_logprobs;   // of a chat, which has them in two fields
+    int32_t top_logprobs; // -1: not given
+    int64_t max_tokens;   // -1, of a chat: what the context leaves, up to SRV_CHAT_MAX_TOKENS
     int64_t min_tokens;
     int32_t n, best_of; // best_of >= n
     bool echo;
@@ -92,6 +104,9 @@ typedef struct srv_request {
 // needs srv_request_free either way.
 ENG_CHECKED eng_status srv_request_parse(const char *body, size_t length, const srv_bounds *bounds,
                                          srv_request *request, srv_problem *problem);
+// The same of a chat's.
+ENG_CHECKED eng_status srv_chat_parse(const char *body, size_t length, const srv_bounds *bounds, srv_request *request,
+                                      srv_problem *problem);
 void srv_request_free(srv_request *request);
 
 // POST /tokenize and /detokenize.

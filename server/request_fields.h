@@ -46,6 +46,7 @@ struct srv_field {
 typedef struct srv_field_table {
     const srv_field *rows;
     size_t count;
+    const struct srv_field_table *more; // rows that other bodies have as well; NULL: none
     const char *conditions; // members of the body's JSON Schema with ' for ", on more than one field; NULL: none
 } srv_field_table;
 const srv_field_table *srv_fields(srv_request_kind kind);
@@ -67,6 +68,7 @@ srv_setter srv_set_int32, srv_set_int64, srv_set_float, srv_set_bool, srv_set_se
 srv_setter srv_neutral_false, srv_neutral_empty, srv_neutral_null, srv_neutral_format, srv_neutral_choice;
 
 // request_lists.c
-srv_setter srv_set_prompt, srv_set_text, srv_set_ids, srv_set_stop, srv_set_stop_ids, srv_set_logit_bias;
+srv_setter srv_set_prompt, srv_set_messages, srv_set_text, srv_set_ids, srv_set_stop, srv_set_stop_ids,
+    srv_set_logit_bias;
 
 #endif

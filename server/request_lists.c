@@ -104,6 +104,96 @@ void srv_set_prompt(const srv_reading *in, json_t *value, void *target) {
         set_id_prompt(in, prompt_forms, value, request->prompts);
 }
 
+// ---- messages ------------------------------------------------------------------------------------------------------
+
+static const char content_forms[] = "a list of messages whose content is a string or a list of text parts";
+
+// The role as templates know it; NULL with a refusal.
+static const char *role_of(const srv_reading *in, const json_t *message, size_t index) {
+    static const char *const roles[][2] = {
+        {"system", "system"}, {"developer", "system"}, {"user", "user"}, {"assistant", "assistant"}};
+    const char *given = json_string_value(json_object_get(message, "role"));
+
+    for (size_t i = 0; given && i < sizeof roles / sizeof *roles; i++)
+        if (strcmp(given, roles[i][0]) == 0)
+            return roles[i][1];
+    srv_refuse(in->problem, 400, "invalid_value", "messages",
+               "messages[%zu].role must be system, developer, user or assistant", index);
+    return NULL;
+}
+
+// The text of a part; NULL: it is none.
+static const json_t *part_text(const json_t *part) {
+    const char *type = json_string_value(json_object_get(part, "type"));
+    const json_t *text = json_object_get(part, "text");
+
+    return type && strcmp(type, "text") == 0 && json_is_string(text) ? text : NULL;
+}
+
+// Texts of the parts, a line end between two.
+static void join_parts(const srv_reading *in, const json_t *parts, size_t index, srv_message *message) {
+    const json_t *part;
+    size_t i, length = 0;
+
+    json_array_foreach(parts, i, part) {
+        if (!part_text(part)) {
+            srv_refuse(in->problem, 400, "invalid_value", "messages",
+                       "messages[%zu].content[%zu] is no part of type text", index, i);
+            return;
+        }
+        length += json_string_length(part_text(part)) + 1;
+    }
+    message->content = allocate(in, length + 1, 1);
+    json_array_foreach(parts, i, part) {
+        const json_t *text = part_text(part);
+        if (!message->content)
+            return;
+        if (i)
+            message->content[message->length++] = '\n';
+        memcpy(message->content + message->length, json_string_value(text), json_string_length(text));
+        message->length += json_string_length(text);
+    }
+}
+
+static void set_message(const srv_reading *in, const json_t *value, size_t index, srv_message *message) {
+    const json_t *content = json_object_get(value, "content");
+
+    message->role = role_of(in, value, index);
+    if (!message->role)
+        return;
+    if (json_is_string(content)) {
+        message->length = json_string_length(content);
+        message->content = srv_copy_bytes(in, json_string_value(content), message->length);
+    } else if (json_is_array(content))
+        join_parts(in, content, index, message);
+    else
+        srv_refuse(in->problem, 400, "invalid_type", "messages",
+                   "messages[%zu].content must be a string or a list of text parts", index);
+}
+
+void srv_set_messages(const srv_reading *in, json_t *value, void *target) {
+    srv_request *request = (srv_request *)((char *)target - in->field->offset);
+    const size_t count = json_array_size(value);
+
+    if (!json_is_array(value)) {
+        srv_refuse_type(in, content_forms);
+        return;
+    }
+    if (count < 1 || count > SRV_MAX_MESSAGES) {
+        srv_refuse(in->problem, 400, "out_of_range", "messages", "%zu messages; 1 to %d are taken", count,
+                   SRV_MAX_MESSAGES);
+        return;
+    }
+    request->messages = allocate(in, count, sizeof *request->messages);
+    if (!request->messages)
+        return;
+    request->message_count = count;
+    for (size_t i = 0; i < count && !in->problem->status; i++)
+        set_message(in, json_array_get(value, i), i, &request->messages[i]);
+}
+
+// ---- texts and ids -------------------------------------------------------------------------------------------------
+
 void srv_set_text(const srv_reading *in, json_t *value, void *target) {
     if (json_is_string(value))
         set_text_prompt(in, value, target);

@@ -34,38 +34,44 @@ static void write_type(srv_buf *out, const srv_field *field, const srv_bounds *b
     }
 }
 
+static void write_property(srv_buf *out, const srv_field *field, const srv_bounds *bounds) {
+    srv_json_text(out, field->name);
+    srv_buf_puts(out, ":{");
+    write_type(out, field, bounds);
+    if (field->fallback) {
+        srv_buf_puts(out, ",\"default\":");
+        srv_buf_puts(out, field->fallback);
+    }
+    srv_buf_puts(out, ",\"description\":");
+    srv_json_text(out, field->about);
+    srv_buf_puts(out, "}");
+}
+
 void srv_request_write_schema(srv_buf *out, srv_request_kind kind, const srv_bounds *bounds) {
-    const srv_field_table *table = srv_fields(kind);
+    const srv_field_table *whole = srv_fields(kind);
     const char *separator = "";
 
     srv_json_literal(out, "{'type':'object','propertyNames':{'$ref':'#/components/schemas/key'},"
                           "'additionalProperties':{'$ref':'#/components/schemas/anything'},'properties':{");
-    for (size_t i = 0; i < table->count; i++) {
-        const srv_field *field = &table->rows[i];
-        if (i)
-            srv_buf_puts(out, ",");
-        srv_json_text(out, field->name);
-        srv_buf_puts(out, ":{");
-        write_type(out, field, bounds);
-        if (field->fallback) {
-            srv_buf_puts(out, ",\"default\":");
-            srv_buf_puts(out, field->fallback);
-        }
-        srv_buf_puts(out, ",\"description\":");
-        srv_json_text(out, field->about);
-        srv_buf_puts(out, "}");
-    }
-    srv_buf_puts(out, "},\"required\":[");
-    for (size_t i = 0; i < table->count; i++)
-        if (!table->rows[i].fallback) {
+    for (const srv_field_table *table = whole; table; table = table->more)
+        for (size_t i = 0; i < table->count; i++) {
             srv_buf_puts(out, separator);
-            srv_json_text(out, table->rows[i].name);
+            write_property(out, &table->rows[i], bounds);
             separator = ",";
         }
+    srv_buf_puts(out, "},\"required\":[");
+    separator = "";
+    for (const srv_field_table *table = whole; table; table = table->more)
+        for (size_t i = 0; i < table->count; i++)
+            if (!table->rows[i].fallback) {
+                srv_buf_puts(out, separator);
+                srv_json_text(out, table->rows[i].name);
+                separator = ",";
+            }
     srv_buf_puts(out, "]");
-    if (table->conditions) {
+    if (whole->conditions) {
         srv_buf_puts(out, ",");
-        srv_json_literal(out, table->conditions);
+        srv_json_literal(out, whole->conditions);
     }
     srv_buf_puts(out, "}");
 }

@@ -94,7 +94,9 @@ void srv_head_settle(srv_head *head) {
     srv_buf_init(out, 6 * strlen(head->model) + MORE); // an escape has six bytes
     srv_buf_puts(out, "{\"id\":");
     srv_json_text(out, head->id);
-    srv_buf_puts(out, ",\"object\":\"text_completion\",\"created\":");
+    srv_buf_puts(out, ",\"object\":");
+    srv_json_text(out, head->object);
+    srv_buf_puts(out, ",\"created\":");
     srv_json_integer(out, head->created);
     srv_buf_puts(out, ",\"model\":");
     srv_json_text(out, head->model);
@@ -331,5 +333,7 @@ void srv_write_tokenizer(srv_buf *out, const eng_engine *engine) {
     member_length(out, "eos_token_id", info->eos_id);
     srv_buf_puts(out, ",\"pad_token\":null,\"add_bos_token\":");
     srv_json_bool(out, info->bos_id >= 0);
-    srv_buf_puts(out, ",\"chat_template\":null}");
+    srv_buf_puts(out, ",\"chat_template\":");
+    srv_json_text(out, info->chat_template);
+    srv_buf_puts(out, "}");
 }

@@ -18,7 +18,8 @@
 // What is the same in every part of one answer.
 typedef struct srv_head {
     char id[40];
-    int64_t created; // Unix seconds
+    const char *object; // "text_completion"
+    int64_t created;    // Unix seconds
     const char *model;
     int64_t seed;
     srv_buf json; // all but the seed, written once
@@ -26,9 +27,13 @@ typedef struct srv_head {
 // After its other members are set; head->json fails for want of memory. srv_buf_free.
 void srv_head_settle(srv_head *head);
 
+// What a choice's text is a member of: itself, a chat's message, or a piece of that in a stream.
+typedef enum srv_shape { SRV_SHAPE_TEXT, SRV_SHAPE_MESSAGE, SRV_SHAPE_DELTA } srv_shape;
+
 // How the choices of one answer are written.
 typedef struct srv_choice_form {
     const eng_engine *engine;
+    srv_shape shape;
     int32_t logprobs; // -1: null
     bool token_ids, compute, has_mesa;
 } srv_choice_form;

@@ -227,6 +227,66 @@ static void write_logprobs(srv_buf *out, const srv_choice_form *form, const srv_
     srv_buf_puts(out, "]}");
 }
 
+// ---- a chat's ------------------------------------------------------------------------------------------------------
+
+static void write_bytes(srv_buf *out, const eng_engine *engine, int32_t id) {
+    size_t length;
+    const char *bytes = eng_token_bytes(engine, id, &length);
+
+    srv_buf_puts(out, "[");
+    for (size_t i = 0; i < length; i++)
+        srv_buf_printf(out, i ? ",%u" : "%u", (unsigned)(unsigned char)bytes[i]);
+    srv_buf_puts(out, "]");
+}
+
+// Without its closing brace.
+static void write_chat_token(srv_buf *out, const eng_engine *engine, int32_t id, float logprob) {
+    srv_buf_puts(out, "{\"token\":");
+    write_token(out, engine, id);
+    srv_buf_puts(out, ",\"logprob\":");
+    write_logprob(out, logprob);
+    srv_buf_puts(out, ",\"bytes\":");
+    write_bytes(out, engine, id);
+}
+
+static void write_chat_logprobs(srv_buf *out, const srv_choice_form *form, const srv_choice_piece *piece) {
+    const size_t count = piece->drawn ? piece->drawn->count : 0;
+
+    if (form->logprobs < 0) {
+        srv_buf_puts(out, "null");
+        return;
+    }
+    srv_buf_puts(out, "{\"content\":[");
+    for (size_t i = 0; i < count; i++) {
+        const eng_token *token = &piece->drawn->tokens[i];
+        srv_buf_puts(out, i ? "," : "");
+        write_chat_token(out, form->engine, token->id, token->logprob);
+        srv_buf_puts(out, ",\"top_logprobs\":[");
+        for (int32_t k = 0; k < token->top_count && k < form->logprobs; k++) {
+            srv_buf_puts(out, k ? "," : "");
+            write_chat_token(out, form->engine, token->top[k].id, token->top[k].logprob);
+            srv_buf_puts(out, "}");
+        }
+        srv_buf_puts(out, "]}");
+    }
+    srv_buf_puts(out, "],\"refusal\":null}");
+}
+
+// The role comes with the first piece; a later one without text has no member at all.
+static void write_message(srv_buf *out, const srv_choice_form *form, const srv_choice_piece *piece, bool first) {
+    const bool whole = form->shape == SRV_SHAPE_MESSAGE;
+
+    srv_buf_puts(out, whole ? "\"message\":{" : "\"delta\":{");
+    if (first)
+        srv_buf_puts(out, "\"role\":\"assistant\",");
+    if (first || piece->length) {
+        srv_buf_puts(out, "\"content\":\"");
+        srv_json_characters(out, piece->text, piece->length);
+        srv_buf_puts(out, "\"");
+    }
+    srv_buf_puts(out, whole ? ",\"refusal\":null}" : "}");
+}
+
 // ---- the rest ------------------------------------------------------------------------------------------------------
 
 static void write_ids(srv_buf *out, const char *name, const int32_t *ids, size_t count) {
@@ -286,14 +346,10 @@ static const char *finish_reason(eng_finish finish) {
     return NULL;
 }
 
-void srv_write_choice(srv_buf *out, const srv_choice_form *form, const srv_choice_piece *piece) {
+static void write_text(srv_buf *out, const srv_choice_piece *piece, bool first) {
     srv_place *place = piece->place;
-    const bool first = !place->begun;
 
-    place->begun = true;
-    srv_buf_puts(out, "{\"index\":");
-    srv_json_integer(out, (int64_t)piece->index);
-    srv_buf_puts(out, ",\"text\":\"");
+    srv_buf_puts(out, "\"text\":\"");
     if (first && piece->echo_length) {
         srv_json_characters(out, piece->echo, piece->echo_length);
         place->delivered = place->echoed = count_characters(piece->echo, piece->echo_length);
@@ -302,8 +358,23 @@ void srv_write_choice(srv_buf *out, const srv_choice_form *form, const srv_choic
         srv_json_characters(out, piece->text, piece->length);
         place->delivered += count_characters(piece->text, piece->length);
     }
-    srv_buf_puts(out, "\",\"logprobs\":");
-    write_logprobs(out, form, piece);
+    srv_buf_puts(out, "\"");
+}
+
+void srv_write_choice(srv_buf *out, const srv_choice_form *form, const srv_choice_piece *piece) {
+    srv_place *place = piece->place;
+    const bool first = !place->begun;
+
+    place->begun = true;
+    srv_buf_puts(out, "{\"index\":");
+    srv_json_integer(out, (int64_t)piece->index);
+    srv_buf_puts(out, ",");
+    if (form->shape == SRV_SHAPE_TEXT)
+        write_text(out, piece, first);
+    else
+        write_message(out, form, piece, first);
+    srv_buf_puts(out, ",\"logprobs\":");
+    (form->shape == SRV_SHAPE_TEXT ? write_logprobs : write_chat_logprobs)(out, form, piece);
     srv_buf_puts(out, ",\"finish_reason\":");
     srv_json_text(out, finish_reason(piece->finish));
     if (form->token_ids && first)

@@ -11,6 +11,7 @@ enum { BODY = 1, PUBLIC = 2, ADMIN = 4 };
     { method, path, ((marks)&BODY) != 0, ((marks)&PUBLIC) != 0, ((marks)&ADMIN) != 0, handler }
 static const srv_route routes[] = {
     ROUTE("POST", "/v1/completions", BODY, srv_handle_completions),
+    ROUTE("POST", "/v1/chat/completions", BODY, srv_handle_chat),
     ROUTE("GET", "/v1/models", 0, srv_handle_models),
     ROUTE("GET", "/v1/models/", 0, srv_handle_model),
     ROUTE("POST", "/tokenize", BODY, srv_handle_tokenize),

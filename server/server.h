@@ -207,6 +207,7 @@ void srv_handle_model(srv_exchange *exchange);                    // models_api.
 void srv_handle_tokenizer_info(srv_exchange *exchange);           // models_api.c
 void srv_handle_tokenize(srv_exchange *exchange);                 // tokenize.c
 void srv_handle_detokenize(srv_exchange *exchange);               // tokenize.c
+void srv_handle_chat(srv_exchange *exchange);                     // completions.c
 void srv_handle_completions(srv_exchange *exchange);              // completions.c
 void srv_completions_event(srv_worker *worker, srv_event *event); // completions.c; takes event
 

@@ -57,6 +57,7 @@ eng_status eng_open(const eng_options *options, eng_engine **out, eng_error *err
         .trained_length = 128,
         .bos_id = strstr(dir, "nobos") ? -1 : FAKE_BOS,
         .eos_id = FAKE_EOS,
+        .chat_template = strstr(dir, "chat") ? "role: content" : NULL,
         .has_tokenizer = true,
         .has_mesa = !strstr(dir, "plain"),
         .has_loops = strstr(dir, "loops") != NULL,
@@ -95,6 +96,32 @@ eng_status eng_encode(const eng_engine *engine, const char *text, size_t length,
         out[written++] = FAKE_BOS;
     for (size_t i = 0; i < length; i++)
         out[written++] = (unsigned char)text[i];
+    *ids = out;
+    *count = written;
+    return ENG_OK;
+}
+
+// BOS, and then each message as "role: content", a line end, and EOS, which no content can write.
+eng_status eng_encode_chat(const eng_engine *engine, const eng_chat *chat, int32_t **ids, size_t *count,
+                           eng_error *error) {
+    size_t room = 2, written = 0;
+    if (!engine->info.chat_template)
+        return eng_fail(error, ENG_UNSUPPORTED, "the model has no chat template");
+    for (size_t i = 0; i < chat->count; i++)
+        room += chat->messages[i].role.length + chat->messages[i].content.length + 4;
+    int32_t *out = malloc((room + 16) * sizeof *out);
+    if (!out)
+        return eng_fail(error, ENG_NO_MEMORY, "no memory");
+    out[written++] = FAKE_BOS;
+    for (size_t i = 0; i < chat->count; i++) {
+        const eng_text parts[] = {chat->messages[i].role, {": ", 2}, chat->messages[i].content, {"\n", 1}};
+        for (size_t part = 0; part < 4; part++)
+            for (size_t k = 0; k < parts[part].length; k++)
+                out[written++] = (unsigned char)parts[part].bytes[k];
+        out[written++] = FAKE_EOS;
+    }
+    for (const char *open = chat->add_generation_prompt ? "assistant: " : ""; *open; open++)
+        out[written++] = (unsigned char)*open;
     *ids = out;
     *count = written;
     return ENG_OK;

@@ -2,8 +2,9 @@
 // Controls of the engine that server tests link instead of the real one (fake_engine.c, fake_request.c).
 //
 // A model folder's name chooses the kind: a name with "missing" cannot be opened, "plain" has no Mesa layers, "loops"
-// has four loops, "short" a context of 64, "nobos" a tokenizer without BOS. Ids below 256 are bytes; the others are
-// FAKE_BOS, FAKE_EOS and FAKE_TWIN, which looks like the letter a. A bias of 50 or more makes its id the one drawn.
+// has four loops, "short" a context of 64, "nobos" a tokenizer without BOS, "chat" a chat template. Ids below 256 are
+// bytes; the others are FAKE_BOS, FAKE_EOS and FAKE_TWIN, which looks like the letter a. A bias of 50 or more makes its
+// id the one drawn.
 #ifndef TESTS_SERVER_FAKE_ENGINE_H
 #define TESTS_SERVER_FAKE_ENGINE_H
 
