@@ -487,16 +487,22 @@ static uint64_t underway(const eng_scheduler *scheduler) {
     return scheduler->started - scheduler->finished;
 }
 
+// Whether more jobs would be left out of a step that runs ahead than go on in it.
+static bool most_must_wait(const eng_scheduler *scheduler) {
+    int64_t waiting = 0, going = 0;
+    for (const eng_job *job = scheduler->running.head; job; job = job->next)
+        if (!job->paused && eng_job_generates(job))
+            *(eng_edits_follow(&job->edits) ? &waiting : &going) += 1;
+    return waiting > going;
+}
+
 // One step more than what is to be finished, where steps run ahead.
 static eng_status start_steps(eng_scheduler *scheduler, eng_error *error) {
-    const uint64_t wanted = scheduler->options.ahead ? 2 : 1;
     bool started = true;
-    while (started && underway(scheduler) < wanted) {
-        eng_status status = start(scheduler, &started, error);
-        if (status != ENG_OK)
-            return status;
-    }
-    return ENG_OK;
+    eng_status status = underway(scheduler) == 0 ? start(scheduler, &started, error) : ENG_OK;
+    if (status == ENG_OK && started && scheduler->options.ahead && !most_must_wait(scheduler))
+        status = start(scheduler, &started, error);
+    return status;
 }
 
 // ------------------------------------------------------------------------------------------------------------ results

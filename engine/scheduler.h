@@ -3,7 +3,8 @@
 //
 // On a device that works beside the host a step is composed and started while the one before it runs, so that the
 // device never waits for the host: jobs then read on from ids that nobody has seen yet. Those that cannot
-// (eng_job_runs_ahead) are in every other step. No bit of an answer depends on it.
+// (eng_job_runs_ahead) are in every other step, and where they are the greater part no step runs ahead. No bit of an
+// answer depends on it.
 //
 // Every other generating job gets its token in every step. Prompts are read beside them by at most prompt_chunks chunks
 // a step, each by one chunk, in turns, so the gap between two tokens of a client is bounded by those chunks side by

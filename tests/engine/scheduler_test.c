@@ -266,6 +266,36 @@ START_TEST(several_prompts_are_read_side_by_side) {
 }
 END_TEST
 
+// Whose penalties depend on the last id waits for it: every other step where it is one of few, and nobody runs ahead
+// where they are many.
+START_TEST(penalties_hold_up_no_more_than_they_must) {
+    static outcome plain[2], penalised[3];
+    int32_t prompt[3] = {1, 2, 3};
+    eng_engine *engine = open_small(SMALL_MESA);
+    eng_request request = greedy(engine, prompt, 3, 100);
+    submit(engine, request, &plain[0]);
+    submit(engine, request, &plain[1]);
+    request.frequency_penalty = 0.5F;
+    submit(engine, request, &penalised[0]);
+    for (int i = 0; i < 20; i++)
+        step(engine);
+    ck_assert_uint_ge(plain[0].id_count, 19);
+    ck_assert_uint_ge(plain[1].id_count, 19);
+    ck_assert_uint_ge(penalised[0].id_count, test_device_is_cpu() ? 20 : 9);
+    submit(engine, request, &penalised[1]);
+    submit(engine, request, &penalised[2]);
+    for (int i = 0; i < 4; i++)
+        step(engine);
+    const size_t before[] = {plain[0].id_count, penalised[0].id_count, penalised[1].id_count, penalised[2].id_count};
+    for (int i = 0; i < 20; i++)
+        step(engine);
+    const size_t after[] = {plain[0].id_count, penalised[0].id_count, penalised[1].id_count, penalised[2].id_count};
+    for (int i = 0; i < 4; i++)
+        ck_assert_uint_eq(after[i] - before[i], 20);
+    eng_close(engine);
+}
+END_TEST
+
 // --------------------------------------------------------------------------------------------------------------- turns
 
 typedef struct arrival {
@@ -480,6 +510,7 @@ static Suite *scheduler_suite(void) {
     tcase_add_test(cases, a_paused_request_keeps_its_place);
     tcase_add_test(cases, prompts_take_one_chunk_a_step_beside_a_client);
     tcase_add_test(cases, several_prompts_are_read_side_by_side);
+    tcase_add_test(cases, penalties_hold_up_no_more_than_they_must);
     tcase_add_test(cases, owners_take_turns);
     tcase_add_test(cases, priority_comes_before_turns);
     tcase_add_test(cases, prompts_are_read_in_turns_over_owners);
