@@ -139,10 +139,14 @@ struct product_items {
     int32_t first, stride, end;
 };
 
-// A warp's tiles of K.
+// A warp's tiles of K, of which it holds some at a time.
 struct product_columns {
     int begin, count;
 };
+static __device__ __forceinline__ product_columns product_piece(const product_columns &all, int piece) {
+    const int skipped = piece * PRODUCT_HELD;
+    return {all.begin + skipped, min(all.count - skipped, PRODUCT_HELD)};
+}
 
 static __device__ __forceinline__ const uint4 *product_item_tiles(const cuda_product &p, int item, int own, int side) {
     const int64_t tile = p.part[own + side].row0 / PRODUCT_TILE + item;
@@ -237,23 +241,40 @@ static __device__ __forceinline__ void product_finish_item(const cuda_product &p
     }
 }
 
+// The vectors in a warp's registers, split.
+struct product_inputs {
+    uint32_t hi[PRODUCT_HELD][2], lo[PRODUCT_HELD][2];
+};
+template <bool EVEN>
+static __device__ __forceinline__ void product_take(const float *x, int32_t cols, const product_columns &columns,
+                                                    product_inputs &inputs) {
+#pragma unroll
+    for (int i = 0; i < PRODUCT_HELD; i++)
+        if (i < columns.count)
+#pragma unroll
+            for (int half = 0; half < 2; half++) {
+                const int32_t k = (columns.begin + i) * PRODUCT_TILE + threadIdx.x % 4 * 2 + half * 8;
+                product_split_pair(product_load_pair<EVEN>(x, k, cols), inputs.hi[i][half], inputs.lo[i][half]);
+            }
+}
+
 // The items of a team. All teams of a block come here, also those without items: await and the norm are the block's.
-// At most 8 vectors, at most PRODUCT_HELD tiles a warp. The team is product_warps(cols) warps; SPREAD, of a gated
-// product: twice as many, half of them for each side. partial: the team's, 2 * sides * warps * PRODUCT_SUMS floats;
-// normed: the block's.
+// At most 8 vectors. The team is product_warps(cols) warps; SPREAD, of a gated product: twice as many, half of them for
+// each side. A warp that cannot hold its tiles of K takes them in pieces, and the vectors with them. partial: the
+// team's, 2 * sides * warps * PRODUCT_SUMS floats; normed: the block's.
 template <bool EVEN, bool GATED, bool NORM, bool SPREAD, typename Team, typename Await>
 static __device__ __forceinline__ void product_few(const cuda_table *table, const cuda_product &p,
                                                    const product_items &items, const Team &team, float *partial,
                                                    float *normed, const Await &await) {
-    constexpr int SIDES = GATED && !SPREAD ? 2 : 1, HELD = PRODUCT_HELD; // sides of a warp
+    constexpr int SIDES = GATED && !SPREAD ? 2 : 1; // of a warp
     const int lane = threadIdx.x % 32, warps = team.size() / 32 / (SPREAD ? 2 : 1);
     const int side0 = SPREAD && team.thread() / 32 >= warps ? 1 : 0, warp = team.thread() / 32 - side0 * warps;
-    const int tiles = product_tiles(p.cols);
-    product_columns columns = {tiles * warp / warps, 0};
-    columns.count = tiles * (warp + 1) / warps - columns.begin;
-    uint4 a[SIDES][HELD] = {}; // defined on all paths: else it would stay alive around a caller's loop
+    const int tiles = product_tiles(p.cols), pieces = (tiles + warps * PRODUCT_HELD - 1) / (warps * PRODUCT_HELD);
+    product_columns all = {tiles * warp / warps, 0};
+    all.count = tiles * (warp + 1) / warps - all.begin;
+    uint4 a[SIDES][PRODUCT_HELD] = {}; // defined on all paths: else it would stay alive around a caller's loop
     if (items.first < items.end)
-        product_load_item<GATED>(p, items.first, side0, columns, a);
+        product_load_item<GATED>(p, items.first, side0, product_piece(all, 0), a);
     const int32_t vectors = product_vectors(table, p);
     const int32_t source = lane / 4 < vectors ? product_source(table, p, lane / 4) : 0;
     await();
@@ -264,31 +285,30 @@ static __device__ __forceinline__ void product_few(const cuda_table *table, cons
     const float *x = NULL;
     if (lane / 4 < vectors)
         x = NORM ? normed + source * product_norm_stride(p.cols) : p.x + (int64_t)source * p.cols;
-    uint32_t hi[HELD][2] = {}, lo[HELD][2] = {};
-#pragma unroll
-    for (int i = 0; i < HELD; i++)
-        if (i < columns.count)
-#pragma unroll
-            for (int half = 0; half < 2; half++) {
-                const int32_t k = (columns.begin + i) * PRODUCT_TILE + lane % 4 * 2 + half * 8;
-                product_split_pair(product_load_pair<EVEN>(x, k, p.cols), hi[i][half], lo[i][half]);
-            }
+    product_inputs inputs = {};
     for (int item = items.first, turn = 0; item < items.end; item += items.stride, turn ^= 1) {
         float sum[SIDES][4] = {}, *now = partial + turn * (GATED ? 2 : 1) * warps * PRODUCT_SUMS;
         product_addend addend = {0, 0};
         if (!GATED)
             addend = product_first_addend(p, item, team.thread(), vectors);
+        for (int piece = 0; piece < pieces; piece++) {
+            const product_columns columns = product_piece(all, piece);
+            if (pieces > 1 || item == items.first)
+                product_take<EVEN>(x, p.cols, columns, inputs);
 #pragma unroll
-        for (int i = 0; i < HELD; i++)
-            if (i < columns.count)
+            for (int i = 0; i < PRODUCT_HELD; i++)
+                if (i < columns.count)
 #pragma unroll
-                for (int side = 0; side < SIDES; side++) {
-                    product_multiply(sum[side], a[side][i], hi[i][0], hi[i][1]);
-                    if (!p.fast)
-                        product_multiply(sum[side], a[side][i], lo[i][0], lo[i][1]);
-                }
-        if (item + items.stride < items.end)
-            product_load_item<GATED>(p, item + items.stride, side0, columns, a);
+                    for (int side = 0; side < SIDES; side++) {
+                        product_multiply(sum[side], a[side][i], inputs.hi[i][0], inputs.hi[i][1]);
+                        if (!p.fast)
+                            product_multiply(sum[side], a[side][i], inputs.lo[i][0], inputs.lo[i][1]);
+                    }
+            const bool more = piece + 1 < pieces;
+            if (more || item + items.stride < items.end)
+                product_load_item<GATED>(p, more ? item : item + items.stride, side0,
+                                         product_piece(all, more ? piece + 1 : 0), a);
+        }
 #pragma unroll
         for (int side = 0; side < SIDES; side++)
             product_put_sum(sum[side], now + ((side0 + side) * warps + warp) * PRODUCT_SUMS, lane);

@@ -187,7 +187,7 @@ bool cuda_product_takes_gated(const cuda_product *p) {
 }
 
 static bool is_phase(const cuda_step *step, const cuda_product *p, int64_t vectors) {
-    return p->bf16 && has_few(p, vectors) && is_even(p) &&
+    return p->bf16 && vectors <= PRODUCT_VECTORS && is_even(p) &&
            cuda_chain_takes(step, cuda_chain_product_bytes(p, step->tokens));
 }
 

@@ -4,7 +4,8 @@
 // A model of two layers between embedding and logits, by the operations that the engine emits: products, convolutions,
 // unit vectors, gates, a core (recurrence or Mesa), a gated norm, an MLP. A CUDA device runs such a step as one kernel
 // that walks the operations; the batches grow and shrink, so that its graphs are met again with other tables and with
-// fewer rows than they were made for. Widths of one warp's, four warps' and more shares of a product.
+// fewer rows than they were made for. Widths of one warp's, four warps' and more shares of a product, and of more than
+// what a warp holds at a time.
 #include "tests/kernels/kernel_test.h"
 
 enum { MOST = 8, SLOTS = 12, PARAMS = 128, LAYERS = 2, TAPS = 4, VOCABULARY = 77, REGION = 1 << 18 };
@@ -333,7 +334,8 @@ START_TEST(steps_equal_launches) {
     static const shape shapes[] = {
         {CORE_DELTA, 48, 1, 64, 40},     {CORE_DELTA, 160, 2, 64, 304},   {CORE_DELTA, 272, 3, 128, 1552},
         {CORE_ADD, 96, 3, 32, 112},      {CORE_CHANNEL, 128, 2, 128, 64}, {CORE_CHANNEL, 64, 2, 64, 64},
-        {CORE_SHARED, 1040, 4, 32, 272}, {CORE_MESA, 160, 2, 64, 304},    {CORE_MESA, 264, 2, 128, 80}};
+        {CORE_SHARED, 1040, 4, 32, 272}, {CORE_ADD, 1552, 1, 64, 48},     {CORE_DELTA, 64, 1, 64, 2320},
+        {CORE_MESA, 160, 2, 64, 304},    {CORE_MESA, 264, 2, 128, 80}};
     static const int rows[] = {1, 3, 8, 2, 1, 5, 8, 1};
     for (size_t i = 0; i < sizeof shapes / sizeof shapes[0]; i++) {
         fixture *f = calloc(1, sizeof *f);
