@@ -1,6 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
-// sample: edits, temperature, top_k, top_p, min_p, draw, logprobs. A block owns one row of logits at a time, edited
-// where it lies: in shared memory where a row fits, else in the block's part of the workspace.
+// sample: edits, temperature, top_k, top_p, min_p, draw, logprobs.
+//
+// Plain rows (greedy, forced, or drawn from all that the model allows) are done in one pass with each logit in a
+// register, by a block or, where rows are few, by a cluster of up to eight that share the row (sm_90): maximum, masses
+// and draw with two barriers between. Any other row belongs to one block and is edited where it lies: in shared memory
+// where a row fits, else in the row's part of the workspace.
 //
 // With l the edited logits and m their maximum, an id has the mass w = e^((l - m) / temperature), a float32 rounded to
 // an integer in units of 2^-unit_bits, which is fine enough for 2^-33 of the total and coarse enough for the sum of a
@@ -111,11 +115,21 @@ static __device__ __forceinline__ bool is_finite(float x) {
     return x - x == 0.0f;
 }
 
-// Larger for a larger logit, among equal ones for a lower id; the two zeros are equal.
-static __device__ __forceinline__ units key_of(float l, int32_t id) {
+// Larger for a larger logit, never 0 of a finite one; the two zeros are equal.
+static __device__ __forceinline__ uint32_t order_of(float l) {
     const uint32_t bits = __float_as_uint(l + 0.0f);
-    const uint32_t order = bits & 0x80000000u ? ~bits : bits | 0x80000000u;
-    return (units)order << 32 | (0xffffffffu - (uint32_t)id);
+    return bits & 0x80000000u ? ~bits : bits | 0x80000000u;
+}
+static __device__ __forceinline__ float logit_of(uint32_t order) {
+    return __uint_as_float(order & 0x80000000u ? order & 0x7fffffffu : ~order);
+}
+
+// Larger for a larger logit, among equal ones for a lower id.
+static __device__ __forceinline__ units key_of(float l, int32_t id) {
+    return (units)order_of(l) << 32 | (0xffffffffu - (uint32_t)id);
+}
+static __device__ __forceinline__ int32_t id_of(units key) {
+    return (int32_t)(0xffffffffu - (uint32_t)key);
 }
 
 static __device__ __forceinline__ bool is_kept(const row &r, float l, int32_t id) {
@@ -368,6 +382,10 @@ static __device__ int32_t sample_row(const cuda_table *table, const kern_sampler
 
 // ----------------------------------------------------------------------------------------------------------- logprobs
 
+static __device__ double log_of_units(const row &r, units sum) {
+    return log(ldexp((double)sum, -r.unit_bits));
+}
+
 // log of the sum of e^(l - top) over all finite logits.
 static __device__ void normalize(block_memory &m, row &r) {
     r.temperature = 1.0f;
@@ -379,12 +397,12 @@ static __device__ void normalize(block_memory &m, row &r) {
     }
     sum = block_sum(m, sum);
     if (threadIdx.x == 0)
-        m.log_sum = log(ldexp((double)sum, -r.unit_bits));
+        m.log_sum = log_of_units(r, sum);
     __syncthreads();
 }
 
-static __device__ float log_probability(const block_memory &m, const row &r, float l) {
-    return is_finite(l) ? (float)((double)l - (double)r.top - m.log_sum) : -INFINITY;
+static __device__ float log_probability(const row &r, double log_sum, float l) {
+    return is_finite(l) ? (float)((double)(l + 0.0f) - (double)r.top - log_sum) : -INFINITY; // of either zero the same
 }
 
 // The `top` likeliest ids: cut out like a prefix, then each counts those before it.
@@ -408,16 +426,186 @@ static __device__ void write_top(block_memory &m, row &r, int32_t top, int32_t *
         int32_t place = 0;
         for (int32_t other = 0; other < m.listed; other++)
             place += m.key[other] > own;
-        id[place] = (int32_t)(0xffffffffu - (uint32_t)own);
-        logprob[place] = log_probability(m, r, r.logit[id[place]]);
+        id[place] = id_of(own);
+        logprob[place] = log_probability(r, m.log_sum, r.logit[id[place]]);
     }
     r.edge = 0;
     __syncthreads();
 }
 
-// --------------------------------------------------------------------------------------------------------------- rows
+// ----------------------------------------------------------------------------------------------------------- plain
+// rows
 
-static __device__ void run_row(const cuda_table *table, const kern_sample_args &a, int32_t i, block_memory &m, row &r) {
+// The blocks that share a row: C of a cluster, or one. Each has the numbers of all warps of all of them.
+template <int C> struct cluster {
+    static constexpr int EACH = C * WARPS / 32; // numbers a lane
+
+    static __device__ __forceinline__ int32_t rank(void) { return C > 1 ? (int32_t)(blockIdx.x % C) : 0; }
+    static __device__ __forceinline__ void sync(void) {
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
+        if (C > 1) {
+            asm volatile("barrier.cluster.arrive.release.aligned;\n\tbarrier.cluster.wait.acquire.aligned;" ::
+                             : "memory");
+            return;
+        }
+#endif
+        __syncthreads();
+    }
+    // x, the same in all lanes, becomes this warp's number in every block.
+    static __device__ __forceinline__ void tell(units *all, units x) {
+        units *own = all + rank() * WARPS + threadIdx.x / 32;
+        const int32_t lane = threadIdx.x % 32;
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
+        if (C > 1 && lane < C) {
+            uint32_t there;
+            asm volatile("mapa.shared::cluster.u32 %0, %1, %2;"
+                         : "=r"(there)
+                         : "r"((uint32_t)__cvta_generic_to_shared(own)), "r"(lane));
+            asm volatile("st.shared::cluster.u64 [%0], %1;" ::"r"(there), "l"(x) : "memory");
+        }
+#endif
+        if (C == 1 && lane == 0)
+            *own = x;
+    }
+};
+
+enum { CLUSTER_MOST = 8 };
+
+struct plain_memory {
+    units key[CLUSTER_MOST * WARPS], drawn[CLUSTER_MOST * WARPS], all[CLUSTER_MOST * WARPS];
+};
+
+static __device__ __forceinline__ bool is_greedy(const kern_sampler &sampler) {
+    return !(sampler.temperature > 0) || !(sampler.top_p > 0);
+}
+static __device__ __forceinline__ bool is_plain(const kern_sampler &sampler, int32_t likeliest, int32_t vocabulary) {
+    const bool whole =
+        (sampler.top_k <= 0 || sampler.top_k >= vocabulary) && !(sampler.top_p < 1) && !(sampler.min_p > 0);
+    return likeliest == 0 && (sampler.forced >= 0 || (sampler.edits <= 0 && (is_greedy(sampler) || whole)));
+}
+
+// A thread's Q quads of ids, one after another; NaN where there is no id.
+template <int Q>
+static __device__ __forceinline__ void load_quads(const float *logits, int32_t vocabulary, int32_t first,
+                                                  float (&l)[4 * Q]) {
+    const bool wide = vocabulary % 4 == 0 && (uintptr_t)logits % 16 == 0;
+#pragma unroll
+    for (int i = 0; i < Q; i++) {
+        const int32_t id = first + 4 * i;
+        if (wide) {
+            const float4 four = id < vocabulary ? *(const float4 *)(logits + id) : make_float4(NAN, NAN, NAN, NAN);
+            l[4 * i] = four.x, l[4 * i + 1] = four.y, l[4 * i + 2] = four.z, l[4 * i + 3] = four.w;
+        } else
+#pragma unroll
+            for (int j = 0; j < 4; j++)
+                l[4 * i + j] = id + j < vocabulary ? logits[id + j] : NAN;
+    }
+}
+
+// The largest of a lane's keys and all others' of the warp.
+static __device__ __forceinline__ units warp_largest(units key) {
+    const uint32_t order = (uint32_t)(key >> 32), top = __reduce_max_sync(ALL, order);
+    return (units)top << 32 | __reduce_max_sync(ALL, order == top ? (uint32_t)key : 0u);
+}
+
+// Of all blocks of the row; 0: no logit is finite.
+template <int C, int Q>
+static __device__ __forceinline__ units largest_key(const float (&l)[4 * Q], int32_t first, plain_memory &m) {
+    uint32_t order = 0;
+    int32_t id = 0;
+#pragma unroll
+    for (int j = 0; j < 4 * Q; j++)
+        if (is_finite(l[j]) && order_of(l[j]) > order) {
+            order = order_of(l[j]);
+            id = first + j;
+        }
+    const units own = warp_largest(order ? (units)order << 32 | (0xffffffffu - (uint32_t)id) : 0);
+    cluster<C>::tell(m.key, own);
+    cluster<C>::sync();
+    units key = 0;
+#pragma unroll
+    for (int i = 0; i < cluster<C>::EACH; i++)
+        key = max(key, m.key[i * 32 + threadIdx.x % 32]);
+    return warp_largest(key);
+}
+
+// What the warps before this one have, and all of them.
+struct cumulated {
+    units before, total;
+};
+template <int C> static __device__ __forceinline__ cumulated cumulate(const units *all) {
+    constexpr int EACH = cluster<C>::EACH;
+    const int32_t lane = threadIdx.x % 32, warp = cluster<C>::rank() * WARPS + threadIdx.x / 32;
+    units sum = 0, part = 0; // of this lane's numbers; of those before the place that this warp's has with its lane
+#pragma unroll
+    for (int i = 0; i < EACH; i++) {
+        part += i < warp % EACH ? all[lane * EACH + i] : 0;
+        sum += all[lane * EACH + i];
+    }
+    const units scan = warp_scan(sum);
+    return {__shfl_sync(ALL, scan - sum + part, warp / EACH), __shfl_sync(ALL, scan, 31)};
+}
+
+// The id, of these lanes' ids, where the cumulated mass passes target; below: what lies below the lane's. -1: not here.
+template <int Q>
+static __device__ __forceinline__ int32_t pass_target(const row &r, const float (&l)[4 * Q], int32_t first, units below,
+                                                      units target) {
+    int32_t id = -1;
+#pragma unroll
+    for (int j = 0; j < 4 * Q; j++) {
+        below += is_finite(l[j]) ? weight_of<true>(r, l[j]) : 0;
+        id = id < 0 && below > target ? first + j : id;
+    }
+    return id;
+}
+
+// One row by C blocks, each thread with 4 Q of its logits; one thread of them all writes.
+template <int C, int Q>
+static __device__ __forceinline__ void run_plain(const kern_sample_args &a, const kern_sampler &sampler, int32_t i,
+                                                 plain_memory &m, row r) {
+    const float *logits = a.logits.f + (int64_t)i * r.vocabulary;
+    const int32_t first = (cluster<C>::rank() * THREADS + (int32_t)threadIdx.x) * 4 * Q;
+    const bool draws = sampler.forced < 0 && !is_greedy(sampler);
+    float l[4 * Q];
+    load_quads<Q>(logits, r.vocabulary, first, l);
+    const units best = largest_key<C, Q>(l, first, m);
+    r.top = best ? logit_of((uint32_t)(best >> 32)) : -INFINITY;
+    r.temperature = 1.0f;
+    units all = 0, drawn = 0;
+#pragma unroll
+    for (int j = 0; j < 4 * Q; j++)
+        all += a.logprob.f && best && is_finite(l[j]) ? weight_of<true>(r, l[j]) : 0;
+    r.temperature = sampler.temperature;
+    if (draws && best)
+#pragma unroll
+        for (int j = 0; j < 4 * Q; j++)
+            drawn += is_finite(l[j]) ? weight_of<true>(r, l[j]) : 0;
+    const units scan = warp_scan(drawn);
+    cluster<C>::tell(m.drawn, __shfl_sync(ALL, scan, 31));
+    cluster<C>::tell(m.all, warp_sum(all));
+    cluster<C>::sync();
+    int32_t id = -1;
+    if (draws && best) {
+        const cumulated warps = cumulate<C>(m.drawn);
+        const double uniform = kern_philox_uniform(sampler.seed, sampler.position, sampler.choice, 0);
+        const units target = __umul64hi((units)(uniform * 0x1p53) << 11, warps.total);
+        const units below = warps.before + scan - drawn;
+        if (below <= target && below + drawn > target)
+            id = pass_target<Q>(r, l, first, below, target);
+    } else if (threadIdx.x == 0 && cluster<C>::rank() == 0)
+        id = sampler.forced >= 0 ? sampler.forced : best ? id_of(best) : 0;
+    const units total = a.logprob.f ? cumulate<C>(m.all).total : 0;
+    if (id < 0)
+        return;
+    a.id.i[i] = id;
+    if (a.logprob.f)
+        a.logprob.f[i] = id < r.vocabulary && best ? log_probability(r, log_of_units(r, total), logits[id]) : -INFINITY;
+}
+
+// ---------------------------------------------------------------------------------------------------------- other rows
+
+static __device__ __noinline__ void run_any(const cuda_table *table, const kern_sample_args a, int32_t i,
+                                            block_memory &m, row r) {
     const kern_sampler sampler = table->sampler[i];
     const float *logits = a.logits.f + (int64_t)i * r.vocabulary;
     if (r.vocabulary % 4 == 0 && (uintptr_t)logits % 16 == 0 && (uintptr_t)r.logit % 16 == 0)
@@ -436,22 +624,36 @@ static __device__ void run_row(const cuda_table *table, const kern_sample_args &
     a.id.i[i] = id;
     r.top = top;
     if (a.logprob.f)
-        a.logprob.f[i] = id < r.vocabulary ? log_probability(m, r, logits[id]) : -INFINITY;
+        a.logprob.f[i] = id < r.vocabulary ? log_probability(r, m.log_sum, logits[id]) : -INFINITY;
 }
 
+// Cluster i has row i, or block i rows i, i + blocks, ...
+template <int C, int Q>
 static __global__ void __launch_bounds__(THREADS)
     sample_kernel(const cuda_table *table, const kern_sample_args a, float *workspace) {
     cuda_begin();
-    cuda_await();
+    if (C > 1)
+        cluster<C>::sync(); // all have begun
     extern __shared__ units shared[];
     block_memory &m = *(block_memory *)shared;
-    row r;
+    row r = {};
     r.vocabulary = a.vocabulary;
     r.unit_bits = 30 + __clz(a.vocabulary);
     r.unit = ldexpf(1.0f, r.unit_bits);
-    r.logit = workspace ? workspace + (int64_t)blockIdx.x * a.vocabulary : (float *)(&m + 1);
-    for (int32_t i = (int32_t)blockIdx.x; i < table->n_logits; i += (int32_t)gridDim.x) {
-        run_row(table, a, i, m, r);
+    const int32_t number = (int32_t)blockIdx.x / C, step = (int32_t)gridDim.x / C;
+    r.logit = workspace ? workspace + (int64_t)number * a.vocabulary : (float *)(&m + 1);
+    cuda_await();
+    for (int32_t i = number; i < table->n_logits; i += step) {
+        const kern_sampler sampler = table->sampler[i];
+        const int32_t likeliest = a.top_id.i ? min(max(sampler.top, 0), (int32_t)KERN_MAX_TOP) : 0;
+        bool plain = false;
+        if constexpr (Q > 0) {
+            plain = is_plain(sampler, likeliest, a.vocabulary);
+            if (plain)
+                run_plain<C, Q>(a, sampler, i, *(plain_memory *)shared, r);
+        }
+        if (!plain && cluster<C>::rank() == 0)
+            run_any(table, a, i, m, r);
         __syncthreads();
     }
 }
@@ -475,18 +677,32 @@ kern_status cuda_sample_prepare(const kern_cuda *cuda, const void *args, size_t 
     return KERN_OK;
 }
 
-// A block a multiprocessor; more rows than that follow in turn.
-kern_status cuda_sample_run(const cuda_step *step, const void *args) {
-    const kern_sample_args *a = (const kern_sample_args *)args;
-    const kern_cuda *cuda = step->cuda;
-    const int blocks = step->logits < cuda->processors ? step->logits : cuda->processors;
-    if (blocks == 0)
-        return KERN_OK;
-    const bool fits = row_fits(cuda, a);
+template <int C, int Q> static kern_status launch(const cuda_step *step, const kern_sample_args *a, int rows) {
+    const bool fits = row_fits(step->cuda, a);
     const size_t shared = sizeof(block_memory) + (fits ? row_bytes(a) : 0);
-    kern_status status = cuda_allow_shared(sample_kernel, shared);
+    const kern_status status = cuda_allow_shared(sample_kernel<C, Q>, shared);
     if (status)
         return status;
-    return cuda_start(step, sample_kernel, blocks, THREADS, shared, step->table, *a,
-                      fits ? NULL : (float *)cuda->workspace);
+    return cuda_start_clusters(step, sample_kernel<C, Q>, C, rows * C, THREADS, shared, step->table, *a,
+                               fits ? NULL : (float *)step->cuda->workspace);
+}
+
+// Rows that are few share the multiprocessors; else, and where a thread would have more than four quads of a row, a
+// block takes one row after another.
+kern_status cuda_sample_run(const cuda_step *step, const void *args) {
+    const kern_sample_args *a = (const kern_sample_args *)args;
+    const int rows = step->logits, processors = step->cuda->processors;
+    if (rows == 0)
+        return KERN_OK;
+    const int blocks = step->cuda->overlaps ? processors / rows : 1;          // a row
+    const int quads = cuda_blocks(a->vocabulary, 4 * THREADS * CLUSTER_MOST); // a thread of the largest cluster
+    if (blocks >= 8 && quads <= 4)
+        return quads <= 1   ? launch<8, 1>(step, a, rows)
+               : quads <= 2 ? launch<8, 2>(step, a, rows)
+                            : launch<8, 4>(step, a, rows);
+    if (blocks >= 4 && quads <= 2)
+        return quads <= 1 ? launch<4, 2>(step, a, rows) : launch<4, 4>(step, a, rows);
+    if (blocks >= 2 && quads <= 1)
+        return launch<2, 4>(step, a, rows);
+    return launch<1, 0>(step, a, min(rows, processors));
 }
