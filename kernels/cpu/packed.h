@@ -1,13 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0
-// How quantised weights lie in memory: by panels of 16 rows, made for dot products of four bytes in each lane.
+// How quantised weights lie in memory: by panels of 32 rows, made for dot products of four bytes in each lane.
 //
-// A panel holds, each part 64-byte aligned: the scales (blocks, 16) as float16; the minima, where the weight has them,
+// A panel holds, each part 64-byte aligned: the scales (blocks, 32) as float16; the minima, where the weight has them,
 // likewise; the codes, block by block. A code is unsigned: what the file has plus `zero` (Q8: 128), so that a block's
 // sum is  scale (sum_k code x - zero sum_k x) + minimum sum_k x  with integers up to the scale.
-//   Q8: byte k of row r stands at (k / 4, r, k mod 4): 512 bytes a block
-//   Q4: the same for k / 8, the even group of four in the low nibbles, the odd one in the high: 256 bytes a block
-// Rows and columns that pad are zero. A row of one panel and its neighbour's are read by the same vector, so a product
-// needs no sum over lanes.
+//   Q8: byte k of row r stands at (k / 4, r, k mod 4): 1024 bytes a block
+//   Q4: the same for k / 8, the even group of four in the low nibbles, the odd one in the high: 512 bytes a block
+// Rows and columns that pad are zero. A row and its neighbours are read by the same vector, so a product needs no sum
+// over lanes; one token reads a panel from end to end.
 #ifndef KERNELS_CPU_PACKED_H
 #define KERNELS_CPU_PACKED_H
 
@@ -15,7 +15,7 @@
 
 #include "kernels/kernels.h"
 
-enum { KERN_PANEL = 16 };
+enum { KERN_PANEL = 32 };
 
 typedef struct kern_packed {
     int64_t blocks;        // of a row

@@ -329,7 +329,7 @@ START_TEST(bad_weights_are_refused) {
     const kern_weight_desc good = {.dtype = KERN_Q4, .rows = 2, .cols = 33, .host = codes, .scale = scale};
     kern_weight *weight = NULL;
     ck_assert_int_eq(kern_weight_create(test.device, &good, &weight), KERN_OK);
-    ck_assert_uint_eq(kern_weight_bytes(weight), 64 + 2 * 256);
+    ck_assert_uint_eq(kern_weight_bytes(weight), 128 + 2 * 512);
     float x[33] = {0}, y[33] = {0};
     kernel_test_clear_rows(&test);
     kernel_test_row(&test, KERN_ROW_PROMPT, 0, 1, 0);

@@ -2,10 +2,10 @@
 // Products with quantised weights; what they promise stands in quant.h, how weights lie in kernels/cpu/packed.h.
 //
 // The inputs of some tokens are rounded to int8 first, once for all outputs. Then threads own panels: a tile is some
-// tokens against one or two panels, sums in registers, each vector of weights read once for all tokens of the tile. One
-// token is bound by memory; many go over a panel again while it lies in the cache. Four bytes are multiplied and added
-// at a time: by the processor's own instruction, by pairs of 16 bits where it has none, in float32 (exact: every sum is
-// below 2^24) in the portable set.
+// tokens against some rows of a panel, sums in registers, each vector of weights read once for all tokens of the tile.
+// One token is bound by memory; many go over a panel again while it lies in the cache. Four bytes are multiplied and
+// added at a time: by the processor's own instruction, by pairs of 16 bits where it has none, in float32 (exact: every
+// sum is below 2^24) in the portable set.
 #include "kernels/cpu/isa/quant.h"
 
 enum {
@@ -17,16 +17,16 @@ enum {
 #if defined(KERN_ISA_AVX512)
 #define MM(name) _mm512_##name
 typedef __m512i mm;
-enum { MAX_TOKENS = 6, PANELS = 2 };
-#define TOKEN_VARIANTS(X) X(1, 1) X(2, 1) X(3, 2) X(4, 2) X(5, 2) X(6, 2)
+enum { MAX_TOKENS = 6 };
+#define TOKEN_VARIANTS(X) X(1, 2) X(2, 2) X(3, 2) X(4, 2) X(5, 2) X(6, 2)
 #elif defined(KERN_ISA_AVX2)
 #define MM(name) _mm256_##name
 typedef __m256i mm;
-enum { MAX_TOKENS = 3, PANELS = 1 };
-#define TOKEN_VARIANTS(X) X(1, 1) X(2, 1) X(3, 1)
+enum { MAX_TOKENS = 3 };
+#define TOKEN_VARIANTS(X) X(1, 4) X(2, 2) X(3, 2)
 #else
-enum { MAX_TOKENS = 1, PANELS = 1 };
-#define TOKEN_VARIANTS(X) X(1, 1)
+enum { MAX_TOKENS = 1 };
+#define TOKEN_VARIANTS(X) X(1, 4)
 #endif
 enum { VECTORS = KERN_PANEL / KERN_VL }; // of a panel
 
@@ -53,7 +53,21 @@ size_t KERN_NAME(quant_bytes)(int64_t cols) {
     return TOKENS * operand_bytes((cols + BLOCK - 1) / BLOCK);
 }
 
-typedef int8_t vq __attribute__((vector_size(KERN_VL)));
+// The low bytes of 32 integers.
+static inline void store_codes(int8_t *to, const vi *from) {
+#if defined(KERN_ISA_AVX512)
+    _mm_storeu_si128((__m128i *)to, _mm512_cvtepi32_epi8((mm)from[0]));
+    _mm_storeu_si128((__m128i *)to + 1, _mm512_cvtepi32_epi8((mm)from[1]));
+#elif defined(KERN_ISA_AVX2)
+    const mm low = _mm256_set1_epi32(255), order = _mm256_setr_epi32(0, 4, 1, 5, 2, 6, 3, 7); // packs work by halves
+    const mm x = _mm256_packus_epi32((mm)from[0] & low, (mm)from[1] & low);
+    const mm y = _mm256_packus_epi32((mm)from[2] & low, (mm)from[3] & low);
+    _mm256_storeu_si256((mm *)to, _mm256_permutevar8x32_epi32(_mm256_packus_epi16(x, y), order));
+#else
+    for (int i = 0; i < BLOCK; i++)
+        to[i] = (int8_t)from[i / KERN_VL][i % KERN_VL];
+#endif
+}
 
 static inline vi vi_max(vi x, vi y) {
 #ifdef MM
@@ -64,46 +78,29 @@ static inline vi vi_max(vi x, vi y) {
 #endif
 }
 
-static inline int32_t vi_largest(vi x) {
-    int32_t largest = x[0];
-    for (int lane = 1; lane < KERN_VL; lane++)
-        largest = x[lane] > largest ? x[lane] : largest;
-    return largest;
-}
-
-static inline int32_t vi_sum(vi x) {
-    int32_t sum = 0;
-    for (int lane = 0; lane < KERN_VL; lane++)
-        sum += x[lane];
-    return sum;
-}
-
 // Codes of 32 inputs; *sum of the codes. The scale is NaN where an input is not finite, 0 where none is above 1e-30.
 static inline float round_block(const float *x, int8_t *code, int32_t *sum) {
     vi top = {0};
-    for (int i = 0; i < BLOCK; i += KERN_VL) {
-        const vi magnitude = (vi)vf_load(x + i) & 0x7fffffff; // as integers they order like the floats, NaN above all
-        top = vi_max(top, magnitude);
-    }
-    const int32_t bits = vi_largest(top);
-    float largest;
-    memcpy(&largest, &bits, sizeof largest);
-    const bool finite = bits < 0x7f800000;
-    if (!(largest >= 1e-30f) || !finite) {
+    KERN_UNROLL
+    for (int i = 0; i < BLOCK; i += KERN_VL) // as integers magnitudes order like the floats, NaN above all
+        top = vi_max(top, (vi)vf_load(x + i) & 0x7fffffff);
+    const float largest = vf_largest((vf)-vi_max(-top, (vi){0} - 0x7f800000));
+    if (!(largest >= 1e-30f && largest < INFINITY)) {
         memset(code, 0, BLOCK);
         *sum = 0;
-        return finite ? 0.0f : NAN;
+        return largest < INFINITY ? 0.0f : NAN;
     }
-    const float inverse = 127.0f / largest;
-    vi total = {0};
+    const vf inverse = vf_set(127.0f / largest);
+    vf total = {0};
+    vi rounded[BLOCK / KERN_VL];
+    KERN_UNROLL
     for (int i = 0; i < BLOCK; i += KERN_VL) {
         const vf shifted = vf_load(x + i) * inverse + 12582912.0f; // the nearest integer in the low mantissa bits
-        const vi rounded = (vi)shifted - 0x4b400000;
-        const vq narrow = __builtin_convertvector(rounded, vq);
-        memcpy(code + i, &narrow, sizeof narrow);
-        total += rounded;
+        rounded[i / KERN_VL] = (vi)shifted;
+        total += shifted - 12582912.0f;
     }
-    *sum = vi_sum(total);
+    store_codes(code, rounded);
+    *sum = (int32_t)vf_sum(total); // exact: below 2^24
     return largest / 127.0f;
 }
 
@@ -188,19 +185,17 @@ static inline int32_t four_inputs(const int8_t *code) {
 
 // -------------------------------------------------------------------------------------------------------------- tiles
 
-enum { SUMS = PANELS * VECTORS };
-
-// dots += one block's codes times the tokens' inputs.
-__attribute__((always_inline)) static inline void block_dots(bool native, bool four, int tokens, int panels, int64_t b,
-                                                             const char *const *codes, const operand *x,
-                                                             vd (*dots)[SUMS]) {
-    const int vectors = four ? BLOCK / 8 : BLOCK / 4, sums = panels * VECTORS;
+// dots += one block's codes times the tokens' inputs, for `vectors` vectors of rows; codes: the block's, from the first
+// of these rows on.
+__attribute__((always_inline)) static inline void block_dots(bool native, bool four, int tokens, int vectors, int64_t b,
+                                                             const char *codes, const operand *x, vd (*dots)[VECTORS]) {
+    const int groups = four ? BLOCK / 8 : BLOCK / 4;
     KERN_UNROLL
-    for (int q = 0; q < vectors; q++) {
+    for (int q = 0; q < groups; q++) {
         KERN_UNROLL
-        for (int v = 0; v < sums; v++) {
-            const char *at = codes[v / VECTORS] + (q * VECTORS + v % VECTORS) * (int)sizeof(vu);
-            if (v % VECTORS == 0)
+        for (int v = 0; v < vectors; v++) {
+            const char *at = codes + (q * VECTORS + v) * (int)sizeof(vu);
+            if (v * KERN_VL % 16 == 0) // a line
                 __builtin_prefetch(at + PREFETCH_BYTES);
             const vu w = *(const vu_codes *)at;
             KERN_UNROLL
@@ -218,76 +213,73 @@ __attribute__((always_inline)) static inline void block_dots(bool native, bool f
     }
 }
 
-// sum += the block's dots by the scales of both sides, and what its minima add.
-__attribute__((always_inline)) static inline void add_block(int tokens, int panels, int64_t b,
-                                                            const kern_packed *packed, const char *const *panel,
-                                                            const operand *x, vd (*dots)[SUMS], vf (*sum)[SUMS]) {
-    const int sums = panels * VECTORS;
+// sum += the block's dots by the scales of both sides, and what its minima add; scales: as codes above.
+__attribute__((always_inline)) static inline void add_block(int tokens, int vectors, int64_t b, size_t minimum,
+                                                            const uint16_t *scales, const operand *x,
+                                                            vd (*dots)[VECTORS], vf (*sum)[VECTORS]) {
     KERN_UNROLL
-    for (int v = 0; v < sums; v++) {
-        const uint16_t *scales = (const uint16_t *)panel[v / VECTORS] + b * KERN_PANEL + v % VECTORS * KERN_VL;
-        const vf scale = vf_load_f16(scales);
+    for (int v = 0; v < vectors; v++) {
+        const vf scale = vf_load_f16(scales + v * KERN_VL);
         KERN_UNROLL
         for (int t = 0; t < tokens; t++)
             sum[t][v] += __builtin_convertvector(dots[t][v], vf) * (scale * x[t].scale[b]);
-        if (packed->minimum) {
-            const vf minimum = vf_load_f16(scales + packed->minimum / sizeof *scales);
+        if (minimum) {
+            const vf least = vf_load_f16(scales + minimum / sizeof *scales + v * KERN_VL);
             KERN_UNROLL
             for (int t = 0; t < tokens; t++)
-                sum[t][v] += minimum * x[t].total[b];
+                sum[t][v] += least * x[t].total[b];
         }
     }
 }
 
-// Outputs (tokens, panels * 16) of `panels` panels for `tokens` operands; the first four are constants after inlining.
-__attribute__((always_inline)) static inline void tile(bool native, bool four, int tokens, int panels,
-                                                       const kern_packed *packed, const char *const *panel,
-                                                       const operand *x, float (*out)[PANELS * KERN_PANEL]) {
-    const int sums = panels * VECTORS, all = tokens * sums;
-    vf sum[MAX_TOKENS][SUMS];
+// Rows [row, row + vectors * KERN_VL) of a panel times `tokens` operands; the first four are constants after inlining.
+// out: (tokens, KERN_PANEL).
+__attribute__((always_inline)) static inline void tile(bool native, bool four, int tokens, int vectors,
+                                                       const kern_packed *packed, const char *panel, int row,
+                                                       const operand *x, float (*out)[KERN_PANEL]) {
+    const char *codes = panel + packed->codes + (size_t)row * 4;
+    const uint16_t *scales = (const uint16_t *)panel + row;
+    const int all = tokens * vectors;
+    vf sum[MAX_TOKENS][VECTORS];
     KERN_UNROLL
     for (int i = 0; i < all; i++)
-        sum[i / sums][i % sums] = (vf){0};
+        sum[i / vectors][i % vectors] = (vf){0};
     for (int64_t b = 0; b < packed->blocks; b++) {
-        vd dots[MAX_TOKENS][SUMS];
-        const char *codes[PANELS];
-        KERN_UNROLL
-        for (int p = 0; p < panels; p++)
-            codes[p] = panel[p] + packed->codes + (size_t)b * packed->block;
+        vd dots[MAX_TOKENS][VECTORS];
         KERN_UNROLL
         for (int i = 0; i < all; i++)
-            dots[i / sums][i % sums] = vd_set(x[i / sums].start[b]);
-        block_dots(native, four, tokens, panels, b, codes, x, dots);
-        add_block(tokens, panels, b, packed, panel, x, dots, sum);
+            dots[i / vectors][i % vectors] = vd_set(x[i / vectors].start[b]);
+        block_dots(native, four, tokens, vectors, b, codes + (size_t)b * packed->block, x, dots);
+        add_block(tokens, vectors, b, packed->minimum, scales + b * KERN_PANEL, x, dots, sum);
     }
     KERN_UNROLL
     for (int i = 0; i < all; i++)
-        vf_store(out[i / sums] + i % sums * KERN_VL, sum[i / sums][i % sums]);
+        vf_store(out[i / vectors] + row + i % vectors * KERN_VL, sum[i / vectors][i % vectors]);
 }
 
-typedef void tile_function(const kern_packed *packed, const char *const *panel, const operand *x,
-                           float (*out)[PANELS * KERN_PANEL]);
+typedef void tile_function(const kern_packed *packed, const char *panel, int row, const operand *x,
+                           float (*out)[KERN_PANEL]);
 
-#define TILE_FUNCTION(name, native, four, tokens, panels)                                              \
-    static void name##_##tokens(const kern_packed *packed, const char *const *panel, const operand *x, \
-                                float(*out)[PANELS * KERN_PANEL]) {                                    \
-        tile(native, four, tokens, panels, packed, panel, x, out);                                     \
+#define TILE_FUNCTION(name, native, four, tokens, vectors)                                               \
+    static void name##_##tokens(const kern_packed *packed, const char *panel, int row, const operand *x, \
+                                float(*out)[KERN_PANEL]) {                                               \
+        tile(native, four, tokens, vectors, packed, panel, row, x, out);                                 \
     }
-#define TILE_FUNCTIONS(tokens, panels)                    \
-    TILE_FUNCTION(q8, false, false, tokens, panels)       \
-    TILE_FUNCTION(q4, false, true, tokens, panels)        \
-    TILE_FUNCTION(q8_native, true, false, tokens, panels) \
-    TILE_FUNCTION(q4_native, true, true, tokens, panels)
+#define TILE_FUNCTIONS(tokens, vectors)                    \
+    TILE_FUNCTION(q8, false, false, tokens, vectors)       \
+    TILE_FUNCTION(q4, false, true, tokens, vectors)        \
+    TILE_FUNCTION(q8_native, true, false, tokens, vectors) \
+    TILE_FUNCTION(q4_native, true, true, tokens, vectors)
 TOKEN_VARIANTS(TILE_FUNCTIONS)
 #undef TILE_FUNCTIONS
 #undef TILE_FUNCTION
 
 static const struct {
-    int panels;
+    int rows;                 // at once
     tile_function *run[2][2]; // [native][four]
 } variant[MAX_TOKENS + 1] = {
-#define VARIANT(tokens, panels) \
-    [tokens] = {panels, {{q8_##tokens, q4_##tokens}, {q8_native_##tokens, q4_native_##tokens}}},
+#define VARIANT(tokens, vectors) \
+    [tokens] = {(vectors)*KERN_VL, {{q8_##tokens, q4_##tokens}, {q8_native_##tokens, q4_native_##tokens}}},
     TOKEN_VARIANTS(VARIANT)
 #undef VARIANT
 };
@@ -314,15 +306,16 @@ static bool has_instruction(const kern_weight *weight) {
 #endif
 }
 
-// Outputs of one panel that the job wants, for the tokens of a tile; out: the panel's part of (tokens, PANELS * 16).
-static void write_panel(const kern_linear_rows *job, int64_t panel, int32_t token0, int tokens, const float *out) {
+// Outputs of one panel that the job wants, of `tokens` tokens from token0 on; out: (tokens, KERN_PANEL).
+static void write_panel(const kern_linear_rows *job, int64_t panel, int32_t token0, int tokens,
+                        const float (*out)[KERN_PANEL]) {
     const int64_t row = panel * KERN_PANEL - job->row0; // of the job's
     const int first = row < 0 ? (int)-row : 0;
     const int last = job->rows - row < KERN_PANEL ? (int)(job->rows - row) : KERN_PANEL;
     for (int t = 0; t < tokens; t++) {
         const int64_t at = (token0 + t) * job->rows + row;
         for (int r = first; r < last; r++) {
-            float y = out[t * PANELS * KERN_PANEL + r];
+            float y = out[t][r];
             if (job->bias)
                 y += job->bias[job->row0 + row + r];
             job->y[at + r] = job->residual ? y + job->residual[at + r] : y;
@@ -330,50 +323,55 @@ static void write_panel(const kern_linear_rows *job, int64_t panel, int32_t toke
     }
 }
 
-// The panels [panel0, panel0 + PANELS) below `end` for the tokens [done, done + tokens) of the group. Where a tile
-// takes more panels than are left, the last one is computed twice.
-static void run_tile(const group *g, int64_t panel0, int64_t end, int32_t done, int tokens) {
+// One panel for all tokens of the group, about equally many a tile.
+static void run_panel(const group *g, int64_t panel) {
     const kern_weight *weight = g->job->weight;
-    operand x[MAX_TOKENS];
-    for (int t = 0; t < tokens; t++)
-        x[t] = operand_at(g->operands + (size_t)(done + t) * operand_bytes(g->packed.blocks), g->packed.blocks);
-    const int panels = variant[tokens].panels;
-    for (int64_t first = panel0; first < panel0 + PANELS && first < end; first += panels) {
-        float out[MAX_TOKENS][PANELS * KERN_PANEL];
-        const char *panel[PANELS];
-        for (int p = 0; p < panels; p++)
-            panel[p] = g->panels + (size_t)(first + p < end ? first + p : end - 1) * g->packed.panel;
-        variant[tokens].run[has_instruction(weight)][weight->dtype == KERN_Q4](&g->packed, panel, x, out);
-        for (int p = 0; p < panels && first + p < end; p++)
-            write_panel(g->job, first + p, g->token0 + done, tokens, out[0] + p * KERN_PANEL);
-    }
-}
-
-// All tokens of the group, tile by tile, about equally many in each.
-static void run_panels(const group *g, int64_t panel0, int64_t end) {
+    const bool native = has_instruction(weight), four = weight->dtype == KERN_Q4;
+    const size_t bytes = operand_bytes(g->packed.blocks);
     for (int32_t done = 0; done < g->tokens;) {
         const int32_t left = g->tokens - done, tiles = (left + MAX_TOKENS - 1) / MAX_TOKENS;
         const int32_t tokens = (left + tiles - 1) / tiles;
-        run_tile(g, panel0, end, done, tokens);
+        operand x[MAX_TOKENS];
+        float out[MAX_TOKENS][KERN_PANEL];
+        for (int t = 0; t < tokens; t++)
+            x[t] = operand_at(g->operands + (size_t)(done + t) * bytes, g->packed.blocks);
+        for (int row = 0; row < KERN_PANEL; row += variant[tokens].rows)
+            variant[tokens].run[native][four](&g->packed, g->panels + (size_t)panel * g->packed.panel, row, x, out);
+        write_panel(g->job, panel, g->token0 + done, tokens, (const float(*)[KERN_PANEL])out);
         done += tokens;
     }
 }
 
-static void run_group(const group *g) {
+static void round_inputs(const group *g, int32_t first, int32_t end) {
     const kern_linear_rows *job = g->job;
     const int64_t cols = job->weight->cols;
-    const size_t bytes = operand_bytes(g->packed.blocks);
-#pragma omp parallel for schedule(static) if (kern_worth_team(8.0 * (double)g->tokens * cols))
-    for (int32_t t = 0; t < g->tokens; t++) {
+    for (int32_t t = first; t < end; t++) {
         const int32_t token = g->token0 + t;
         round_token(job->x + cols * (job->token ? job->token[token] : token), cols, g->packed.zero,
-                    g->operands + (size_t)t * bytes);
+                    g->operands + (size_t)t * operand_bytes(g->packed.blocks));
     }
+}
+
+// What is too small for the team is a plain call: a team of one costs as much.
+static void run_group(const group *g) {
+    const kern_linear_rows *job = g->job;
+    const double inputs = (double)g->tokens * (double)job->weight->cols;
     const int64_t first = job->row0 / KERN_PANEL, end = (job->row0 + job->rows + KERN_PANEL - 1) / KERN_PANEL;
-    const int64_t tasks = (end - first + PANELS - 1) / PANELS;
-#pragma omp parallel for schedule(static) if (kern_worth_team(0.5 * (double)job->rows * cols * g->tokens))
-    for (int64_t task = 0; task < tasks; task++)
-        run_panels(g, first + task * PANELS, end);
+    if (!kern_worth_team(4.0 * inputs)) {
+        round_inputs(g, 0, g->tokens);
+    } else {
+#pragma omp parallel for schedule(static)
+        for (int32_t t = 0; t < g->tokens; t++)
+            round_inputs(g, t, t + 1);
+    }
+    if (!kern_worth_team(0.25 * (double)job->rows * inputs)) {
+        for (int64_t panel = first; panel < end; panel++)
+            run_panel(g, panel);
+        return;
+    }
+#pragma omp parallel for schedule(static)
+    for (int64_t panel = first; panel < end; panel++)
+        run_panel(g, panel);
 }
 
 void KERN_NAME(quant_rows)(const kern_linear_rows *job, void *scratch) {
