@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // mesa-trainer bench [DIR | --random 30m]: decode, prefill and training speed as shares of the machine's own limits;
-// with --weights, serving alone; with --sessions, generating alone at several batch sizes (bench_decode.c); with
-// --mixers, every mixer at equal width (bench_mixers.c).
+// with --weights and of quantised folders, serving alone; with --sessions, generating alone at several batch sizes
+// (bench_decode.c); with --mixers, every mixer at equal width (bench_mixers.c).
 //
 // Everything is measured in turns, round after round, so that a machine that slows down slows both sides of a share;
 // medians are printed. The limit of generating is reading: weights once, the state in and out. It is measured over a
@@ -103,7 +103,8 @@ static eng_status open_model(bench *b, const char *dir, const bench_options *o, 
         eng_checkpoint_store_states(b->checkpoint, storage);
     if (status == ENG_OK)
         status = eng_weights_load(b->checkpoint, b->device, false, &b->serving, error);
-    if (status == ENG_OK && trains)
+    const bool quantised = b->checkpoint && eng_checkpoint_model(b->checkpoint)->config.quantised;
+    if (status == ENG_OK && trains && !quantised)
         status = eng_weights_load(b->checkpoint, b->device, true, &b->training, error);
     return status;
 }
