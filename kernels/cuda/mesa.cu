@@ -17,8 +17,9 @@ static __device__ __forceinline__ void prefetch(const void *p, size_t bytes) {
 
 static_assert(2 * (sizeof(mesa_row_memory<128>) + 1024) <= 228 * 1024, "two blocks a processor");
 
-template <int D, typename Stored>
-static __global__ void __launch_bounds__(mesa_work<D>::THREADS, D == 128 ? 2 : 6)
+// BLOCKS: on a processor at once. Where one is enough the solver is not short of registers.
+template <int D, typename Stored, int BLOCKS>
+static __global__ void __launch_bounds__(mesa_work<D>::THREADS, BLOCKS)
     tile_kernel(const cuda_table *table, const mesa a) {
     cuda_begin();
     extern __shared__ __align__(16) char memory[];
@@ -273,12 +274,13 @@ kern_status cuda_mesa_prepare(const kern_cuda *cuda, const void *args, size_t *w
     return KERN_OK;
 }
 
-template <int D, typename Stored> static kern_status launch_tiles(const cuda_step *step, const mesa &a) {
+template <int D, typename Stored, int BLOCKS> static kern_status launch_tiles(const cuda_step *step, const mesa &a) {
     constexpr size_t bytes = sizeof(mesa_row_memory<D, Stored>);
-    const kern_status status = cuda_allow_shared(tile_kernel<D, Stored>, bytes);
+    const kern_status status = cuda_allow_shared(tile_kernel<D, Stored, BLOCKS>, bytes);
     if (status)
         return status;
-    return cuda_start(step, tile_kernel<D, Stored>, step->rows * a.heads, mesa_work<D>::THREADS, bytes, step->table, a);
+    return cuda_start(step, tile_kernel<D, Stored, BLOCKS>, step->rows * a.heads, mesa_work<D>::THREADS, bytes,
+                      step->table, a);
 }
 
 static mesa mesa_of(const kern_mesa_args *from) {
@@ -311,7 +313,10 @@ template <typename Stored> static kern_status run_tiles(const cuda_step *step, c
         return status;
     if (cuda_mesa_streams(step, a, STORAGE))
         return cuda_mesa_stream(step, a, STORAGE);
-    return a.depth == 64 ? launch_tiles<64, Stored>(step, a) : launch_tiles<128, Stored>(step, a);
+    if (a.depth == 64)
+        return launch_tiles<64, Stored, 6>(step, a);
+    return step->rows * a.heads <= step->cuda->processors ? launch_tiles<128, Stored, 1>(step, a)
+                                                          : launch_tiles<128, Stored, 2>(step, a);
 }
 
 template <typename Stored> static kern_status run(const cuda_step *step, const kern_mesa_args *args) {

@@ -123,10 +123,10 @@ template <int D> struct alignas(16) mesa_work {
 // it (1).
 template <int D, typename Team, typename Use>
 static __device__ __forceinline__ void mesa_quads(const mesa_tile<D, Team> &tile, Use use) {
-    const int32_t group = tile.row0() / 8;
+    const int32_t group = mesa_anew(tile.row0()) / 8, column_group = mesa_anew(tile.group());
 #pragma unroll
     for (int j0 = 0; j0 < 8; j0 += 4) {
-        const int32_t quad = j0 * (D / 32) + tile.group();
+        const int32_t quad = j0 * (D / 32) + column_group;
         use(j0, quad, quad / 2 < group ? -1 : quad / 2 > group);
     }
 }
@@ -134,7 +134,7 @@ static __device__ __forceinline__ void mesa_quads(const mesa_tile<D, Team> &tile
 // What stands right of the diagonal block is read where its mirror image stands.
 template <int D, typename Team>
 static __device__ __forceinline__ void mesa_load_triangle(mesa_tile<D, Team> &tile, const float *triangle) {
-    const int32_t row0 = tile.row0();
+    const int32_t row0 = mesa_anew(tile.row0());
     const float *own = triangle + mesa_packed(row0, 0), *block = own + 8 * row0;
     mesa_quads(tile, [&](int j0, int32_t quad, int32_t place) {
         if (place < 0)
@@ -165,7 +165,7 @@ static __device__ __forceinline__ void mesa_load_triangle(mesa_tile<D, Team> &ti
 
 template <int D, typename Team>
 static __device__ __forceinline__ void mesa_store_triangle(const mesa_tile<D, Team> &tile, float *triangle) {
-    const int32_t row0 = tile.row0();
+    const int32_t row0 = mesa_anew(tile.row0());
     float *own = triangle + mesa_packed(row0, 0), *block = own + 8 * row0;
     mesa_quads(tile, [&](int j0, int32_t quad, int32_t place) {
         if (place < 0)

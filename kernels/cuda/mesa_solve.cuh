@@ -99,15 +99,22 @@ static __device__ __forceinline__ void mesa_spread(const mesa_tile<D, Team> &til
         shared.x[(own & 4 ? tile.HALF : 0) + 4 * tile.group() + own % 4] = x;
 }
 
+// x, to be computed anew here: not kept from token to token in a register that the solver wants.
+static __device__ __forceinline__ int32_t mesa_anew(int32_t x) {
+    asm volatile("" : "+r"(x));
+    return x;
+}
+
 // Calls use(i, j, row) for the elements of the diagonal of H that are this thread's.
 template <int D, typename Team, typename Use>
 static __device__ __forceinline__ void mesa_diagonal(const mesa_tile<D, Team> &tile, Use use) {
+    const int32_t row0 = mesa_anew(tile.row0()), column0 = 4 * mesa_anew(tile.group());
 #pragma unroll
     for (int i = 0; i < 8; i++)
 #pragma unroll
         for (int j = i % 4; j < 8; j += 4)
-            if (tile.column(j) == tile.row0() + i)
-                use(i, j, tile.row0() + i);
+            if ((j < 4 ? column0 + j : tile.HALF + column0 + j - 4) == row0 + i)
+                use(i, j, row0 + i);
 }
 
 // 1 / x, the chip's approximation, for x neither below nor far above the normal numbers.

@@ -38,6 +38,12 @@ template <int D, typename Stored> struct alignas(16) stream_memory {
     int32_t slot[BLOCK_HEADS];
 };
 
+constexpr size_t SHARED_LIMIT = 227 << 10; // of a block on sm_90
+static_assert(sizeof(stream_memory<64, float>) <= SHARED_LIMIT && sizeof(stream_memory<128, float>) <= SHARED_LIMIT &&
+                  sizeof(stream_memory<64, cuda_bf16>) <= SHARED_LIMIT &&
+                  sizeof(stream_memory<128, cuda_bf16>) <= SHARED_LIMIT,
+              "a block's memory");
+
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
 
 // Place of the block's n-th head among (row, head), as every row has one token also among tokens.
