@@ -241,10 +241,18 @@ static kern_status download_logits(eng_batch *batch, eng_flight *flight) {
     return KERN_OK;
 }
 
+// Of plan->results: the sums of solves stand last, one a token.
+static size_t used_results(const eng_batch *batch) {
+    const eng_plan *plan = batch->plan;
+    if (!plan->solves.ref)
+        return plan->results_bytes;
+    return (size_t)(plan->solves.ref - plan->results.ref) + sizeof(kern_solve_sum) * (size_t)batch->rows->n_tokens;
+}
+
 static kern_status download_results(eng_batch *batch, eng_flight *flight) {
     const eng_plan *plan = batch->plan;
     size_t top = batch->most_top > 0 ? (size_t)batch->rows->n_logits * KERN_MAX_TOP : 0;
-    kern_status status = download(batch, plan->results, flight->results, plan->results_bytes);
+    kern_status status = download(batch, plan->results, flight->results, used_results(batch));
     if (status == KERN_OK)
         status = download(batch, plan->top_id, flight->top_id, sizeof *flight->top_id * top);
     if (status == KERN_OK)
