@@ -27,7 +27,6 @@
 #include "kernels/cuda/recurrence.cuh"
 
 constexpr int THREADS = 512, WARPS = THREADS / 32, RING = 4, AHEAD = 2;
-constexpr int FETCHED = 96 * 1024; // bytes of a phase's weights that a block asks for ahead
 static_assert(AHEAD < RING - 1, "what is looked at has been copied");
 
 enum phase_kind { PRODUCT, PREPARE, RECURRENCE, MESA, EMBED, ELEMENTS };
@@ -335,6 +334,7 @@ static __device__ __noinline__ void run_elements(int32_t turn, phase_await await
 static __device__ __noinline__ void prefetch(int32_t turn) {
     const phase &later = ring[turn];
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
+    constexpr int32_t MOST = 96 * 1024; // bytes of weights
     const int32_t lane = (int32_t)threadIdx.x - (THREADS - 32);
     const int32_t item = (int32_t)blockIdx.x + lane * (int32_t)gridDim.x;
     if (lane < 0 || item >= later.items)
@@ -343,7 +343,7 @@ static __device__ __noinline__ void prefetch(int32_t turn) {
         const cuda_product &p = later.product;
         const int32_t bytes = product_tiles(p.cols) * 512 * (p.gated ? 2 : 1);
         int tile = item;
-        if (lane > 0 && (lane + 1) * bytes > FETCHED)
+        if (lane > 0 && (lane + 1) * bytes > MOST)
             return;
         const int own = p.gated ? 0 : product_find_part(p, tile, product_row_tiles);
         for (int side = 0; side < (p.gated ? 2 : 1); side++)
