@@ -28,6 +28,11 @@ static __device__ __forceinline__ void cuda_mbarrier_made(void) {
     asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
 }
 
+// The same where other blocks of the cluster arrive too; a barrier of the cluster follows.
+static __device__ __forceinline__ void cuda_mbarrier_made_for_cluster(void) {
+    asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
+}
+
 // Bytes that belong to the phase that is on; before their copies are asked for.
 static __device__ __forceinline__ void cuda_mbarrier_expect(cuda_mbarrier *barrier, uint32_t bytes) {
     asm volatile("mbarrier.expect_tx.relaxed.cta.shared::cta.b64 [%0], %1;" ::"r"(cuda_shared_address(barrier)),
@@ -36,6 +41,15 @@ static __device__ __forceinline__ void cuda_mbarrier_expect(cuda_mbarrier *barri
 }
 static __device__ __forceinline__ void cuda_mbarrier_arrive(cuda_mbarrier *barrier) {
     asm volatile("mbarrier.arrive.release.cta.shared::cta.b64 _, [%0];" ::"r"(cuda_shared_address(barrier)) : "memory");
+}
+// At the barrier that a block of the cluster has at this place.
+static __device__ __forceinline__ void cuda_mbarrier_arrive_at(cuda_mbarrier *barrier, uint32_t block) {
+    asm volatile(
+        "{\n\t.reg .b32 at;\n\t"
+        "mapa.shared::cluster.u32 at, %0, %1;\n\t"
+        "mbarrier.arrive.release.cluster.shared::cluster.b64 _, [at];\n\t}" ::"r"(cuda_shared_address(barrier)),
+        "r"(block)
+        : "memory");
 }
 // An arrival as soon as all that this thread has asked for with cp.async has come.
 static __device__ __forceinline__ void cuda_mbarrier_arrive_after_copies(cuda_mbarrier *barrier) {
@@ -58,6 +72,14 @@ static __device__ __forceinline__ void cuda_bulk_load(void *shared, const void *
     asm volatile("cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];" ::"r"(
                      cuda_shared_address(shared)),
                  "l"(from), "r"(bytes), "r"(cuda_shared_address(barrier))
+                 : "memory");
+}
+// The same for all blocks of the cluster that have a bit in `blocks`, at the same places of their shared memory.
+static __device__ __forceinline__ void cuda_bulk_load_for(uint16_t blocks, void *shared, const void *from,
+                                                          uint32_t bytes, cuda_mbarrier *barrier) {
+    asm volatile("cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes.multicast::cluster [%0], [%1], %2, "
+                 "[%3], %4;" ::"r"(cuda_shared_address(shared)),
+                 "l"(from), "r"(bytes), "r"(cuda_shared_address(barrier)), "h"(blocks)
                  : "memory");
 }
 // By each thread that has written what a copy is to overwrite or to take, before the barrier that lets the copy begin.

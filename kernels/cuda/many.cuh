@@ -16,6 +16,8 @@
 // shared memory into registers, vectors are read where they lie.
 //   Many items: a block has all parts of K of an item, adds each part's sums to the total in registers, and goes on to
 //   its next item.
+//   Where many blocks would ask the second-level cache for more than it gives, two of them share what they have in
+//   common, the vectors of two row blocks or the weights of two vector tiles: each fetches one half for both.
 //   Few items: the parts are spread over a cluster of blocks, each part's sums stay in shared memory, and every block
 //   adds up and writes its share of the outputs, reading the others' shared memory. Where a block's columns fit whole
 //   and no norm comes before, those who multiply split them themselves, and the first launch falls away.
@@ -40,12 +42,16 @@ enum {
     NORMS = 4,  // of a block, where a warp makes one
 };
 
+// What two blocks of a cluster fetch for each other.
+enum { SHARE_NOTHING, SHARE_VECTORS, SHARE_WEIGHTS, SHARES };
+
 // What a launch knows beside the product.
 struct many_shape {
     char *scratch;
     int32_t groups;  // of 8 vectors, in scratch
     int32_t vector0; // of the slice
-    int32_t row_tiles, cluster;
+    int32_t row_tiles, shared;
+    int32_t cluster;           // blocks that the parts of K are spread over
     int32_t slots, slot_bytes; // of the ring
     int32_t vector_bytes;      // behind the ring where blocks split the vectors themselves, else 0
     bool wide;                 // x is read four columns at a time
@@ -151,6 +157,17 @@ template <int N, int SIDES, int LIMBS> struct many_layout {
 struct many_work {
     int items, item0, step;         // this block's: item0, item0 + step ..
     int tiles, part0, part1, split; // its parts of K
+    int vector_tiles;               // of an item's rows; pairs of them where weights are shared
+    int shared, rank;               // rank: the block's in its pair
+
+    __device__ __forceinline__ int row_block(int item) const {
+        const int index = item / vector_tiles;
+        return shared == SHARE_VECTORS ? 2 * index + rank : index;
+    }
+    __device__ __forceinline__ int vector_tile(int item) const {
+        const int index = item % vector_tiles;
+        return shared == SHARE_WEIGHTS ? 2 * index + rank : index;
+    }
 };
 
 template <typename Visit> static __device__ __forceinline__ void each_stage(const many_work &w, const Visit &visit) {
@@ -194,7 +211,8 @@ template <int N, int SIDES, int LIMBS> struct many_producer {
     const cuda_product &p;
     const many_shape &shape;
     const many_ring &ring;
-    int tiles, vector_tiles, lane;
+    const many_work &work;
+    int lane;
     int item;           // that `weight` is of
     const char *weight; // this lane's row tile, NULL: none
     int row_tiles;      // of the item
@@ -203,15 +221,22 @@ template <int N, int SIDES, int LIMBS> struct many_producer {
         if (next == item)
             return;
         item = next;
-        const int first = item / vector_tiles * ROW_TILES, side = lane / ROW_TILES;
-        row_tiles = min(shape.row_tiles - first, (int)ROW_TILES);
+        const int first = work.row_block(item) * ROW_TILES, side = lane / ROW_TILES;
+        row_tiles = max(min(shape.row_tiles - first, (int)ROW_TILES), 0);
         weight = NULL;
         if (side >= SIDES || lane % ROW_TILES >= row_tiles)
             return;
         int index = first + lane % ROW_TILES;
         const int own = SIDES == 2 ? side : product_find_part(p, index, product_row_tiles);
         const cuda_product_part &part = p.part[own];
-        weight = (const char *)part.weight + (int64_t)(part.row0 / PRODUCT_TILE + index) * tiles * TILE_BYTES;
+        weight = (const char *)part.weight + (int64_t)(part.row0 / PRODUCT_TILE + index) * work.tiles * TILE_BYTES;
+    }
+    // Of what is shared, even lanes' pieces are fetched by the first block, odd ones' by the second.
+    __device__ __forceinline__ void load(int what, char *to, const char *from, uint32_t bytes, int slot) {
+        if (work.shared != what)
+            cuda_bulk_load(to, from, bytes, &ring.full[slot]);
+        else if (lane % 2 == work.rank)
+            cuda_bulk_load_for(3, to, from, bytes, &ring.full[slot]);
     }
     __device__ __forceinline__ void load_weights(int slot, int next, int tile, int count) {
         turn_to(next);
@@ -222,17 +247,17 @@ template <int N, int SIDES, int LIMBS> struct many_producer {
         }
         __syncwarp();
         if (weight)
-            cuda_bulk_load(ring.slot + slot * ring.slot_bytes + lane * PIECE * TILE_BYTES,
-                           weight + (int64_t)tile * TILE_BYTES, (uint32_t)(count * TILE_BYTES), &ring.full[slot]);
+            load(SHARE_WEIGHTS, ring.slot + slot * ring.slot_bytes + lane * PIECE * TILE_BYTES,
+                 weight + (int64_t)tile * TILE_BYTES, (uint32_t)(count * TILE_BYTES), slot);
     }
     __device__ __forceinline__ void load_vectors(int slot, int of, int tile, int count) {
         if (lane >= count || ring.vectors)
             return;
-        const int64_t group = (int64_t)(tile + lane) * shape.groups + of % vector_tiles * (N / PRODUCT_VECTORS);
-        cuda_bulk_load(ring.slot + slot * ring.slot_bytes + layout::WEIGHT_BYTES + lane * layout::VECTOR_TILE,
-                       shape.scratch + group * layout::GROUP_BYTES, layout::VECTOR_TILE, &ring.full[slot]);
+        const int64_t group = (int64_t)(tile + lane) * shape.groups + work.vector_tile(of) * (N / PRODUCT_VECTORS);
+        load(SHARE_VECTORS, ring.slot + slot * ring.slot_bytes + layout::WEIGHT_BYTES + lane * layout::VECTOR_TILE,
+             shape.scratch + group * layout::GROUP_BYTES, layout::VECTOR_TILE, slot);
     }
-    __device__ __forceinline__ void run(const many_work &work) {
+    __device__ __forceinline__ void run(void) {
         many_turn turn = {0, 0};
         int stage = 0;
         each_stage(work, [&](int of, int tile, int count) {
@@ -329,7 +354,7 @@ static __device__ __forceinline__ void split_vectors(const cuda_table *table, co
 // The sums of one part of K, `count` tiles. vectors: NULL, or the part's.
 template <int N, int SIDES, int LIMBS>
 static __device__ __forceinline__ void multiply_part(float (&sum)[SIDES][N / 2], const many_ring &ring, many_turn &turn,
-                                                     int count, const char *part_vectors) {
+                                                     const many_work &work, int count, const char *part_vectors) {
     typedef many_layout<N, SIDES, LIMBS> layout;
     const int warp = threadIdx.x / 32, lane = threadIdx.x % 32, pieces = (count + PIECE - 1) / PIECE;
     for (int i = 0; i < pieces; i++) {
@@ -353,7 +378,9 @@ static __device__ __forceinline__ void multiply_part(float (&sum)[SIDES][N / 2],
             multiply_tiles<N, SIDES, LIMBS, 1>(sum, weights, vectors);
         }
         __syncwarp();
-        if (lane == 0)
+        if (work.shared && lane < 2) // both blocks write into the slot
+            cuda_mbarrier_arrive_at(&ring.empty[turn.slot], lane);
+        else if (lane == 0)
             cuda_mbarrier_arrive(&ring.empty[turn.slot]);
         turn.next(ring.slots);
     }
@@ -374,15 +401,15 @@ static __device__ __forceinline__ bool is_wide(const cuda_product &p, const cuda
 }
 
 template <int N, int SIDES>
-static __device__ __forceinline__ many_place place_of(const cuda_product &p, const many_shape &shape, int item,
-                                                      int vector_tiles, int32_t vectors) {
-    int index = item / vector_tiles * ROW_TILES + (int)threadIdx.x / 32;
+static __device__ __forceinline__ many_place place_of(const cuda_product &p, const many_shape &shape,
+                                                      const many_work &work, int item, int32_t vectors) {
+    int index = work.row_block(item) * ROW_TILES + (int)threadIdx.x / 32;
     many_place place;
     place.exists = index < shape.row_tiles;
     place.own = SIDES == 2 ? 0 : product_find_part(p, index, product_row_tiles);
     const cuda_product_part &part = p.part[place.own];
     place.row = (part.row0 / PRODUCT_TILE + index) * PRODUCT_TILE - part.row0;
-    place.v = item % vector_tiles * N;
+    place.v = work.vector_tile(item) * N;
     place.vectors = vectors;
     place.wide = is_wide(p, part) && is_wide(p, p.part[place.own + SIDES - 1]);
     return place;
@@ -424,7 +451,8 @@ template <int SIDES> struct many_quads {
 #pragma unroll
             for (int i = 0; i < 4; i++)
                 y[side].v[i] = product_value(p, part, v, y[side].v[i], bias.v[i], residual[side].v[i]);
-            cuda_store(part.y + at, y[side], 4, true);
+            if (SIDES == 1 || part.y != p.gated)
+                cuda_store(part.y + at, y[side], 4, true);
         }
         if (SIDES == 2) {
             cuda_quad gated;
@@ -537,16 +565,16 @@ static __device__ __forceinline__ void add_cluster(const cuda_product &p, const 
 
 template <int N, int SIDES, int LIMBS>
 static __device__ __forceinline__ void consume(const cuda_table *table, const cuda_product &p, const many_shape &shape,
-                                               const many_work &work, const many_ring &ring, int vector_tiles,
-                                               int32_t vectors, float *partial) {
+                                               const many_work &work, const many_ring &ring, int32_t vectors,
+                                               float *partial) {
     typedef many_layout<N, SIDES, LIMBS> layout;
     constexpr int HALF = layout::HALF;
     const int begin = work.tiles * work.part0 / work.split, end = work.tiles * work.part1 / work.split;
     many_turn turn = {0, 0};
     if (ring.vectors) // one item
-        split_vectors<N, LIMBS>(table, p, shape, ring.vectors, begin, end, work.item0 % vector_tiles * N, vectors);
+        split_vectors<N, LIMBS>(table, p, shape, ring.vectors, begin, end, work.vector_tile(work.item0) * N, vectors);
     for (int item = work.item0; item < work.items; item += work.step) {
-        const many_place place = place_of<N, SIDES>(p, shape, item, vector_tiles, vectors);
+        const many_place place = place_of<N, SIDES>(p, shape, work, item, vectors);
         float total[SIDES][HALF];
 #pragma unroll
         for (int i = 0; i < SIDES * HALF; i++)
@@ -554,7 +582,7 @@ static __device__ __forceinline__ void consume(const cuda_table *table, const cu
         for (int part = work.part0; part < work.part1; part++) {
             float sum[SIDES][HALF] = {};
             const int first = work.tiles * part / work.split, count = work.tiles * (part + 1) / work.split - first;
-            multiply_part<N, SIDES, LIMBS>(sum, ring, turn, count,
+            multiply_part<N, SIDES, LIMBS>(sum, ring, turn, work, count,
                                            ring.vectors ? ring.vectors + (first - begin) * layout::VECTOR_TILE : NULL);
             if (shape.cluster > 1) {
                 float *to = partial + (part - work.part0) * layout::PART_FLOATS + threadIdx.x;
@@ -587,16 +615,21 @@ static __global__ void __launch_bounds__(many_layout<N, SIDES, LIMBS>::THREADS, 
                             memory + HEAD_BYTES,     shape.slots,
                             shape.slot_bytes,        shape.vector_bytes ? behind : NULL};
     float *partial = (float *)(behind + shape.vector_bytes);
-    const int block = (int)blockIdx.x % shape.cluster, split = product_warps(p.cols);
     const int32_t vectors = slice_vectors(table, p, shape);
-    const int vector_tiles = (vectors + N - 1) / N;
-    const many_work work = {(shape.row_tiles + ROW_TILES - 1) / ROW_TILES * vector_tiles,
-                            (int)blockIdx.x / shape.cluster,
-                            (int)gridDim.x / shape.cluster,
-                            product_tiles(p.cols),
-                            split * block / shape.cluster,
-                            split * (block + 1) / shape.cluster,
-                            split};
+    const int pair = shape.shared ? 2 : 1, blocks = shape.cluster * pair; // one of the two is 1
+    const int block = (int)blockIdx.x % blocks, split = product_warps(p.cols);
+    const int row_blocks = (shape.row_tiles + ROW_TILES - 1) / ROW_TILES, vector_tiles = (vectors + N - 1) / N;
+    many_work work;
+    work.vector_tiles = shape.shared == SHARE_WEIGHTS ? (vector_tiles + 1) / 2 : vector_tiles;
+    work.items = (shape.shared == SHARE_VECTORS ? (row_blocks + 1) / 2 : row_blocks) * work.vector_tiles;
+    work.item0 = (int)blockIdx.x / blocks;
+    work.step = (int)gridDim.x / blocks;
+    work.tiles = product_tiles(p.cols);
+    work.split = split;
+    work.part0 = pair == 1 ? split * block / shape.cluster : 0;
+    work.part1 = pair == 1 ? split * (block + 1) / shape.cluster : split;
+    work.shared = shape.shared;
+    work.rank = block;
     if (vectors <= 0 || work.item0 >= work.items) { // the whole cluster
         cuda_await();
         return;
@@ -604,36 +637,38 @@ static __global__ void __launch_bounds__(many_layout<N, SIDES, LIMBS>::THREADS, 
     if (threadIdx.x == 0) {
         for (int i = 0; i < shape.slots; i++) {
             cuda_mbarrier_make(&ring.full[i], 1);
-            cuda_mbarrier_make(&ring.empty[i], CONSUMERS / 32);
+            cuda_mbarrier_make(&ring.empty[i], pair * CONSUMERS / 32);
         }
         cuda_mbarrier_made();
+        cuda_mbarrier_made_for_cluster();
     }
-    __syncthreads();
+    if (pair == 2)
+        cluster_barrier();
+    else
+        __syncthreads();
     if (threadIdx.x >= CONSUMERS) {
         if (layout::RESIDENT == 1)
             asm volatile("setmaxnreg.dec.sync.aligned.u32 40;");
-        many_producer<N, SIDES, LIMBS> producer = {p,  shape, ring, work.tiles, vector_tiles, (int)threadIdx.x % 32,
-                                                   -1, NULL,  0};
+        many_producer<N, SIDES, LIMBS> producer = {p, shape, ring, work, (int)threadIdx.x % 32, -1, NULL, 0};
         if (threadIdx.x / 32 == CONSUMERS / 32)
-            producer.run(work);
+            producer.run();
         else
             cuda_await();
-        if (shape.cluster > 1) {
+        if (shape.cluster > 1)
             cluster_barrier();
-            cluster_barrier();
-        }
     } else {
         if (layout::RESIDENT == 1)
             asm volatile("setmaxnreg.inc.sync.aligned.u32 232;");
         cuda_await();
-        consume<N, SIDES, LIMBS>(table, p, shape, work, ring, vector_tiles, vectors, partial);
+        consume<N, SIDES, LIMBS>(table, p, shape, work, ring, vectors, partial);
         if (shape.cluster > 1) { // one item
             cluster_barrier();
-            add_cluster<N, SIDES, LIMBS>(p, shape, place_of<N, SIDES>(p, shape, work.item0, vector_tiles, vectors),
-                                         partial, block);
-            cluster_barrier(); // nobody leaves while others read
+            add_cluster<N, SIDES, LIMBS>(p, shape, place_of<N, SIDES>(p, shape, work, work.item0, vectors), partial,
+                                         block);
         }
     }
+    if (blocks > 1)
+        cluster_barrier(); // nobody leaves while others read its memory, copy to it or arrive
 #else
     (void)table, (void)shape;
 #endif

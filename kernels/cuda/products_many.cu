@@ -35,11 +35,26 @@ static kern_status start_split(const cuda_step *step, const cuda_product *p, con
 }
 
 // How a launch is cut.
+struct many_cut {
+    int n, cluster, shared;
+};
 struct many_plan {
-    int n, cluster, slots, slot_bytes, vector_bytes;
+    many_cut cut;
+    int slots, slot_bytes, vector_bytes;
     size_t bytes;
     int64_t cost; // cycles, about
 };
+
+// Items of all clusters of a launch.
+static int64_t items_of(const many_shape &shape, int64_t vectors, const many_cut &cut) {
+    const int64_t rows = cuda_blocks(shape.row_tiles, ROW_TILES), tiles = cuda_blocks(vectors, cut.n);
+    if (cut.shared)
+        return cut.shared == SHARE_VECTORS ? (rows + 1) / 2 * tiles : rows * ((tiles + 1) / 2);
+    return rows * tiles;
+}
+static int blocks_of(const many_cut &cut) {
+    return cut.cluster * (cut.shared ? 2 : 1);
+}
 
 // The most slots that fit beside `taken` bytes, for as many blocks a multiprocessor as the kernel may have, or for one.
 static int slots_of(const kern_cuda *cuda, int resident, size_t taken, int slot_bytes, int most) {
@@ -54,42 +69,42 @@ static int slots_of(const kern_cuda *cuda, int resident, size_t taken, int slot_
     return 0;
 }
 
-// Cycles: a multiprocessor takes 36 bytes a cycle from the second-level cache and 64 from shared memory; a launch more
-// is 3500, a barrier of a cluster with what belongs to it 1000.
+// Cycles: a multiprocessor takes 28 bytes a cycle from the second-level cache and 64 from shared memory, its tensor
+// cores do four fifths of 2048 multiplications; an item's outputs are 20 for each vector and side, a launch more is
+// 3500, a barrier of a cluster with what belongs to it 1000.
 template <int N, int SIDES, int LIMBS>
 static int64_t cost_of(const kern_cuda *cuda, const cuda_product *p, const many_plan &plan, int64_t items) {
-    const int64_t turns = (items * plan.cluster + cuda->processors - 1) / cuda->processors, bytes = SIDES * 256 + 4 * N;
-    int64_t turn = (int64_t)p->cols / plan.cluster * bytes / 36;
-    if (plan.cluster > 1)
-        turn += (int64_t)SIDES * N * 1024 * (product_warps(p->cols) / plan.cluster) / 64 + 1000;
+    const many_cut &cut = plan.cut;
+    const int64_t places = cuda->processors / (cut.shared ? 2 : 1), turns = (items * cut.cluster + places - 1) / places;
+    const int64_t weights = SIDES * 256 / (cut.shared == SHARE_WEIGHTS ? 2 : 1);
+    const int64_t vectors = 4 * N / (cut.shared == SHARE_VECTORS ? 2 : 1);
+    const int64_t loads = (weights + vectors) * p->cols / 28, products = (int64_t)SIDES * N * LIMBS * p->cols / 13;
+    int64_t turn = (loads > products ? loads : products) / cut.cluster + SIDES * N * 20 / cut.cluster;
+    if (cut.cluster > 1)
+        turn += (int64_t)SIDES * N * 1024 * (product_warps(p->cols) / cut.cluster) / 64 + 1000;
     return turns * turn + (plan.vector_bytes || p->norm.y ? 0 : 3500);
 }
 
 // slots 0: it does not fit into shared memory.
 template <int N, int SIDES, int LIMBS>
-static many_plan plan_of(const kern_cuda *cuda, const cuda_product *p, int64_t items, int cluster) {
+static many_plan plan_of(const kern_cuda *cuda, const cuda_product *p, int64_t items, const many_cut &cut) {
     typedef many_layout<N, SIDES, LIMBS> layout;
-    const int split = product_warps(p->cols), each = split / cluster,
-              longest = cuda_blocks(product_tiles(p->cols), split);
-    const int stages = each * cuda_blocks(longest, PIECE);
-    const size_t partial = sizeof(float) * (cluster > 1 ? each * layout::PART_FLOATS : layout::STAGED * ROW_TILES);
+    const int split = product_warps(p->cols), each = split / cut.cluster;
+    const int longest = cuda_blocks(product_tiles(p->cols), split), stages = each * cuda_blocks(longest, PIECE);
+    const size_t partial = sizeof(float) * (cut.cluster > 1 ? each * layout::PART_FLOATS : layout::STAGED * ROW_TILES);
     const size_t taken = HEAD_BYTES + partial;
-    many_plan plan = {N, cluster, 0, layout::WEIGHT_BYTES, each * longest * layout::VECTOR_TILE, 0, 0};
-    if (cluster > 1 && !p->norm.y && stages <= MAX_SLOTS)
+    many_plan plan = {cut, 0, layout::WEIGHT_BYTES, each * longest * layout::VECTOR_TILE, 0, 0};
+    if (cut.cluster > 1 && !p->norm.y && stages <= MAX_SLOTS)
         plan.slots = slots_of(cuda, layout::RESIDENT, taken + (size_t)plan.vector_bytes, plan.slot_bytes, stages);
     if (plan.slots < stages) { // the vectors are split by a launch before and come through the ring
         plan.slot_bytes = layout::SLOT;
         plan.vector_bytes = 0;
         plan.slots = slots_of(cuda, layout::RESIDENT, taken, plan.slot_bytes,
-                              cluster > 1 && stages < MAX_SLOTS ? stages : (int)MAX_SLOTS);
+                              cut.cluster > 1 && stages < MAX_SLOTS ? stages : (int)MAX_SLOTS);
     }
     plan.bytes = taken + (size_t)plan.slots * (size_t)plan.slot_bytes + (size_t)plan.vector_bytes;
     plan.cost = cost_of<N, SIDES, LIMBS>(cuda, p, plan, items);
     return plan;
-}
-
-static int64_t items_of(const many_shape &shape, int64_t vectors, int n) {
-    return (int64_t)cuda_blocks(shape.row_tiles, ROW_TILES) * cuda_blocks(vectors, n);
 }
 
 template <int N, int SIDES, int LIMBS>
@@ -99,17 +114,17 @@ static kern_status start_many(const cuda_step *step, const cuda_product *p, cons
     const kern_status status = cuda_allow_shared(kernel, plan.bytes);
     if (status)
         return status;
-    const int64_t items = items_of(shape, vectors, N);
-    const int64_t most = (int64_t)step->cuda->processors * many_layout<N, SIDES, LIMBS>::RESIDENT;
-    const int64_t blocks = plan.cluster > 1 ? items * plan.cluster : items < most ? items : most;
-    return cuda_start_clusters(step, kernel, plan.cluster, dim3((unsigned)blocks),
+    const int64_t items = items_of(shape, vectors, plan.cut), each = blocks_of(plan.cut);
+    const int64_t most = (int64_t)step->cuda->processors * many_layout<N, SIDES, LIMBS>::RESIDENT / each;
+    const int64_t clusters = plan.cut.cluster > 1 || items < most ? items : most;
+    return cuda_start_clusters(step, kernel, (int)each, dim3((unsigned)(clusters * each)),
                                many_layout<N, SIDES, LIMBS>::THREADS, plan.bytes, step->table, *p, shape);
 }
 
 // A kernel's part in the choice.
 struct many_form {
     int n;
-    many_plan (*plan)(const kern_cuda *cuda, const cuda_product *p, int64_t items, int cluster);
+    many_plan (*plan)(const kern_cuda *cuda, const cuda_product *p, int64_t items, const many_cut &cut);
     kern_status (*start)(const cuda_step *step, const cuda_product *p, const many_shape &shape, const many_plan &plan,
                          int64_t vectors);
 };
@@ -122,20 +137,25 @@ template <int LIMBS, size_t FORMS>
 static kern_status launch_slice(const cuda_step *step, const cuda_product *p, const many_form (&forms)[FORMS],
                                 many_shape shape, int64_t vectors) {
     const int split = product_warps(p->cols), spread = split < MAX_CLUSTER ? split : (int)MAX_CLUSTER;
+    const int64_t rows = cuda_blocks(shape.row_tiles, ROW_TILES);
     many_plan best = {};
     size_t chosen = 0;
     for (size_t i = 0; i < FORMS; i++)
-        for (int cluster : {1, spread}) {
-            const many_plan plan = forms[i].plan(step->cuda, p, items_of(shape, vectors, forms[i].n), cluster);
-            if (plan.slots > 0 && (best.n == 0 || plan.cost < best.cost)) {
+        for (int shared = SHARE_NOTHING; shared <= SHARES; shared++) {
+            const many_cut cut = {forms[i].n, shared == SHARES ? spread : 1, shared == SHARES ? 0 : shared};
+            if ((shared == SHARE_VECTORS && rows < 2) || (shared == SHARE_WEIGHTS && vectors <= cut.n))
+                continue; // there is no second
+            const many_plan plan = forms[i].plan(step->cuda, p, items_of(shape, vectors, cut), cut);
+            if (plan.slots > 0 && (best.slots == 0 || plan.cost < best.cost)) {
                 best = plan;
                 chosen = i;
             }
         }
-    if (best.n == 0)
+    if (best.slots == 0)
         return KERN_UNSUPPORTED;
-    shape.groups = cuda_blocks(vectors, best.n) * best.n / PRODUCT_VECTORS;
-    shape.cluster = best.cluster;
+    shape.groups = cuda_blocks(vectors, 2 * best.cut.n) * 2 * best.cut.n / PRODUCT_VECTORS; // whole pairs
+    shape.cluster = best.cut.cluster;
+    shape.shared = best.cut.shared;
     shape.slots = best.slots;
     shape.slot_bytes = best.slot_bytes;
     shape.vector_bytes = best.vector_bytes;
