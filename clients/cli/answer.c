@@ -29,6 +29,10 @@ void cli_answer_free(cli_answer *answer) {
 cli_choice cli_answer_choice(const cli_answer *answer, size_t at) {
     const json_t *item = answer->choices ? json_array_get(answer->choices, at) : NULL;
     const json_t *text = json_object_get(item, "text"), *index = json_object_get(item, "index");
+    const char *const parts[] = {"message", "delta"}; // of a chat
+
+    for (size_t i = 0; i < 2 && !text; i++)
+        text = json_object_get(json_object_get(item, parts[i]), "content");
     cli_choice choice = {.index = json_is_integer(index) ? json_integer_value(index) : (int64_t)at, .text = ""};
 
     if (json_is_string(text)) {

@@ -20,6 +20,7 @@ enum {
 
 #define CLI_COMMANDS(X)                        \
     X(complete, "let a model continue a text") \
+    X(chat, "talk with a model")               \
     X(models, "list the models of the server") \
     X(bench, "measure a server under load")
 

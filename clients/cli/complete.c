@@ -2,7 +2,7 @@
 // mesa complete [options] PROMPT|-: a completion on the terminal, streamed as it comes.
 //
 // Standard output holds the text and one newline, the same whether streamed or not; everything else goes to standard
-// error. A stream that ends without its end mark is a broken one.
+// error.
 #include <errno.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -12,6 +12,7 @@
 #include "clients/cli/answer.h"
 #include "clients/cli/exchange.h"
 #include "clients/cli/options.h"
+#include "clients/cli/output.h"
 #include "clients/cli/terminal.h"
 
 enum { MAX_PROMPT = 256 << 20 };
@@ -22,17 +23,7 @@ typedef struct complete_options {
     double timeout;
 } complete_options;
 
-typedef struct output {
-    bool terminal, ended;
-    json_t *usage;
-    char finish[32];
-    char problem[CLI_PROBLEM_SIZE];
-    bool has_problem, write_failed;
-    int64_t begin, first;
-} output;
-
-// ---- the request
-// -----------------------------------------------------------------------------------------------------
+// ---- the request ----------------------------------------------------------------------------------------------------
 
 static bool read_all(FILE *file, cli_buf *text) {
     char piece[65536];
@@ -107,55 +98,9 @@ static void set_stream(const complete_options *options, json_t *body) {
         json_object_set_new(body, "stream_options", json_pack("{s:b}", "include_usage", 1));
 }
 
-// ---- the answer
-// ------------------------------------------------------------------------------------------------------
+// ---- the answer -----------------------------------------------------------------------------------------------------
 
-static void keep_usage(output *output, const cli_answer *answer) {
-    if (!answer->usage)
-        return;
-    json_decref(output->usage);
-    output->usage = json_incref((json_t *)answer->usage);
-}
-
-static void keep_finish(output *output, const char *finish) {
-    if (finish)
-        snprintf(output->finish, sizeof output->finish, "%s", finish);
-}
-
-static void keep_problem(output *output, const char *data, size_t length) {
-    cli_problem_text(0, data, length, output->problem);
-    output->has_problem = true;
-}
-
-static bool on_event(void *context, const char *data, size_t length) {
-    output *output = context;
-    cli_answer answer;
-
-    if (strcmp(data, "[DONE]") == 0) {
-        output->ended = true;
-        return true;
-    }
-    if (!cli_answer_read(data, length, &answer)) {
-        snprintf(output->problem, sizeof output->problem, "an event that is not JSON");
-        output->has_problem = true;
-        return true;
-    }
-    if (answer.error)
-        keep_problem(output, data, length);
-    if (answer.choices && json_array_size(answer.choices) > 0) {
-        const cli_choice choice = cli_answer_choice(&answer, 0);
-        if (choice.length && !output->first)
-            output->first = cli_now();
-        cli_put_text(choice.text, choice.length, output->terminal);
-        keep_finish(output, choice.finish);
-        output->write_failed = fflush(stdout) != 0;
-    }
-    keep_usage(output, &answer);
-    cli_answer_free(&answer);
-    return !output->write_failed;
-}
-
-static int print_whole(const cli_exchange *exchange, output *output) {
+static int print_whole(const cli_exchange *exchange, cli_output *output) {
     cli_answer answer;
 
     if (!cli_answer_read(exchange->body.data ? exchange->body.data : "", exchange->body.length, &answer)) {
@@ -174,58 +119,16 @@ static int print_whole(const cli_exchange *exchange, output *output) {
         const cli_choice choice = cli_answer_choice(&answer, i);
         if (count > 1)
             printf("%s==> choice %lld <==\n", i ? "\n" : "", (long long)choice.index);
-        cli_put_text(choice.text, choice.length, output->terminal);
+        cli_output_take(output, &answer, &choice);
         putchar('\n');
-        keep_finish(output, choice.finish);
     }
-    keep_usage(output, &answer);
     cli_answer_free(&answer);
     return CLI_EXIT_OK;
 }
 
-// ---- figures
-// ---------------------------------------------------------------------------------------------------------
+// ---- the command ----------------------------------------------------------------------------------------------------
 
-static void print_solver(const char *part, const json_t *compute) {
-    const json_t *mean = json_object_get(compute, "cg_steps_mean");
-
-    if (!json_is_number(mean))
-        return;
-    fprintf(stderr, "%s: %.2f solver steps on average, %lld at most, %lld solves unconverged\n", part,
-            json_number_value(mean), (long long)json_integer_value(json_object_get(compute, "cg_steps_max")),
-            (long long)json_integer_value(json_object_get(compute, "cg_unconverged")));
-}
-
-static void print_usage(const output *output) {
-    const double seconds = (double)(cli_now() - output->begin) * 1e-9;
-    const int64_t prompt = cli_usage_count(output->usage, "prompt_tokens"),
-                  written = cli_usage_count(output->usage, "completion_tokens");
-    const json_t *compute = json_object_get(output->usage, "compute"), *name;
-    size_t at;
-
-    if (!output->usage) {
-        cli_complain("the answer tells no usage");
-        return;
-    }
-    fprintf(stderr, "%lld tokens read, %lld written in %.3f s", (long long)prompt, (long long)written, seconds);
-    if (output->first && written > 1)
-        fprintf(stderr, ", the first after %.3f s", (double)(output->first - output->begin) * 1e-9);
-    if (output->finish[0])
-        fprintf(stderr, ", ended by %s", output->finish);
-    fputc('\n', stderr);
-    const int64_t cached = cli_usage_count(json_object_get(output->usage, "prompt_tokens_details"), "cached_tokens");
-    if (cached > 0)
-        fprintf(stderr, "%lld of the tokens read came from a stored state\n", (long long)cached);
-    print_solver("reading", json_object_get(compute, "prompt"));
-    print_solver("writing", json_object_get(compute, "completion"));
-    json_array_foreach((json_t *)json_object_get(compute, "ignored"), at, name)
-        fprintf(stderr, "%s has no meaning for this model\n", json_is_string(name) ? json_string_value(name) : "?");
-}
-
-// ---- the command
-// -----------------------------------------------------------------------------------------------------
-
-static int report(const complete_options *options, const cli_exchange *exchange, output *output) {
+static int report(const complete_options *options, const cli_exchange *exchange, cli_output *output) {
     int result = CLI_EXIT_OK;
 
     if (!cli_exchange_accepted(exchange))
@@ -240,23 +143,17 @@ static int report(const complete_options *options, const cli_exchange *exchange,
         result = print_whole(exchange, output);
     else {
         putchar('\n');
-        if (output->has_problem) {
-            cli_complain("the server ended the text: %s", output->problem);
-            result = CLI_EXIT_REFUSED;
-        } else if (!output->ended) {
-            cli_complain("the stream ended before its end mark");
-            result = CLI_EXIT_CONNECTION;
-        }
+        result = cli_output_judge(output);
     }
     if (!cli_finish_output())
         return CLI_EXIT_REFUSED;
     if (options->usage && result == CLI_EXIT_OK)
-        print_usage(output);
+        cli_output_print_usage(output);
     return result;
 }
 
 static int complete(const complete_options *options, json_t *body) {
-    output output = {.terminal = isatty(STDOUT_FILENO), .begin = cli_now()};
+    cli_output output = {.terminal = isatty(STDOUT_FILENO), .begin = cli_now()};
     cli_exchange exchange;
     cli_endpoint endpoint;
     char *text = json_dumps(body, JSON_COMPACT);
@@ -265,8 +162,8 @@ static int complete(const complete_options *options, json_t *body) {
         free(text);
         return CLI_EXIT_USAGE;
     }
-    int result = cli_exchange_run(&endpoint, "/v1/completions", text, strlen(text), options->timeout, on_event, &output,
-                                  &exchange);
+    int result = cli_exchange_run(&endpoint, "/v1/completions", text, strlen(text), options->timeout, cli_output_event,
+                                  &output, &exchange);
     if (output.write_failed)
         cli_finish_output();
     else if (result == CLI_EXIT_OK)
@@ -277,7 +174,7 @@ static int complete(const complete_options *options, json_t *body) {
     }
     cli_exchange_free(&exchange);
     cli_endpoint_close(&endpoint);
-    json_decref(output.usage);
+    cli_output_free(&output);
     free(text);
     return result;
 }

@@ -3,6 +3,7 @@
 # The program `mesa` against the real server: what it prints, where, and its exit statuses.
 # shellcheck source=tests/clients/server.sh
 . "$(dirname "$0")/server.sh"
+give_template
 start_server
 
 # ---- completions -----------------------------------------------------------------------------------------------------
@@ -87,6 +88,36 @@ if command -v python3 >/dev/null; then
         'Authorization: Bearer from-file' ] || fail 'the key of the file is not sent'
     [ "$(header_of "$mesa" models)" = none ] || fail 'a key is sent that nobody gave'
 fi
+
+# ---- chats -----------------------------------------------------------------------------------------------------------
+short=(--temperature 0 --max-tokens 8)
+expect 0 '.' '' "$mesa" chat "${short[@]}" 'Once upon a time'
+cp "$folder/out" "$folder/alone"
+expect 0 '.' '' bash -c "printf 'Once upon a time\n' | '$mesa' chat ${short[*]}"
+cmp -s "$folder/out" "$folder/alone" || fail 'a message from standard input gives another answer'
+# A chat is the completion of what the template makes of it.
+expect 0 '.' '' "$mesa" complete "${short[@]}" $'user: Once upon a time\nassistant: '
+cmp -s "$folder/out" "$folder/alone" || fail 'the chat is not the completion of its prompt'
+# The second turn knows the first; after /reset it does not, and the system text stays.
+turns() { printf '%s\n' "$@" | "$mesa" chat "${short[@]}" --system S; }
+first=$(turns One && printf .)
+first=${first%?.} # with the line ends that are the model's own
+printf '%s\n' "$first" >"$folder/wanted"
+prompt=$'system: S\nuser: One\nassistant: '$first$'\nuser: Two\nassistant: '
+"$mesa" complete "${short[@]}" "$prompt" >>"$folder/wanted"
+turns Two >>"$folder/wanted"
+turns One Two /reset Two | cmp -s - "$folder/wanted" || fail 'a conversation is not what its prompts make of it'
+expect 0 '.' '' bash -c "printf 'One\\\\\ntwo\n/quit\nthree\n' | '$mesa' chat ${short[*]}"
+cp "$folder/out" "$folder/joined"
+expect 0 '.' '' "$mesa" chat "${short[@]}" $'One\ntwo'
+cmp -s "$folder/out" "$folder/joined" || fail 'a line that goes on, or /quit'
+expect 0 '.' '^[0-9]+ tokens read, 8 written in' "$mesa" chat "${short[@]}" --usage Hello
+expect 0 '' '/reset begins anew' bash -c "echo /help | '$mesa' chat"
+expect 0 '' '' bash -c "'$mesa' chat </dev/null"
+expect 1 '' 'answered 400 out_of_range: temperature' "$mesa" chat --temperature 101 x
+expect 2 '' 'n has no meaning in a chat' "$mesa" chat --n 2 x
+expect 2 '' 'not UTF-8' bash -c "printf '\\xff\n' | '$mesa' chat"
+expect 3 '' 'no-socket' "$mesa" chat --url "unix:$folder/no-socket" x
 
 # ---- interruption ----------------------------------------------------------------------------------------------------
 interrupt() { # COMMAND...: sends SIGINT once it has begun to write

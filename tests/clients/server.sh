@@ -29,10 +29,27 @@ fail() {
     failures=$((failures + 1))
 }
 
+# The model with a chat template, for start_server to take.
+model=$source_dir/deploy/models/demo
+give_template() {
+    mkdir "$folder/talking"
+    ln -s "$model"/* "$folder/talking/"
+    model=$folder/talking
+    cat >"$model/chat_template.jinja" <<'TEMPLATE'
+{{- bos_token }}
+{%- for message in messages %}
+    {{- message.role + ': ' + message.content + '\n' }}
+{%- endfor %}
+{%- if add_generation_prompt %}
+    {{- 'assistant: ' }}
+{%- endif %}
+TEMPLATE
+}
+
 # [OPTION...]: more options of the server. Exports MESA_URL and waits until it is ready; address is that of its TCP
 # listener, where it has one.
 start_server() {
-    "$build/mesa-server" --model "demo=$source_dir/deploy/models/demo" --listen "unix:$folder/socket" "$@" \
+    "$build/mesa-server" --model "demo=$model" --listen "unix:$folder/socket" "$@" \
         >"$folder/server.log" 2>&1 &
     server=$!
     export MESA_URL=unix:$folder/socket

@@ -64,6 +64,7 @@ compare() { # NAME DOCUMENTED TOLD
 compare mesa-server "$(documented mesa-server.8 OPTIONS)" "$(told "$build/mesa-server")"
 fields='Fields of the request'
 compare 'mesa complete' "$(documented mesa.1 complete "$fields")" "$(told "$build/mesa" complete)"
+compare 'mesa chat' "$(documented mesa.1 chat "$fields")" "$(told "$build/mesa" chat)"
 compare 'mesa models' "$(documented mesa.1 models)" "$(told "$build/mesa" models)"
 # bench has options of its own for a few of the fields.
 own=$(documented mesa.1 bench | cut -d' ' -f1)
