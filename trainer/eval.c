@@ -3,16 +3,24 @@
 //
 // --solver-table reads the same windows under fifteen settings of the solver and prints a Markdown table: what a
 // request pays and gains with cg_tolerance and cg_max_steps.
+//
+// mesa-trainer eval DIR --task FILE ...: tasks (eval_tasks.h) instead of shards, under one setting or, with --solver or
+// --solver-table, several; --out keeps every item's values for `report`.
 #include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
+#include "engine/batch.h"
 #include "trainer/commands.h"
+#include "trainer/eval_setting.h"
+#include "trainer/eval_tasks.h"
 #include "trainer/evaluation.h"
 
 typedef struct eval_options {
     trn_evaluation_options evaluation;
+    trn_tasks_options tasks;
+    trn_strings solvers;
     const char *cg_mode;
     int64_t cg_steps;    // -1: the model's
     double cg_tolerance; // < 0: the model's
@@ -96,66 +104,114 @@ static void print_table_row(const trn_evaluation *e, const char *name, const trn
     fflush(stdout);
 }
 
-static eng_status print_solver_table(trn_evaluation *e, int32_t max_steps, eng_error *error) {
-    static const float tolerances[] = {1, 1e-1F, 1e-2F, 1e-3F, 1e-4F};
-    static const int32_t steps[] = {1, 2, 4, 6, 8, 10, 15, 20, 30};
-    enum { TOLERANCES = sizeof tolerances / sizeof *tolerances, STEPS = sizeof steps / sizeof *steps };
+static eng_status print_solver_table(trn_evaluation *e, const trn_setting *setting, int settings, eng_error *error) {
     eng_status status = ENG_OK;
-    if (!eng_model_has_mesa(e->model))
-        return eng_fail(error, ENG_INVALID, "--solver-table: the model has no Mesa layer");
-    for (int i = 0; status == ENG_OK && i < TOLERANCES + 1 + STEPS; i++) {
-        kern_solver solver = {.mode = KERN_SOLVE_EXACT};
-        char name[32] = "exact";
+    for (int i = 0; status == ENG_OK && i < settings; i++) {
         trn_scores scores;
-        if (i < TOLERANCES) {
-            solver = (kern_solver){KERN_SOLVE_TOLERANCE, max_steps, tolerances[i]};
-            snprintf(name, sizeof name, "tolerance %g", (double)tolerances[i]);
-        } else if (i > TOLERANCES) {
-            solver = (kern_solver){.mode = KERN_SOLVE_STEPS, .max_steps = steps[i - TOLERANCES - 1]};
-            snprintf(name, sizeof name, "steps %d", steps[i - TOLERANCES - 1]);
-        }
-        status = trn_evaluation_score(e, solver, &scores, error);
+        status = trn_evaluation_score(e, eng_solver(&setting[i].knobs), &scores, error);
         if (status == ENG_OK && i == 0)
             print_table_head(&scores);
         if (status == ENG_OK)
-            print_table_row(e, name, &scores);
+            print_table_row(e, setting[i].name, &scores);
     }
     return status;
 }
 
 // ------------------------------------------------------------------------------------------------------------- command
 
-static eng_status choose_solver(const eng_model *model, const eval_options *o, kern_solver *solver, eng_error *error) {
-    *solver = trn_model_solver(model);
-    kern_solve_mode mode = (kern_solve_mode)solver->mode;
+// The model's own knobs with what the command line says otherwise.
+static eng_status choose_knobs(const eng_model *model, const eval_options *o, eng_knobs *knobs, eng_error *error) {
+    kern_solve_mode mode = (kern_solve_mode)trn_model_solver(model).mode;
+    *knobs = model->config.knobs;
     eng_status status = o->cg_mode ? trn_parse_cg_mode(o->cg_mode, &mode, error) : ENG_OK;
-    solver->mode = (int32_t)mode;
+    knobs->cg_mode = (eng_cg_mode)mode;
     if (o->cg_steps >= 0)
-        solver->max_steps = (int32_t)o->cg_steps;
+        knobs->cg_max_steps = (int32_t)o->cg_steps;
     if (o->cg_tolerance >= 0)
-        solver->tolerance = (float)o->cg_tolerance;
+        knobs->cg_tolerance = (float)o->cg_tolerance;
     return status;
 }
 
-static eng_status evaluate(trn_evaluation *e, const char *dir, const eval_options *o, eng_error *error) {
-    kern_solver solver = {0};
+// The settings that are wanted, the knobs themselves where none is named.
+static eng_status choose_settings(const eng_model *model, const eval_options *o, const eng_knobs *knobs,
+                                  trn_setting *setting, int *settings, eng_error *error) {
+    bool named = o->cg_mode || o->cg_steps >= 0 || o->cg_tolerance >= 0, has_mesa = eng_model_has_mesa(model);
+    eng_status status = ENG_OK;
+    if ((o->solver_table || o->solvers.count > 0) && !has_mesa)
+        return eng_fail(error, ENG_INVALID, "%s: the model has no Mesa layer",
+                        o->solver_table ? "--solver-table" : "--solver");
+    *settings = 0;
+    if (o->solver_table) {
+        trn_setting_table(knobs, setting);
+        *settings = TRN_TABLE_SETTINGS;
+    }
+    for (int i = 0; i < o->solvers.count && status == ENG_OK; i++) {
+        if (*settings == TRN_MAX_SETTINGS)
+            return eng_fail(error, ENG_INVALID, "--solver: more than %d settings", TRN_MAX_SETTINGS);
+        status = trn_setting_parse(o->solvers.item[i], knobs, &setting[(*settings)++], error);
+    }
+    if (*settings == 0) {
+        setting[0] = (trn_setting){.knobs = *knobs};
+        snprintf(setting[0].name, sizeof setting[0].name, "%s", !has_mesa ? "-" : named ? "as given" : "default");
+        *settings = 1;
+    }
+    return status;
+}
+
+static eng_status evaluate_data(trn_evaluation *e, const char *dir, const eval_options *o, eng_error *error) {
+    eng_knobs knobs = {0};
+    trn_setting setting[TRN_MAX_SETTINGS];
+    int settings = 0;
     trn_scores scores;
     eng_status status = trn_evaluation_open(dir, &o->evaluation, e, error);
     if (status == ENG_OK)
-        status = choose_solver(e->model, o, &solver, error);
-    if (status == ENG_OK && o->solver_table)
-        return print_solver_table(e, solver.max_steps, error);
+        status = choose_knobs(e->model, o, &knobs, error);
     if (status == ENG_OK)
-        status = trn_evaluation_score(e, solver, &scores, error);
+        status = choose_settings(e->model, o, &knobs, setting, &settings, error);
+    if (status == ENG_OK && (o->solver_table || o->solvers.count > 0))
+        return print_solver_table(e, setting, settings, error);
+    if (status == ENG_OK)
+        status = trn_evaluation_score(e, eng_solver(&knobs), &scores, error);
     if (status == ENG_OK)
         print_scores(e, &scores);
     return status;
 }
 
+static eng_status evaluate_tasks(trn_evaluation *e, const char *dir, const eval_options *o, eng_error *error) {
+    eng_knobs knobs = {0};
+    trn_setting setting[TRN_MAX_SETTINGS];
+    trn_tasks tasks = {0};
+    int settings = 0;
+    eng_status status = trn_evaluation_open_model(dir, o->evaluation.device, e, error);
+    if (status == ENG_OK && !e->tokenizer)
+        status = eng_fail(error, ENG_NOT_FOUND, "%s: no tokenizer.json, which tasks need", dir);
+    if (status == ENG_OK)
+        status = choose_knobs(e->model, o, &knobs, error);
+    if (status == ENG_OK)
+        status = choose_settings(e->model, o, &knobs, setting, &settings, error);
+    if (status == ENG_OK)
+        status = trn_tasks_open(&o->tasks, e->tokenizer, &tasks, error);
+    if (status == ENG_OK)
+        status = trn_tasks_run(e, dir, &o->tasks, &tasks, setting, settings, error);
+    trn_tasks_free(&tasks);
+    return status;
+}
+
+static bool wants_tasks(const eval_options *o) {
+    return o->tasks.files.count > 0 || o->tasks.needles || o->tasks.pairs;
+}
+
 static eng_status check_options(const eval_options *o, eng_error *error) {
     const trn_evaluation_options *e = &o->evaluation;
-    if (e->data.count == 0)
-        return eng_fail(error, ENG_INVALID, "--data is needed");
+    const trn_tasks_options *t = &o->tasks;
+    if ((e->data.count > 0) == wants_tasks(o))
+        return eng_fail(error, ENG_INVALID, "either --data or tasks (--task, --needles, --pairs) are needed");
+    if (t->out && !wants_tasks(o))
+        return eng_fail(error, ENG_INVALID, "--out: --data keeps no results, only tasks do");
+    if (t->limit < 0 || t->shots < 0 || t->shots > 1000 || t->seed < 0)
+        return eng_fail(error, ENG_INVALID, "--limit, --shots or --seed: out of range");
+    if (t->made_items < 1 || t->made_items > 1 << 24)
+        return eng_fail(error, ENG_INVALID, "--made-items: not in 1..16777216");
     if (e->context != -1 && (e->context < 1 || e->context > 1 << 22))
         return eng_fail(error, ENG_INVALID, "--context: not in 1..4194304");
     if (e->batch_tokens < 1 || e->batch_tokens > 1 << 22)
@@ -169,25 +225,52 @@ static eng_status check_options(const eval_options *o, eng_error *error) {
     return ENG_OK;
 }
 
+static eng_status run(const char *dir, eval_options *o, trn_evaluation *e, eng_error *error) {
+    o->tasks.context = o->evaluation.context;
+    o->tasks.batch_tokens = o->evaluation.batch_tokens;
+    eng_status status = check_options(o, error);
+    if (status != ENG_OK)
+        return status;
+    return wants_tasks(o) ? evaluate_tasks(e, dir, o, error) : evaluate_data(e, dir, o, error);
+}
+
 int trn_command_eval(int argc, char **argv) {
-    eval_options o = {
-        .evaluation = {.device = "cpu", .context = -1, .batch_tokens = 4096}, .cg_steps = -1, .cg_tolerance = -1};
+    eval_options o = {.evaluation = {.device = "cpu", .context = -1, .batch_tokens = 4096},
+                      .tasks = {.value = "number", .made_items = 1000},
+                      .cg_steps = -1,
+                      .cg_tolerance = -1};
     trn_evaluation_options *own = &o.evaluation;
+    trn_tasks_options *tasks = &o.tasks;
     const trn_option options[] = {
         {"data", "NAME", TRN_STRINGS, &own->data, "token shards NAME-00000.tok ...; may be repeated"},
+        {"task", "FILE", TRN_STRINGS, &tasks->files, "records as JSONL, or documents as .txt; may be repeated"},
+        {"needles", "LENGTHS", TRN_STRING, &tasks->needles, "a value hidden in texts of so many tokens, \"1024,2048\""},
+        {"pairs", "LENGTHS", TRN_STRING, &tasks->pairs, "a value of a JSON object of so many tokens"},
+        {"haystack", "FILE", TRN_STRING, &tasks->haystack, "texts to hide needles in (default: repeated sentences)"},
+        {"value", "KIND", TRN_STRING, &tasks->value, "of needles: number, word or uuid (default number)"},
+        {"made-items", "N", TRN_INTEGER, &tasks->made_items, "needles or pairs of each length (default 1000)"},
+        {"limit", "N", TRN_INTEGER, &tasks->limit, "items of a task, at random (default 0: all)"},
+        {"shots", "N", TRN_INTEGER, &tasks->shots, "examples from the task before each item (default 0)"},
+        {"seed", "N", TRN_INTEGER, &tasks->seed, "of needles, pairs, examples and --limit (default 0)"},
+        {"overlap", "NAME", TRN_STRINGS, &tasks->overlap, "training shards: estimates without items that occur there"},
+        {"in-domain", "TASK", TRN_STRINGS, &tasks->in_domain, "the model was tuned on this task; may be repeated"},
+        {"out", "FILE", TRN_STRING, &tasks->out, "results of tasks, for mesa-trainer report"},
+        {"name", "TEXT", TRN_STRING, &tasks->name, "of the checkpoint in reports (default: from DIR)"},
         {"context", "N", TRN_INTEGER, &own->context, "most tokens a window (default: the trained length)"},
-        {"windows", "N", TRN_INTEGER, &own->windows, "only the first window of N documents (default 0: everything)"},
+        {"windows", "N", TRN_INTEGER, &own->windows,
+         "of data: the first window of N documents (default 0: everything)"},
         {"batch-tokens", "N", TRN_INTEGER, &own->batch_tokens, "tokens that run together (default 4096)"},
         {"cg-mode", "MODE", TRN_STRING, &o.cg_mode, "tolerance, steps, exact or fixed (default: the model's)"},
         {"cg-tolerance", "X", TRN_REAL, &o.cg_tolerance, "relative residual (default: the model's)"},
         {"cg-steps", "N", TRN_INTEGER, &o.cg_steps, "bound of steps, or their number (default: the model's)"},
+        {"solver", "SETTING", TRN_STRINGS, &o.solvers, "a row with tolerance:X, steps:N or exact; may be repeated"},
         {"solver-table", NULL, TRN_FLAG, &o.solver_table, "fifteen settings of the solver as a Markdown table"},
         {"device", "NAME", TRN_STRING, &own->device, "cpu, cpu:16, cuda:0 (default cpu)"},
     };
     const trn_command_line line = {
-        "eval DIR --data NAME [options]",
-        "Loss, accuracy, bits per byte and solver steps of a checkpoint over packed documents\n"
-        "or the examples of a task.",
+        "eval DIR --data NAME | --task FILE [options]",
+        "Loss, accuracy, bits per byte and solver steps of a checkpoint over packed documents,\n"
+        "the examples of a task, or likelihoods and answers on evaluation tasks.",
         options,
         sizeof options / sizeof *options,
         1,
@@ -201,13 +284,12 @@ int trn_command_eval(int argc, char **argv) {
     if (helped)
         return TRN_EXIT_OK;
     if (status == ENG_OK)
-        status = check_options(&o, &error);
-    if (status == ENG_OK)
-        status = evaluate(&e, dir, &o, &error);
+        status = run(dir, &o, &e, &error);
     trn_evaluation_close(&e);
     if (status == ENG_OK)
         return TRN_EXIT_OK;
     fprintf(stderr, "mesa-trainer eval: %s\n", error.text);
-    bool usage = status == ENG_INVALID || status == ENG_NOT_FOUND || status == ENG_FORMAT || status == ENG_UNSUPPORTED;
+    bool usage = status == ENG_INVALID || status == ENG_NOT_FOUND || status == ENG_FORMAT ||
+                 status == ENG_UNSUPPORTED || status == ENG_TOO_LONG;
     return usage ? TRN_EXIT_USAGE : TRN_EXIT_FAILED;
 }

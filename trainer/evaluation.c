@@ -54,11 +54,18 @@ static eng_status create_batch(trn_evaluation *e, int64_t batch_tokens, eng_erro
     return status == ENG_OK ? trn_batch_create(&e->runner, &e->batch, error) : status;
 }
 
-eng_status trn_evaluation_open(const char *dir, const trn_evaluation_options *options, trn_evaluation *out,
-                               eng_error *error) {
+eng_status trn_evaluation_open_model(const char *dir, const char *device, trn_evaluation *out, eng_error *error) {
     memset(out, 0, sizeof *out);
     trn_progress_begin(&out->progress);
-    eng_status status = open_checkpoint(out, dir, options->device, error);
+    eng_status status = open_checkpoint(out, dir, device, error);
+    if (status != ENG_OK)
+        trn_evaluation_close(out);
+    return status;
+}
+
+eng_status trn_evaluation_open(const char *dir, const trn_evaluation_options *options, trn_evaluation *out,
+                               eng_error *error) {
+    eng_status status = trn_evaluation_open_model(dir, options->device, out, error);
     if (status == ENG_OK)
         status = open_data(out, options, error);
     if (status == ENG_OK)

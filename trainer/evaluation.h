@@ -29,6 +29,9 @@ typedef struct trn_evaluation {
     trn_progress progress;
 } trn_evaluation;
 
+// A checkpoint alone, without data to score: device, model, weights and, where the folder has one, tokenizer.
+ENG_CHECKED eng_status trn_evaluation_open_model(const char *dir, const char *device, trn_evaluation *out,
+                                                 eng_error *error);
 // *out is closed with trn_evaluation_close, which takes a zeroed struct as well.
 ENG_CHECKED eng_status trn_evaluation_open(const char *dir, const trn_evaluation_options *options, trn_evaluation *out,
                                            eng_error *error);

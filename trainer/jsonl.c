@@ -5,6 +5,7 @@
 
 #include <jansson.h>
 #include <math.h>
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -64,8 +65,16 @@ void trn_json_free(trn_json *json) {
     free(json);
 }
 
+const char *trn_json_origin(const trn_json *json) {
+    return json->path;
+}
+
 bool trn_json_has(const trn_json *json, const char *key) {
     return json_object_get(json->root, key) != NULL;
+}
+
+bool trn_json_is_number(const trn_json *json, const char *key) {
+    return json_is_number(json_object_get(json->root, key));
 }
 
 static eng_status wrong(const trn_json *json, const char *key, const char *wanted, eng_error *error) {
@@ -120,6 +129,66 @@ eng_status trn_json_ids(const trn_json *json, const char *key, int32_t limit, in
     return ENG_OK;
 }
 
+eng_status trn_json_strings(const trn_json *json, const char *key, const char ***list, int32_t *count,
+                            eng_error *error) {
+    const json_t *array = json_object_get(json->root, key);
+    if (!json_is_array(array) || json_array_size(array) > INT32_MAX)
+        return wrong(json, key, "not an array of strings", error);
+    size_t size = json_array_size(array);
+    const char **strings = malloc(sizeof *strings * (size + 1));
+    if (!strings)
+        return eng_fail(error, ENG_NO_MEMORY, "%s: %s: out of memory", json->path, key);
+    for (size_t i = 0; i < size; i++) {
+        strings[i] = json_string_value(json_array_get(array, i));
+        if (!strings[i]) {
+            free(strings);
+            return eng_fail(error, ENG_FORMAT, "%s: %s[%zu]: not a string", json->path, key, i);
+        }
+    }
+    *list = strings;
+    *count = (int32_t)size;
+    return ENG_OK;
+}
+
+eng_status trn_json_reals(const trn_json *json, const char *key, double **list, int64_t *count, eng_error *error) {
+    const json_t *array = json_object_get(json->root, key);
+    if (!json_is_array(array))
+        return wrong(json, key, "not an array of numbers", error);
+    size_t size = json_array_size(array);
+    double *reals = malloc(sizeof *reals * (size + 1));
+    if (!reals)
+        return eng_fail(error, ENG_NO_MEMORY, "%s: %s: out of memory", json->path, key);
+    for (size_t i = 0; i < size; i++) {
+        const json_t *item = json_array_get(array, i);
+        if (!json_is_number(item) && !json_is_null(item)) {
+            free(reals);
+            return eng_fail(error, ENG_FORMAT, "%s: %s[%zu]: not a number", json->path, key, i);
+        }
+        reals[i] = json_is_null(item) ? (double)NAN : json_number_value(item);
+    }
+    *list = reals;
+    *count = (int64_t)size;
+    return ENG_OK;
+}
+
+eng_status trn_json_each_object(const trn_json *json, const char *key,
+                                eng_status (*visit)(void *context, const trn_json *entry, eng_error *error),
+                                void *context, eng_error *error) {
+    const json_t *array = json_object_get(json->root, key);
+    if (!json_is_array(array))
+        return wrong(json, key, "not an array of objects", error);
+    for (size_t i = 0; i < json_array_size(array); i++) {
+        trn_json entry = {.root = json_array_get(array, i)};
+        snprintf(entry.path, sizeof entry.path, "%.400s: %.64s[%zu]", json->path, key, i);
+        if (!json_is_object(entry.root))
+            return eng_fail(error, ENG_FORMAT, "%s: not an object", entry.path);
+        eng_status status = visit(context, &entry, error);
+        if (status != ENG_OK)
+            return status;
+    }
+    return ENG_OK;
+}
+
 eng_status trn_json_each_string(const trn_json *json, const char *key,
                                 eng_status (*visit)(void *context, const char *name, const char *value), void *context,
                                 eng_error *error) {
@@ -168,6 +237,42 @@ void trn_json_set_object(trn_json *json, const char *key, trn_json *value) {
     else
         set(json, key, json_incref(value->root));
     trn_json_free(value);
+}
+
+static json_t *array_at(trn_json *json, const char *key) {
+    json_t *array = json_object_get(json->root, key);
+    if (!array) {
+        set(json, key, json_array());
+        array = json_object_get(json->root, key);
+    }
+    return array;
+}
+
+void trn_json_add_object(trn_json *json, const char *key, trn_json *value) {
+    if (!value || value->failed || json_array_append(array_at(json, key), value->root) != 0)
+        json->failed = true;
+    trn_json_free(value);
+}
+
+void trn_json_set_reals(trn_json *json, const char *key, const double *values, int64_t count) {
+    json_t *array = json_array();
+    for (int64_t i = 0; i < count && array; i++) {
+        bool whole = isfinite(values[i]) && fabs(values[i]) < 0x1p53 && values[i] == floor(values[i]);
+        json_t *item = !isfinite(values[i]) ? json_null()
+                       : whole              ? json_integer((json_int_t)values[i])
+                                            : json_real(values[i]);
+        if (json_array_append_new(array, item) != 0)
+            json->failed = true;
+    }
+    set(json, key, array);
+}
+
+void trn_json_set_strings(trn_json *json, const char *key, char *const *values, int32_t count) {
+    json_t *array = json_array();
+    for (int32_t i = 0; i < count && array; i++)
+        if (json_array_append_new(array, json_string(values[i])) != 0)
+            json->failed = true;
+    set(json, key, array);
 }
 
 void trn_json_set_text(trn_json *json, const char *key, const char *text) {

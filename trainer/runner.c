@@ -141,13 +141,18 @@ eng_status trn_parse_storage(const char *text, kern_storage *out, eng_error *err
     return ENG_OK;
 }
 
+static const char *const cg_modes[] = {[KERN_SOLVE_TOLERANCE] = "tolerance",
+                                       [KERN_SOLVE_STEPS] = "steps",
+                                       [KERN_SOLVE_EXACT] = "exact",
+                                       [KERN_SOLVE_FIXED] = "fixed"};
+
+const char *trn_cg_mode_name(kern_solve_mode mode) {
+    return cg_modes[mode];
+}
+
 eng_status trn_parse_cg_mode(const char *text, kern_solve_mode *out, eng_error *error) {
-    static const char *const names[] = {[KERN_SOLVE_TOLERANCE] = "tolerance",
-                                        [KERN_SOLVE_STEPS] = "steps",
-                                        [KERN_SOLVE_EXACT] = "exact",
-                                        [KERN_SOLVE_FIXED] = "fixed"};
-    for (size_t i = 0; i < sizeof names / sizeof *names; i++)
-        if (strcmp(names[i], text) == 0) {
+    for (size_t i = 0; i < sizeof cg_modes / sizeof *cg_modes; i++)
+        if (strcmp(cg_modes[i], text) == 0) {
             *out = (kern_solve_mode)i;
             return ENG_OK;
         }

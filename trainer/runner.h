@@ -46,6 +46,7 @@ void trn_runner_clear(trn_runner *runner); // no rows, no logits
 kern_solver trn_model_solver(const eng_model *model);
 // "tolerance", "steps", "exact" or "fixed".
 ENG_CHECKED eng_status trn_parse_cg_mode(const char *text, kern_solve_mode *out, eng_error *error);
+const char *trn_cg_mode_name(kern_solve_mode mode);
 // The storage of --state-storage; NULL: float32.
 ENG_CHECKED eng_status trn_parse_storage(const char *text, kern_storage *out, eng_error *error);
 
