@@ -256,7 +256,7 @@ static void stray_minimum(tensors *all) {
     *copy = *scale;
     copy->name = strcat(strcpy(all->name[all->count], matrix_name), ".minimum");
     copy->shape[0]--;
-    copy->data = memcpy(malloc(4096), scale->data, 1000);
+    copy->data = calloc(1, 4096); // more than its shape asks for
     all->count++;
 }
 static void norm_in_blocks(tensors *all) {
