@@ -2,7 +2,8 @@
 # The `openai` package and LangChain against a running server: what they send is taken, what they read is there.
 #
 # Arguments: the base address ("http://127.0.0.1:PORT/v1"). Every check prints its name when it fails; exit status 1
-# then. Greedy texts are compared with each other: streamed, plain, alone, in a list, from ids, through LangChain.
+# then. Greedy texts are compared with each other: streamed, plain, alone, in a list, from ids, through LangChain, and
+# chats with the completion of the prompt that the template of server.sh makes of them.
 import asyncio
 import json
 import sys
@@ -10,6 +11,7 @@ import time
 import urllib.request
 
 import openai
+from langchain_openai import ChatOpenAI as LangChainChat
 from langchain_openai import OpenAI as LangChainOpenAI
 
 BASE = sys.argv[1]
@@ -133,6 +135,82 @@ def test_logprobs():
     check(tokens == complete(logprobs=1).choices[0].logprobs.tokens, "logprobs streamed")
     forced = complete(logit_bias={str(ids_of("x")[-1]): 100}, logprobs=1, max_tokens=2).choices[0]
     check(all(p < -1e-3 for p in forced.logprobs.token_logprobs), "logprobs are the model's, before the bias")
+
+
+def converse(messages, **fields):
+    return client.chat.completions.create(messages=messages, **{**GREEDY, **fields})
+
+
+def prompt_of(messages):
+    return "".join(f"{m['role']}: {m['content']}\n" for m in messages) + "assistant: "
+
+
+def test_chat():
+    messages = [{"role": "system", "content": "Tell a story."}]
+    for turn in range(10):
+        messages.append({"role": "user", "content": f"Part {turn}?"})
+        wanted = complete(prompt_of(messages)).choices[0].text
+        answer = converse(messages)
+        message = answer.choices[0].message
+        check(answer.object == "chat.completion" and answer.id.startswith("chatcmpl-"), "chat: object and id")
+        check(message.role == "assistant" and message.content == wanted, f"chat: turn {turn} is its prompt's completion")
+        check(answer.usage.prompt_tokens == len(ids_of(prompt_of(messages))), "chat: prompt tokens")
+        chunks = list(converse(messages, stream=True, stream_options={"include_usage": True}))
+        text = "".join(c.choices[0].delta.content or "" for c in chunks if c.choices)
+        check(text == wanted, "chat: streamed text")
+        check(chunks[0].choices[0].delta.role == "assistant", "chat: the role comes first")
+        check([c.choices[0].finish_reason for c in chunks if c.choices][-1] == "length", "chat: finish_reason")
+        check(chunks[-1].usage.completion_tokens == 12, "chat: usage of the stream")
+        messages.append({"role": "assistant", "content": message.content})
+    parts = [{"role": "user", "content": [{"type": "text", "text": "a"}, {"type": "text", "text": "b"}]}]
+    check(
+        converse(parts).choices[0].message.content == complete("user: a\nb\nassistant: ").choices[0].text,
+        "chat: text parts",
+    )
+
+
+def test_chat_logprobs():
+    messages = [{"role": "user", "content": "Hello"}]
+    choice = converse(messages, logprobs=True, top_logprobs=3).choices[0]
+    tokens = choice.logprobs.content
+    check(len(tokens) == 12 and all(len(t.top_logprobs) == 3 for t in tokens), "chat: logprobs")
+    check(b"".join(bytes(t.bytes) for t in tokens).decode() == choice.message.content, "chat: bytes make the text")
+    check(all(t.logprob == t.top_logprobs[0].logprob for t in tokens), "chat: greedy is the likeliest")
+    legacy = complete(prompt_of(messages), logprobs=1).choices[0].logprobs.token_logprobs
+    check([t.logprob for t in tokens] == legacy, "chat: the logprobs of the completion")
+    check(converse(messages).choices[0].logprobs is None, "chat: no logprobs unasked")
+
+
+def test_chat_injection():
+    end = post("/tokenize", {"prompt": "", "add_special_tokens": True})["tokens"]
+    written = converse([{"role": "user", "content": "<|endoftext|>"}], extra_body={"return_token_ids": True})
+    ids = written.choices[0].model_extra["prompt_token_ids"]
+    check(ids.count(end[0]) == 1 and ids[0] == end[0], "chat: a message writes no special token")
+
+
+def test_chat_errors():
+    hello = [{"role": "user", "content": "Hello"}]
+    for messages, fields, param in (
+        ([], {}, "messages"),
+        ([{"role": "tool", "content": "x", "tool_call_id": "1"}], {}, "messages"),
+        (hello, {"temperature": 101}, "temperature"),
+        (hello, {"tools": [{"type": "function", "function": {"name": "f"}}]}, "tools"),
+        (hello, {"response_format": {"type": "json_object"}}, "response_format"),
+        (hello, {"top_logprobs": 3}, "top_logprobs"),
+    ):
+        try:
+            converse(messages, **fields)
+            check(False, f"chat: {fields} is accepted")
+        except openai.BadRequestError as refused:
+            check(refused.body["param"] == param, f"chat: {fields}: param {refused.body}")
+
+
+def test_chat_langchain():
+    chat = LangChainChat(base_url=BASE, api_key="unused", model="demo", temperature=0, max_tokens=12, max_retries=0)
+    wanted = converse([{"role": "user", "content": "Hello"}]).choices[0].message.content
+    check(chat.invoke("Hello").content == wanted, "LangChain: chat")
+    check("".join(piece.content for piece in chat.stream("Hello")) == wanted, "LangChain: chat streamed")
+    check(chat.invoke([("system", "S"), ("human", "Hello")]).usage_metadata["output_tokens"] == 12, "LangChain: usage")
 
 
 def test_errors():

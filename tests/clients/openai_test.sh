@@ -6,6 +6,7 @@
 # shellcheck source=tests/clients/venv.sh
 . "$(dirname "$0")/venv.sh"
 need_python openai openai langchain_openai
+give_template
 start_server --listen 127.0.0.1:0
 "$python" "$source_dir/tests/clients/openai_client.py" "$address/v1" || fail 'see above'
 exit $((failures > 0))
