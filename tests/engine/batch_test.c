@@ -427,6 +427,65 @@ START_TEST(impossible_pieces_are_refused) {
 }
 END_TEST
 
+static int32_t add_unseen(eng_session *session, int32_t after, const eng_sampling *sampling, eng_status want) {
+    int32_t index = -1;
+    eng_piece piece = {.session = session,
+                       .kind = KERN_ROW_GENERATED,
+                       .after = after,
+                       .count = 1,
+                       .knobs = standard,
+                       .logits = true,
+                       .sampling = sampling};
+    ck_assert_int_eq(eng_batch_add(batch, &piece, &index, NULL), want);
+    return index;
+}
+
+// Two timelines side by side, started step after step before any result is looked at, against one step at a time.
+START_TEST(ids_may_be_read_before_they_are_seen) {
+    enum { STEPS = 5 };
+    static const eng_sampling sampling[] = {{.temperature = 1.5F, .top_p = 1, .seed = 3}, {.top_p = 1}};
+    int32_t prompt[2][20], want[2][STEPS], index[2], at[2];
+    open_batch(_i);
+    for (int s = 0; s < 2; s++) {
+        eng_session session = open_session();
+        small_prompt((uint64_t)s, prompt[s], 20);
+        for (int i = 0; i < STEPS; i++) {
+            eng_batch_clear(batch);
+            at[0] = i == 0 ? add(&session, KERN_ROW_PROMPT, prompt[s], 20, &standard, true, &sampling[s])
+                           : add(&session, KERN_ROW_GENERATED, &want[s][i - 1], 1, &standard, true, &sampling[s]);
+            run();
+            want[s][i] = result_of(at[0]).id;
+        }
+        eng_session_close(&session);
+    }
+    eng_session session[] = {open_session(), open_session()}, other = open_session();
+    ck_assert_int_eq(eng_batch_finish(batch, NULL), ENG_INVALID);
+    eng_batch_clear(batch);
+    for (int s = 0; s < 2; s++)
+        index[s] = add(&session[s], KERN_ROW_PROMPT, prompt[s], 20, &standard, true, &sampling[s]);
+    ck_assert_int_eq(eng_batch_start(batch, NULL), ENG_OK);
+    for (int i = 0; i < STEPS; i++) {
+        eng_batch_clear(batch);
+        add_unseen(&other, index[0], sampling, ENG_INVALID); // another's
+        add_unseen(&session[0], 2, sampling, ENG_INVALID);   // nobody's
+        for (int s = 1; s >= 0; s--)                         // in another order
+            at[s] = add_unseen(&session[s], index[s], &sampling[s], ENG_OK);
+        ck_assert_int_eq(eng_batch_start(batch, NULL), ENG_OK);
+        ck_assert_int_eq(eng_batch_underway(batch), 2);
+        ck_assert_int_eq(eng_batch_finish(batch, NULL), ENG_OK);
+        for (int s = 0; s < 2; s++) {
+            ck_assert_int_eq(result_of(index[s]).id, want[s][i]);
+            ck_assert_int_eq(result_of(index[s]).position, i == 0 ? 0 : 19 + i);
+            index[s] = at[s];
+        }
+    }
+    for (int s = 0; s < 2; s++)
+        eng_session_close(&session[s]);
+    eng_session_close(&other);
+    close_batch(); // with a step under way
+}
+END_TEST
+
 // Two timelines that part in the middle of a KV page, each against one that read everything by itself.
 START_TEST(a_fork_continues_as_if_alone) {
     enum { PREFIX = 80, REST = 10 };
@@ -688,6 +747,7 @@ static Suite *batch_suite(void) {
     tcase_add_test(cases, draws_depend_on_seed_choice_and_position_alone);
     tcase_add_test(cases, the_solver_follows_the_knobs);
     tcase_add_test(cases, impossible_pieces_are_refused);
+    tcase_add_loop_test(cases, ids_may_be_read_before_they_are_seen, 0, SMALL_MODELS);
     tcase_add_test(cases, logits_and_edits_of_a_step_are_bounded);
     tcase_add_loop_test(cases, scored_pieces_predict_every_id, 0, SMALL_MODELS);
     tcase_add_loop_test(cases, a_fork_continues_as_if_alone, 0, SMALL_MODELS);
