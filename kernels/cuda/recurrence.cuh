@@ -7,8 +7,9 @@
 // Columns of a state do not see each other: a team owns 32 of them (8 lanes x 4 floats) and all D rows, R rows a
 // thread in registers, row i * 16 + g for row group g of 16. Sums over D: a thread's rows, the four row groups of its
 // warp by shuffles, the four warps through shared memory, always in that order. Query, key and decay of a token lie in
-// shared memory in two places by turns, as do the sums, so that a token needs one barrier: what is written before a
-// barrier was last read before the barrier before it.
+// shared memory in three places by turns, the sums in two, so that a token needs one barrier: sums are read between it
+// and the next, where those after them are made; a token is read up to the next barrier, where the one after the next
+// comes.
 #ifndef KERNELS_CUDA_RECURRENCE_CUH
 #define KERNELS_CUDA_RECURRENCE_CUH
 
@@ -140,7 +141,7 @@ template <int R> struct recurrence_token {
 };
 // A team's shared memory.
 template <int R> struct recurrence_memory {
-    recurrence_token<R> token[2];
+    recurrence_token<R> token[3];
     recurrence_sums sums[2];
 };
 
@@ -353,11 +354,12 @@ static __device__ __forceinline__ void recurrence_tokens(const cuda_table *table
     recurrence_put<R, CHANNEL, Team>(next, memory.token[0]);
     float next_m1 = expm1f(next.head_g);
     Team::sync();
-    uint32_t turn = 0;
+    uint32_t turn = 0, place = 0;
     for (int32_t t = row.token0; t <= last; t++) {
         const recurrence_fetched<R> token = next;
         const float head_m1 = next_m1;
-        const recurrence_token<R> &now = memory.token[(t - row.token0) & 1];
+        const recurrence_token<R> &now = memory.token[place];
+        place = place < 2 ? place + 1 : 0;
         if (t < last)
             next = recurrence_fetch<R, VECTOR, CHANNEL, Team>(table, a, t + 1, p.state, column);
         const bool anew = t > row.token0 && token.start == t; // a document that is not the row's first
@@ -365,7 +367,7 @@ static __device__ __forceinline__ void recurrence_tokens(const cuda_table *table
         recurrence_sums &sums = memory.sums[turn++ & 1];
         recurrence_sum_columns<R, Team>(s, now, a.delta, sums);
         if (t < last) {
-            recurrence_put<R, CHANNEL, Team>(next, memory.token[(t - row.token0 + 1) & 1]);
+            recurrence_put<R, CHANNEL, Team>(next, memory.token[place]);
             next_m1 = expm1f(next.head_g);
         }
         Team::sync();
