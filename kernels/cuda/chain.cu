@@ -173,17 +173,15 @@ static __device__ __noinline__ void run_prepare(int32_t turn, phase_await await)
 
 // A head's own pieces of a preparation, a warp each, the gates behind them. In two steps: before the inputs are there,
 // and then.
-static __device__ __forceinline__ void fetch_head(const preparation &p, int32_t t, int32_t head,
+static __device__ __forceinline__ void fetch_head(const preparation &p, int32_t warp, int32_t t, int32_t head,
                                                   prepare_fetched<1> &fetched) {
-    const int32_t warp = (int32_t)threadIdx.x / 32;
     if (warp >= p.parts)
         return;
     prepare_fetch_weights(p.part[warp], head, fetched);
     prepare_fetch_state(&here.table, p.part[warp], t, head, fetched);
 }
-static __device__ __forceinline__ void prepare_head(const preparation &p, int32_t t, int32_t head,
+static __device__ __forceinline__ void prepare_head(const preparation &p, int32_t warp, int32_t t, int32_t head,
                                                     const prepare_fetched<1> &fetched) {
-    const int32_t warp = (int32_t)threadIdx.x / 32;
     if (warp < p.parts)
         prepare_convolutions(p.part[warp], t, head, fetched, [&](int32_t i, const cuda_quad &q) {
             cuda_store(head_made.made[warp] + i, q, CUDA_QUAD, true);
@@ -197,26 +195,29 @@ static __device__ __forceinline__ void prepare_head(const preparation &p, int32_
         }
 }
 
+// A head's q, k, v, g, beta (0 .. 4), `there` in device memory, where they are nearest.
+static __device__ __forceinline__ const float *operand_of(const phase_core &core, int which, const float *there) {
+    const int32_t source = core.source[which];
+    return source < 0 ? there : which == 3 ? head_made.g : which == 4 ? &head_made.beta : head_made.made[source];
+}
+
 // The state of token t as a recurrence with one head and one token, its operands where they are nearest.
 static __device__ __forceinline__ void make_alone(const phase_core &core, int32_t t, int32_t state) {
     const recurrence &a = core.linear;
     recurrence &one = head_made.alone;
     const int64_t at = (int64_t)t * a.states + state;
-    const auto operand = [&](int which, const float *there) {
-        return core.source[which] < 0 ? there : (const float *)head_made.made[core.source[which]];
-    };
     one = a;
     one.states = one.queries = one.keys = one.values = one.outputs = one.readers = 1;
-    one.q = operand(0, a.q + at * a.depth);
-    one.k = operand(1, a.k + at * a.depth);
-    one.v = operand(2, a.v + at * a.width);
+    one.q = operand_of(core, 0, a.q + at * a.depth);
+    one.k = operand_of(core, 1, a.k + at * a.depth);
+    one.v = operand_of(core, 2, a.v + at * a.width);
     if (a.g)
-        one.g = core.source[3] >= 0             ? head_made.g
-                : a.decay == KERN_DECAY_CHANNEL ? a.g + at * a.depth
-                : a.decay == KERN_DECAY_HEAD    ? a.g + state
-                                                : a.g + at;
+        one.g = operand_of(core, 3,
+                           a.decay == KERN_DECAY_CHANNEL ? a.g + at * a.depth
+                           : a.decay == KERN_DECAY_HEAD  ? a.g + state
+                                                         : a.g + at);
     if (a.beta)
-        one.beta = core.source[4] >= 0 ? &head_made.beta : a.beta + at;
+        one.beta = operand_of(core, 4, a.beta + at);
     if (a.skip)
         one.skip = a.skip + (int64_t)state * a.skip_width;
     one.o = a.o + at * a.columns;
@@ -229,6 +230,7 @@ template <int R, bool CHANNEL> static __device__ __noinline__ void run_states(in
     using Team = cuda_team<RECURRENCE_THREADS>;
     const phase_core &core = ring[turn].core;
     const recurrence &a = core.own ? head_made.alone : core.linear;
+    const int32_t warp = (int32_t)threadIdx.x / 32;
     const int32_t states = core.linear.states, slices = core.linear.slices;
     recurrence_memory<R> &own = ((recurrence_memory<R> *)memory)[Team::number()];
     for (int32_t item = (int32_t)blockIdx.x; item < ring[turn].items; item += (int32_t)gridDim.x) {
@@ -238,13 +240,13 @@ template <int R, bool CHANNEL> static __device__ __noinline__ void run_states(in
         cuda_quad s[R] = {};
         recurrence_piece piece = {t, state, Team::number() * RECURRENCE_SLICE};
         if (there) {
-            fetch_head(core.before, t, state, fetched);
+            fetch_head(core.before, warp, t, state, fetched);
             recurrence_load_piece<R, true, float, Team>(&here.table, core.linear, here.row[t], piece, s);
         }
         if (item == (int32_t)blockIdx.x)
             await();
         if (there)
-            prepare_head(core.before, t, state, fetched);
+            prepare_head(core.before, warp, t, state, fetched);
         if (core.own && threadIdx.x == THREADS - 1)
             make_alone(core, t, state);
         __syncthreads();
@@ -273,37 +275,60 @@ static __device__ __forceinline__ void run_recurrence(int32_t turn, const phase_
         channel ? run_states<8, true>(turn, await) : run_states<8, false>(turn, await);
 }
 
-static __device__ __noinline__ void run_before(int32_t turn, int32_t t, int32_t head, bool waits, phase_await await) {
-    const preparation &p = ring[turn].core.before;
-    const bool there = t < here.table.n_tokens;
-    prepare_fetched<1> fetched = {};
-    if (there)
-        fetch_head(p, t, head, fetched);
-    if (waits)
-        await();
-    if (there)
-        prepare_head(p, t, head, fetched);
-    __syncthreads();
+// The token as it comes from the preparation or from device memory.
+template <int D>
+static __device__ __forceinline__ void put_token(const phase_core &core, int32_t t, int32_t head,
+                                                 mesa_token<D> &token) {
+    const mesa &a = core.solved;
+    const int64_t at = (int64_t)t * a.heads + head;
+    const int32_t d = (int32_t)threadIdx.x;
+    if (d < D) {
+        token.q[d] = operand_of(core, 0, a.q + at * D)[d];
+        token.k[d] = operand_of(core, 1, a.k + at * D)[d];
+        token.v[d] = operand_of(core, 2, a.v + at * D)[d];
+    }
+    if (d == 0) {
+        token.g = *operand_of(core, 3, a.g + at);
+        token.beta = *operand_of(core, 4, a.beta + at);
+        token.start = t;
+    }
 }
 
-// The solver copies from device memory.
-template <int D> static __device__ __noinline__ void run_solve(int32_t turn, int32_t t, int32_t head) {
-    const mesa &a = ring[turn].core.solved;
-    constexpr int TEAM = mesa_work<D>::THREADS;
-    const kern_row row = here.row[t];
-    if (threadIdx.x < TEAM)
-        mesa_row<D, cuda_team<TEAM, 0>>(&here.there, a, row, head, mesa_state_of(&here.table, a, row.slot, head),
-                                        *(mesa_row_memory<D> *)memory);
-}
-
-// A head of a token at a time.
-static __device__ __forceinline__ void run_mesa(int32_t turn, const phase_await &await) {
-    const mesa &a = ring[turn].core.solved;
+// A head of a token at a time: the first warps solve, the last ones prepare. What is in slots comes before the wait.
+template <int D> static __device__ __noinline__ void run_solves(int32_t turn, phase_await await) {
+    using Team = cuda_team<mesa_work<D>::THREADS, 0>;
+    const phase_core &core = ring[turn].core;
+    const mesa &a = core.solved;
+    mesa_row_memory<D> &own = *(mesa_row_memory<D> *)memory;
+    const bool solves = threadIdx.x < mesa_work<D>::THREADS;
     for (int32_t item = (int32_t)blockIdx.x; item < ring[turn].items; item += (int32_t)gridDim.x) {
         const int32_t t = item / a.heads, head = item % a.heads;
-        run_before(turn, t, head, item == (int32_t)blockIdx.x, await);
-        if (t < here.table.n_tokens)
-            a.depth == 64 ? run_solve<64>(turn, t, head) : run_solve<128>(turn, t, head);
+        const bool there = t < here.table.n_tokens, first = item == (int32_t)blockIdx.x;
+        mesa_tile<D, Team> tile;
+        if (solves && there) {
+            mesa_fetch_states(a, head, mesa_state_of(&here.table, a, here.row[t].slot, head), tile, own);
+            if (first)
+                await();
+        } else {
+            const int32_t warp = WARPS - 1 - (int32_t)threadIdx.x / 32;
+            prepare_fetched<1> fetched = {};
+            if (there)
+                fetch_head(core.before, warp, t, head, fetched);
+            if (first)
+                await();
+            if (there)
+                prepare_head(core.before, warp, t, head, fetched);
+            tile = {}; // defined on all paths, but no earlier
+        }
+        __syncthreads();
+        if (solves && there) {
+            put_token(core, t, head, own.next);
+            __pipeline_wait_prior(0); // else it would stand in the solver
+            Team::sync();
+            mesa_begin_tokens<D, float, Team>(here.row[t], head, mesa_state_of(&here.table, a, here.row[t].slot, head),
+                                              own);
+            mesa_tokens<D, Team>(&here.there, a, tile, own);
+        }
         __syncthreads();
     }
 }
@@ -384,7 +409,7 @@ static __device__ __forceinline__ void run_phase(int32_t turn, const phase_await
         run_recurrence(turn, await);
         break;
     case MESA:
-        run_mesa(turn, await);
+        now.core.solved.depth == 64 ? run_solves<64>(turn, await) : run_solves<128>(turn, await);
         break;
     case EMBED:
         run_embed(turn, await);

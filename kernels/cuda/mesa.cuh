@@ -337,38 +337,37 @@ static __device__ __forceinline__ void mesa_stage_values(mesa_row_memory<D, Stor
     __pipeline_commit();
 }
 
-// The row's facts, its first token, its states on their way. The token is waited for, the values are not.
+// A head's states on their way, and what does not depend on a token.
 template <int D, typename Stored, typename Team>
-static __device__ __forceinline__ void mesa_begin_row(const cuda_table *table, const mesa &a, const kern_row &row,
-                                                      int32_t head, const mesa_state &home, mesa_tile<D, Team> &tile,
-                                                      mesa_row_memory<D, Stored> &memory) {
-    mesa_work<D> &work = memory.work;
-    mesa_stage_token<D, Team>(table, a, head, row.token0, memory.next);
+static __device__ __forceinline__ void mesa_fetch_states(const mesa &a, int32_t head, const mesa_state &home,
+                                                         mesa_tile<D, Team> &tile, mesa_row_memory<D, Stored> &memory) {
     mesa_load_keys<Stored>(tile, home.hk);
     mesa_stage_values<Team>(memory, home.hv);
     for (int32_t d = Team::thread(); d < D; d += tile.THREADS)
-        work.solve.lambda[d] = mesa_lambda_of(a, a.lambda_params[(int64_t)head * D + d]);
+        memory.work.solve.lambda[d] = mesa_lambda_of(a, a.lambda_params[(int64_t)head * D + d]);
+}
+
+// Behind a barrier of the team, with the row's first token in memory.next: the facts for mesa_tokens.
+template <int D, typename Stored, typename Team>
+static __device__ __forceinline__ void mesa_begin_tokens(const kern_row &row, int32_t head, const mesa_state &home,
+                                                         mesa_row_memory<D, Stored> &memory) {
+    mesa_work<D> &work = memory.work;
     if (Team::thread() == 0) {
         work.row = row;
         work.home = home;
         work.head = head;
     }
-    __pipeline_wait_prior(1);
-    Team::sync();
     mesa_take_token<D, Team>(memory.next, false, work);
 }
 
-// A head of a row, all its tokens. After cuda_await; a team that goes on with the same memory syncs in between.
+// The tokens of a row, of which the first has been taken and the values may still be on their way.
 //
 // A barrier stands between every write to shared memory and the reads of other threads. The next token's operands may
 // be written while this one's results still are: those read only what no operand overwrites.
 template <int D, typename Team, typename Stored>
-static __device__ __forceinline__ void mesa_row(const cuda_table *table, const mesa &a, const kern_row &row,
-                                                int32_t head, const mesa_state &home,
-                                                mesa_row_memory<D, Stored> &memory) {
+static __device__ __forceinline__ void mesa_tokens(const cuda_table *table, const mesa &a, mesa_tile<D, Team> &tile,
+                                                   mesa_row_memory<D, Stored> &memory) {
     mesa_work<D> &work = memory.work;
-    mesa_tile<D, Team> tile;
-    mesa_begin_row(table, a, row, head, home, tile, memory);
     for (int32_t n = 0;;) {
         Team::sync();
         if (Team::thread() == 0)
@@ -393,6 +392,21 @@ static __device__ __forceinline__ void mesa_row(const cuda_table *table, const m
         mesa_close(tile, work.solve);
         mesa_take_token<D, Team>(memory.next, memory.next.start == t, work);
     }
+}
+
+// A head of a row, all its tokens. After cuda_await; a team that goes on with the same memory syncs in between. The
+// first token is waited for, the values are not.
+template <int D, typename Team, typename Stored>
+static __device__ __forceinline__ void mesa_row(const cuda_table *table, const mesa &a, const kern_row &row,
+                                                int32_t head, const mesa_state &home,
+                                                mesa_row_memory<D, Stored> &memory) {
+    mesa_tile<D, Team> tile;
+    mesa_stage_token<D, Team>(table, a, head, row.token0, memory.next);
+    mesa_fetch_states(a, head, home, tile, memory);
+    __pipeline_wait_prior(1);
+    Team::sync();
+    mesa_begin_tokens<D, Stored, Team>(row, head, home, memory);
+    mesa_tokens<D, Team>(table, a, tile, memory);
 }
 
 // ------------------------------------------------------------------------------------------------------ many sessions
