@@ -104,6 +104,10 @@ static __device__ __forceinline__ int32_t mesa_anew(int32_t x) {
     asm volatile("" : "+r"(x));
     return x;
 }
+static __device__ __forceinline__ float mesa_anew(float x) {
+    asm volatile("" : "+f"(x));
+    return x;
+}
 
 // Calls use(i, j, row) for the elements of the diagonal of H that are this thread's.
 template <int D, typename Team, typename Use>
@@ -208,6 +212,14 @@ static __device__ __forceinline__ kern_solve_report mesa_report_of(int32_t steps
     return report;
 }
 
+// Squares of a very short q would not be normal numbers. Its solve is scaled by a power of two, which rounds nothing.
+static __device__ __forceinline__ float mesa_scale(float rhs) {
+    return rhs < 1e-16f ? 0x1p60f : 1.0f;
+}
+static __device__ __forceinline__ float mesa_unscale(float rhs) {
+    return rhs < 1e-16f ? 0x1p-60f : 1.0f;
+}
+
 // Modes tolerance and steps. With r stand its length and its rows of the next product, whose sums hide each other's
 // latency. Of x a thread keeps one element; what a step adds to it waits for the next one, as it may prove to be no
 // step.
@@ -215,16 +227,17 @@ template <int D, typename Team>
 static __device__ __forceinline__ kern_solve_report mesa_solve_gradients(const mesa_tile<D, Team> &tile,
                                                                          mesa_shared<D> &shared,
                                                                          const kern_solver &solver) {
-    constexpr float SMALLEST = 1e-36f; // of a squared length
     float r[8], p[8], s[8], y[8], row[8];
     mesa_take(tile, shared.q, r);
     mesa_take(tile, shared.first, p);
-    float x = mesa_pick(tile, p);
     const float rhs = mesa_dot<D>(r, r);
+    float x = mesa_pick(tile, p);
     mesa_product(tile, shared, -1, p, y);
+    const float scale = mesa_scale(rhs);
+    x *= scale;
 #pragma unroll
     for (int j = 0; j < 8; j++) {
-        r[j] -= y[j];
+        r[j] = (r[j] - y[j]) * scale;
         p[j] = s[j] = 0;
     }
     float residual = mesa_dot<D>(r, r);
@@ -234,7 +247,7 @@ static __device__ __forceinline__ kern_solve_report mesa_solve_gradients(const m
         mesa_spread(tile, shared, 0);
         return mesa_report_of(0, 0, 0, rhs);
     }
-    const float stop = fmaxf(mesa_threshold(solver, rhs, residual), SMALLEST);
+    const float stop = mesa_threshold(solver, rhs * scale * scale, residual);
     const int32_t max_steps = solver.max_steps;
     float inverse = 0, curvature = 0, length = 0; // of the step before: 1 / |r|^2, p A p, how far it went
     int32_t steps = 0;
@@ -262,11 +275,12 @@ static __device__ __forceinline__ kern_solve_report mesa_solve_gradients(const m
     }
     if (sound)
         x = fmaf(length, mesa_pick(tile, p), x);
-    mesa_spread(tile, shared, x);
+    const float own = mesa_anew(rhs), square = own * mesa_scale(own) * mesa_scale(own);
+    mesa_spread(tile, shared, x * mesa_unscale(own));
     if (!sound)
-        return mesa_report_of(steps - 1, KERN_REPORT_BREAKDOWN, mesa_reciprocal(inverse), rhs);
+        return mesa_report_of(steps - 1, KERN_REPORT_BREAKDOWN, mesa_reciprocal(inverse), square);
     const bool unconverged = solver.mode == KERN_SOLVE_TOLERANCE && !(residual <= stop);
-    return mesa_report_of(steps, unconverged ? KERN_REPORT_UNCONVERGED : 0, residual, rhs);
+    return mesa_report_of(steps, unconverged ? KERN_REPORT_UNCONVERGED : 0, residual, square);
 }
 
 // Mode fixed: zero start, 1e-5 in both divisions, nothing but a number that is not finite ends it early.
