@@ -18,7 +18,7 @@
 #include "kernels/backend.h"
 
 // Raised by a change that alters the bits of any operation; part of the numeric profile.
-enum { CUDA_REVISION = 1 };
+enum { CUDA_REVISION = 2 };
 
 struct kern_cuda {
     kern_device device;
