@@ -347,7 +347,7 @@ static __device__ __forceinline__ void split_vectors(const cuda_table *table, co
                                                k % 2 * CORE + lane % 8 * 16);
         }
     }
-    asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
+    cuda_bulk_fence(); // the tensor cores read them
     cuda_team<CONSUMERS>::sync();
 }
 

@@ -69,16 +69,18 @@ static int slots_of(const kern_cuda *cuda, int resident, size_t taken, int slot_
     return 0;
 }
 
-// Cycles: a multiprocessor takes 28 bytes a cycle from the second-level cache and 64 from shared memory, its tensor
-// cores do four fifths of 2048 multiplications; an item's outputs are 20 for each vector and side, a launch more is
-// 3500, a barrier of a cluster with what belongs to it 1000.
+// Cycles: the second-level cache gives 28 bytes a cycle for every multiprocessor, 40 to one of few that ask, shared
+// memory 64; tensor cores do four fifths of 2048 multiplications; an item's outputs are 20 for each vector and side, a
+// launch more is 3500, a barrier of a cluster with what belongs to it 1000.
 template <int N, int SIDES, int LIMBS>
 static int64_t cost_of(const kern_cuda *cuda, const cuda_product *p, const many_plan &plan, int64_t items) {
     const many_cut &cut = plan.cut;
-    const int64_t places = cuda->processors / (cut.shared ? 2 : 1), turns = (items * cut.cluster + places - 1) / places;
+    const int64_t processors = cuda->processors, places = processors / (cut.shared ? 2 : 1);
+    const int64_t blocks = items * blocks_of(cut), turns = (items * cut.cluster + places - 1) / places;
+    const int64_t rate = blocks >= processors ? 28 : blocks * 10 <= processors * 7 ? 40 : 28 * processors / blocks;
     const int64_t weights = SIDES * 256 / (cut.shared == SHARE_WEIGHTS ? 2 : 1);
     const int64_t vectors = 4 * N / (cut.shared == SHARE_VECTORS ? 2 : 1);
-    const int64_t loads = (weights + vectors) * p->cols / 28, products = (int64_t)SIDES * N * LIMBS * p->cols / 13;
+    const int64_t loads = (weights + vectors) * p->cols / rate, products = (int64_t)SIDES * N * LIMBS * p->cols / 13;
     int64_t turn = (loads > products ? loads : products) / cut.cluster + SIDES * N * 20 / cut.cluster;
     if (cut.cluster > 1)
         turn += (int64_t)SIDES * N * 1024 * (product_warps(p->cols) / cut.cluster) / 64 + 1000;
