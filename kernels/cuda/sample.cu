@@ -441,6 +441,13 @@ template <int C> struct cluster {
     static constexpr int EACH = C * WARPS / 32; // numbers a lane
 
     static __device__ __forceinline__ int32_t rank(void) { return C > 1 ? (int32_t)(blockIdx.x % C) : 0; }
+    // No block writes into another before that one is there.
+    static __device__ __forceinline__ void meet(void) {
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
+        if (C > 1)
+            asm volatile("barrier.cluster.arrive.relaxed.aligned;\n\tbarrier.cluster.wait.aligned;" ::: "memory");
+#endif
+    }
     static __device__ __forceinline__ void sync(void) {
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
         if (C > 1) {
@@ -632,8 +639,7 @@ template <int C, int Q>
 static __global__ void __launch_bounds__(THREADS)
     sample_kernel(const cuda_table *table, const kern_sample_args a, float *workspace) {
     cuda_begin();
-    if (C > 1)
-        cluster<C>::sync(); // all have begun
+    cluster<C>::meet();
     extern __shared__ units shared[];
     block_memory &m = *(block_memory *)shared;
     row r = {};
