@@ -324,6 +324,52 @@ static void assert_top(const batch *b, const float *logits, int vocabulary, int 
 }
 
 // Whatever is drawn, and whatever else the sampler does, the likeliest ids are those of the model.
+// Vocabularies as they are, every row with logits of its own: a device may go about it otherwise for a few rows.
+START_TEST(number_of_rows_does_not_matter) {
+    enum { ROWS = 140 };
+    static const int vocabularies[] = {32000, 50257, 70001};
+    static const int numbers[] = {1, 12, 30, 60};
+    static const kern_sampler plain[] = {{.forced = -1, .temperature = 1, .top_p = 1},
+                                         {.forced = -1, .temperature = 0.8f, .top_p = 1},
+                                         {.forced = -1},
+                                         {.forced = 1234},
+                                         {.forced = -1, .temperature = 1, .top_p = 0.9f}};
+    for (int v = 0; v < 3; v++) {
+        kernel_test test;
+        if (!kernel_test_open(&test, _i, "cpu"))
+            MESA_TEST_SKIP("no device %s", kernel_test_device_name(_i));
+        const int vocabulary = vocabularies[v];
+        const float *zeros = kernel_test_zero_floats(&test, (size_t)vocabulary);
+        batch b = make_batch(&test, zeros, vocabulary);
+        for (size_t i = 0; i < ROWS * (size_t)vocabulary; i++)
+            b.logits[i] = (float)(12 * kernel_test_uniform(&test) - 6);
+        b.logits[5] = b.logits[vocabulary] = NAN;
+        int32_t id[ROWS];
+        float logprob[ROWS];
+        for (int number = 0; number < 5; number++) {
+            const int rows = number == 0 ? ROWS : numbers[number - 1];
+            for (int i = 0; i < rows; i++) {
+                test.rows->sampler[i] = plain[i % 5];
+                test.rows->sampler[i].seed = 99;
+                test.rows->sampler[i].position = (uint64_t)i;
+            }
+            test.rows->n_logits = rows;
+            kernel_test_prepare(&test);
+            const kern_sample_args args = {
+                .logits.f = b.logits, .id.i = b.id, .logprob.f = b.logprob, .vocabulary = vocabulary};
+            kernel_test_launch(&test, KERN_OP_SAMPLE, &args);
+            if (number == 0) {
+                memcpy(id, b.id, sizeof id);
+                memcpy(logprob, b.logprob, sizeof logprob);
+            }
+            kernel_test_assert_same(b.id, id, rows);
+            kernel_test_assert_same(b.logprob, logprob, rows);
+        }
+        kernel_test_close(&test);
+    }
+}
+END_TEST
+
 START_TEST(likeliest_ids_are_the_models) {
     kernel_test test;
     if (!kernel_test_open(&test, _i, "cpu"))
@@ -419,6 +465,7 @@ static Suite *sample_suite(void) {
     tcase_add_loop_test(tcase, everything_banned_still_gives_an_id, 0, KERNEL_TEST_DEVICES);
     tcase_add_loop_test(tcase, not_finite_never_wins, 0, KERNEL_TEST_DEVICES);
     tcase_add_loop_test(tcase, place_does_not_matter, 0, KERNEL_TEST_DEVICES);
+    tcase_add_loop_test(tcase, number_of_rows_does_not_matter, 0, KERNEL_TEST_DEVICES);
     tcase_add_loop_test(tcase, likeliest_ids_are_the_models, 0, KERNEL_TEST_DEVICES);
     tcase_add_loop_test(tcase, a_forced_id_is_scored, 0, KERNEL_TEST_DEVICES);
     tcase_add_test(tcase, refuses_what_it_cannot_do);
