@@ -25,7 +25,7 @@ struct kern_cuda {
     int ordinal;
     int processors;      // streaming multiprocessors
     size_t shared_limit; // bytes of shared memory that one block may have
-    bool overlaps;       // launches may begin before the one before has ended
+    bool overlaps;       // sm_90: launches begin before the one before has ended; clusters, bulk copies
     bool fast;           // kern_device_options.fast
     char *workspace;     // workspace_bytes, of the operation that runs
     size_t workspace_bytes;
