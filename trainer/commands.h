@@ -6,19 +6,20 @@
 
 enum { TRN_EXIT_OK = 0, TRN_EXIT_FAILED = 1, TRN_EXIT_USAGE = 2 };
 
-#define TRN_COMMANDS(X)                                                                \
-    X(tokenizer, "train a byte-level BPE tokenizer from text files")                   \
-    X(pack, "turn text files into token shards")                                       \
-    X(task, "make the data of a synthetic task: recall, copying, memory")              \
-    X(train, "train a model, or resume its training")                                  \
-    X(eval, "loss and bits per byte of a checkpoint, by token position and by solver") \
-    X(export, "write a checkpoint as transformers, fla or mamba_ssm reads it")         \
-    X(import, "write a checkpoint of theirs in this project's own form")               \
-    X(quantize, "write a checkpoint with its matrices in int8 or 4-bit blocks")        \
-    X(init, "write an untrained model that can be served")                             \
-    X(inspect, "tensors, parameters, state bytes and operations of a checkpoint")      \
-    X(logits, "logits, loss and gradients for given token ids, as safetensors")        \
-    X(check, "compare a checkpoint with expected logits and gradients")                \
+#define TRN_COMMANDS(X)                                                           \
+    X(tokenizer, "train a byte-level BPE tokenizer from text files")              \
+    X(pack, "turn text files into token shards")                                  \
+    X(task, "make the data of a synthetic task: recall, copying, memory")         \
+    X(train, "train a model, or resume its training")                             \
+    X(eval, "loss of a checkpoint by position and by solver; scores on tasks")    \
+    X(report, "one HTML page that compares results of eval")                      \
+    X(export, "write a checkpoint as transformers, fla or mamba_ssm reads it")    \
+    X(import, "write a checkpoint of theirs in this project's own form")          \
+    X(quantize, "write a checkpoint with its matrices in int8 or 4-bit blocks")   \
+    X(init, "write an untrained model that can be served")                        \
+    X(inspect, "tensors, parameters, state bytes and operations of a checkpoint") \
+    X(logits, "logits, loss and gradients for given token ids, as safetensors")   \
+    X(check, "compare a checkpoint with expected logits and gradients")           \
     X(bench, "decode, prefill and training speed beside the machine's own limits")
 
 #define TRN_DECLARE_COMMAND(name, summary) int trn_command_##name(int argc, char **argv);

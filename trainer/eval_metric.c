@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Ratios of sums and their errors; see eval_metric.h. Two passes, so that nothing cancels.
+// Ratios of sums and their errors; see eval_metric.h.
+// Two passes, so that nothing cancels. No state; any thread.
 #include "trainer/eval_metric.h"
 
 #include <math.h>

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Rows of results in memory; see eval_result.h. Everything in a row and a result is their own.
+// Rows of results in memory; see eval_result.h.
+// Everything in a row and a result is their own; a failure leaves them as they were.
 #include "trainer/eval_result.h"
 
 #include <math.h>

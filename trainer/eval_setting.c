@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Names of solver settings; see eval_setting.h. No state; any thread.
+// Names of solver settings; see eval_setting.h.
+// What a setting does not say stays as the knobs have it. No state; any thread.
 #include "trainer/eval_setting.h"
 
 #include <stdio.h>

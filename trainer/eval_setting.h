@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // Settings of the solver that a row of results was made with, by the names that users write.
+// A setting is a name and all of a request's knobs, so that a row can be repeated through the server.
 #ifndef TRAINER_EVAL_SETTING_H
 #define TRAINER_EVAL_SETTING_H
 

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // A checkpoint on tasks, under settings of the solver: a table on the terminal and a file of results.
+// Everything that was asked for is opened and checked before the model reads anything.
 #ifndef TRAINER_EVAL_TASKS_H
 #define TRAINER_EVAL_TASKS_H
 

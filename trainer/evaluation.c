@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // Opening a checkpoint with data to be scored on; see evaluation.h.
+// What was opened before a failure is closed by trn_evaluation_close, which takes a struct at any stage of its making.
 #include "trainer/evaluation.h"
 
 #include <math.h>

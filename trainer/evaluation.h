@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // A checkpoint as it is served, opened with the data that it is scored on: what `eval` and `quantize` share.
+// Owns the device, the weights and the plan that scores. One thread.
 #ifndef TRAINER_EVALUATION_H
 #define TRAINER_EVALUATION_H
 

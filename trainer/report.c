@@ -1,0 +1,64 @@
+// SPDX-License-Identifier: Apache-2.0
+// mesa-trainer report INPUT... --out PAGE: one HTML page that needs nothing but itself.
+//
+// An input says itself what it is: a file of results by its "format". What one input cannot be is refused with its name
+// before anything is written.
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "trainer/commands.h"
+#include "trainer/options.h"
+#include "trainer/report_results.h"
+
+enum { MAX_INPUTS = 64 };
+
+static eng_status report(const char *const *input, int inputs, const char *out, const char *title, eng_error *error) {
+    trn_page page;
+    int read = 0;
+    trn_result *result = calloc((size_t)inputs, sizeof *result);
+    eng_status status = result ? ENG_OK : eng_fail(error, ENG_NO_MEMORY, "out of memory for the inputs");
+    for (; read < inputs && status == ENG_OK; read++)
+        status = trn_result_read(input[read], &result[read], error);
+    if (status == ENG_OK) {
+        trn_page_begin(&page, title);
+        status = trn_report_results(&page, result, inputs, error);
+        if (status == ENG_OK)
+            status = trn_page_write(&page, out, error);
+        else
+            trn_page_free(&page);
+    }
+    for (int i = 0; result && i < read; i++)
+        trn_result_free(&result[i]);
+    free(result);
+    return status;
+}
+
+int trn_command_report(int argc, char **argv) {
+    const char *out = NULL, *title = "Checkpoints compared", *input[MAX_INPUTS];
+    const trn_option options[] = {
+        {"out", "FILE", TRN_STRING, &out, "the page"},
+        {"title", "TEXT", TRN_STRING, &title, "its title"},
+    };
+    const trn_command_line line = {"report RESULT... --out PAGE.html",
+                                   "One HTML page that compares checkpoints and settings of the solver, from what\n"
+                                   "mesa-trainer eval --out has written.",
+                                   options,
+                                   sizeof options / sizeof *options,
+                                   1,
+                                   MAX_INPUTS};
+    bool helped = false;
+    int inputs = 0;
+    eng_error error = {0};
+    eng_status status = trn_options_parse(&line, argc, argv, input, &inputs, &helped, &error);
+    if (helped)
+        return TRN_EXIT_OK;
+    if (status == ENG_OK && !out)
+        status = eng_fail(&error, ENG_INVALID, "--out is needed");
+    if (status == ENG_OK)
+        status = report(input, inputs, out, title, &error);
+    if (status == ENG_OK)
+        return TRN_EXIT_OK;
+    fprintf(stderr, "mesa-trainer report: %s\n", error.text);
+    return status == ENG_INVALID || status == ENG_NOT_FOUND || status == ENG_FORMAT ? TRN_EXIT_USAGE : TRN_EXIT_FAILED;
+}

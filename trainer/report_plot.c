@@ -1,0 +1,252 @@
+// SPDX-License-Identifier: Apache-2.0
+// Line plots; see report_page.h. A plot is 520 units wide and is scaled to its box; ticks are the round numbers (or, on
+// a logarithmic axis, the powers) nearest to a handful. Nothing is drawn where no point is finite.
+#include <math.h>
+#include <stdio.h>
+#include <string.h>
+
+#include "trainer/report_page.h"
+
+enum { WIDTH = 520, HEIGHT = 300, LEFT = 62, RIGHT = 14, TOP = 12, BOTTOM = 46, TICKS = 6 };
+
+static const double Z = 1.96; // of a 95 % interval
+
+typedef struct scale {
+    double low, high; // of the data, in logarithms where log
+    bool log;
+} scale;
+
+static const char *const dashes[TRN_PLOT_SERIES] = {"none", "none", "none", "none", "6 3", "6 3", "6 3", "6 3"};
+
+static double along(const scale *s, double value) {
+    return s->log ? log(value) : value;
+}
+
+static void widen(scale *s, double value) {
+    if (!isfinite(value) || (s->log && value <= 0))
+        return;
+    s->low = fmin(s->low, along(s, value));
+    s->high = fmax(s->high, along(s, value));
+}
+
+static bool is_drawn(const trn_plot *plot, const trn_point *point) {
+    return isfinite(point->x) && isfinite(point->y) && (!plot->log_x || point->x > 0);
+}
+
+static double x_of(const scale *s, double value) {
+    return LEFT + (along(s, value) - s->low) / (s->high - s->low) * (WIDTH - LEFT - RIGHT);
+}
+
+static double y_of(const scale *s, double value) {
+    return HEIGHT - BOTTOM - (value - s->low) / (s->high - s->low) * (HEIGHT - TOP - BOTTOM);
+}
+
+static int drawn_series(const trn_plot *plot) {
+    return plot->count < TRN_PLOT_SERIES ? plot->count : TRN_PLOT_SERIES;
+}
+
+// Ranges of what is drawn, with some room around. false: nothing is.
+static bool find_scales(const trn_plot *plot, scale *x, scale *y) {
+    *x = (scale){INFINITY, -INFINITY, plot->log_x};
+    *y = (scale){INFINITY, -INFINITY, false};
+    for (int s = 0; s < drawn_series(plot); s++)
+        for (int i = 0; i < plot->series[s].points; i++) {
+            const trn_point *point = &plot->series[s].point[i];
+            double error = isfinite(point->error) ? Z * point->error : 0;
+            if (!plot->series[s].level && !is_drawn(plot, point))
+                continue;
+            if (!plot->series[s].level)
+                widen(x, point->x);
+            widen(y, point->y - error);
+            widen(y, point->y + error);
+        }
+    if (x->low > x->high || y->low > y->high)
+        return false;
+    widen(x, plot->mark);
+    widen(y, plot->chance);
+    double x_room = x->high > x->low ? 0.04 * (x->high - x->low) : 0.5;
+    double y_room = y->high > y->low ? 0.08 * (y->high - y->low) : fmax(0.01, 0.05 * fabs(y->high));
+    x->low -= x_room;
+    x->high += x_room;
+    y->low -= y_room;
+    y->high += y_room;
+    if (plot->percent) {
+        y->low = fmax(y->low, -0.01);
+        y->high = fmin(y->high, 1.01);
+    }
+    return true;
+}
+
+static double round_step(double range) {
+    double raw = range / TICKS, power = pow(10, floor(log10(raw))), digit = raw / power;
+    return power * (digit <= 1 ? 1 : digit <= 2 ? 2 : digit <= 5 ? 5 : 10);
+}
+
+static void put_x_tick(trn_page *page, const scale *x, double value, const char *label) {
+    double at = x_of(x, value);
+    trn_page_put(page,
+                 "<line class=\"grid\" x1=\"%.1f\" x2=\"%.1f\" y1=\"%d\" y2=\"%d\"/>"
+                 "<text x=\"%.1f\" y=\"%d\" text-anchor=\"middle\">%s</text>",
+                 at, at, TOP, HEIGHT - BOTTOM, at, HEIGHT - BOTTOM + 17, label);
+}
+
+static void put_x_ticks(trn_page *page, const scale *x) {
+    char label[32];
+    if (!x->log) {
+        double step = round_step(x->high - x->low);
+        for (double value = ceil(x->low / step) * step; value <= x->high; value += step) {
+            snprintf(label, sizeof label, "%g", fabs(value) < step / 2 ? 0 : value);
+            put_x_tick(page, x, value, label);
+        }
+        return;
+    }
+    double octaves = (x->high - x->low) / log(2), every = ceil(octaves / TICKS);
+    for (double power = ceil(x->low / log(2)); power * log(2) <= x->high; power += every) {
+        snprintf(label, sizeof label, "%g", exp2(power));
+        put_x_tick(page, x, exp2(power), label);
+    }
+}
+
+static void put_y_ticks(trn_page *page, const trn_plot *plot, const scale *y) {
+    double step = round_step(y->high - y->low);
+    int digits = step < 1 ? (int)ceil(-log10(step) - 1e-9) : 0;
+    for (double value = ceil(y->low / step) * step; value <= y->high; value += step) {
+        char label[32];
+        double shown = fabs(value) < step / 2 ? 0 : value;
+        if (plot->percent)
+            snprintf(label, sizeof label, "%.*f %%", digits > 2 ? digits - 2 : 0, 100 * shown);
+        else
+            snprintf(label, sizeof label, "%.*f", digits, shown);
+        trn_page_put(page,
+                     "<line class=\"grid\" x1=\"%d\" x2=\"%d\" y1=\"%.1f\" y2=\"%.1f\"/>"
+                     "<text x=\"%d\" y=\"%.1f\" text-anchor=\"end\">%s</text>",
+                     LEFT, WIDTH - RIGHT, y_of(y, value), y_of(y, value), LEFT - 7, y_of(y, value) + 4, label);
+    }
+}
+
+static void put_axes(trn_page *page, const trn_plot *plot, const scale *x, const scale *y) {
+    put_x_ticks(page, x);
+    put_y_ticks(page, plot, y);
+    trn_page_put(page, "<path class=\"axis\" fill=\"none\" d=\"M%d %dV%dH%d\"/>", LEFT, TOP, HEIGHT - BOTTOM,
+                 WIDTH - RIGHT);
+    trn_page_put(page, "<text x=\"%d\" y=\"%d\" text-anchor=\"middle\">", (LEFT + WIDTH - RIGHT) / 2, HEIGHT - 8);
+    trn_page_text(page, plot->x_name);
+    trn_page_put(page, "</text><text transform=\"translate(13 %d) rotate(-90)\" text-anchor=\"middle\">",
+                 (TOP + HEIGHT - BOTTOM) / 2);
+    trn_page_text(page, plot->y_name);
+    trn_page_put(page, "</text>");
+    if (isfinite(plot->chance))
+        trn_page_put(page,
+                     "<line class=\"guide\" x1=\"%d\" x2=\"%d\" y1=\"%.1f\" y2=\"%.1f\"/>"
+                     "<text x=\"%d\" y=\"%.1f\" text-anchor=\"end\">chance</text>",
+                     LEFT, WIDTH - RIGHT, y_of(y, plot->chance), y_of(y, plot->chance), WIDTH - RIGHT - 3,
+                     y_of(y, plot->chance) - 4);
+    if (isfinite(plot->mark))
+        trn_page_put(page,
+                     "<line class=\"guide\" x1=\"%.1f\" x2=\"%.1f\" y1=\"%d\" y2=\"%d\"/>"
+                     "<text x=\"%.1f\" y=\"%d\" text-anchor=\"end\">%s</text>",
+                     x_of(x, plot->mark), x_of(x, plot->mark), TOP, HEIGHT - BOTTOM, x_of(x, plot->mark) - 4, TOP + 12,
+                     plot->mark_name);
+}
+
+static void put_shape(trn_page *page, int series, double x, double y) {
+    switch (series % 4) {
+    case 0:
+        trn_page_put(page, "<circle cx=\"%.1f\" cy=\"%.1f\" r=\"3.6\"/>", x, y);
+        break;
+    case 1:
+        trn_page_put(page, "<rect x=\"%.1f\" y=\"%.1f\" width=\"6.8\" height=\"6.8\"/>", x - 3.4, y - 3.4);
+        break;
+    case 2:
+        trn_page_put(page, "<path d=\"M%.1f %.1fl4.3 7.4h-8.6z\"/>", x, y - 4.8);
+        break;
+    default:
+        trn_page_put(page, "<path d=\"M%.1f %.1fl4.6 4.6 -4.6 4.6 -4.6 -4.6z\"/>", x, y - 4.6);
+    }
+}
+
+static void put_value(trn_page *page, const trn_plot *plot, const trn_series *series, const trn_point *point) {
+    double factor = plot->percent ? 100 : 1;
+    const char *unit = plot->percent ? " %" : "";
+    trn_page_put(page, "<title>");
+    trn_page_text(page, series->name);
+    trn_page_put(page, ", ");
+    trn_page_text(page, point->label);
+    trn_page_put(page, ": %.4g%s", factor * point->y, unit);
+    if (isfinite(point->error))
+        trn_page_put(page, " ± %.2g%s", factor * point->error, unit);
+    trn_page_put(page, "</title>");
+}
+
+static void put_line(trn_page *page, const trn_plot *plot, const trn_series *series, int number, const scale *x,
+                     const scale *y) {
+    bool pen = false;
+    trn_page_put(page, "<path fill=\"none\" stroke-width=\"2\" stroke-dasharray=\"%s\" d=\"",
+                 series->level ? "3 3" : dashes[number]);
+    if (series->level)
+        trn_page_put(page, "M%d %.1fH%d", LEFT, y_of(y, series->point[0].y), WIDTH - RIGHT);
+    for (int i = 0; i < series->points && !series->level; i++)
+        if (is_drawn(plot, &series->point[i])) {
+            trn_page_put(page, "%c%.1f %.1f", pen ? 'L' : 'M', x_of(x, series->point[i].x),
+                         y_of(y, series->point[i].y));
+            pen = true;
+        }
+    trn_page_put(page, "\"/>");
+}
+
+static void put_series(trn_page *page, const trn_plot *plot, int number, const scale *x, const scale *y) {
+    const trn_series *series = &plot->series[number];
+    trn_page_put(page, "<g stroke=\"var(--s%d)\" fill=\"var(--s%d)\">", number, number);
+    put_line(page, plot, series, number, x, y);
+    for (int i = 0; i < series->points && !series->level; i++) {
+        const trn_point *point = &series->point[i];
+        if (!is_drawn(plot, point))
+            continue;
+        double at = x_of(x, point->x);
+        trn_page_put(page, "<g>");
+        if (isfinite(point->error) && point->error > 0)
+            trn_page_put(page, "<path d=\"M%.1f %.1fV%.1f\" stroke-width=\"1.2\" opacity=\".65\"/>", at,
+                         y_of(y, fmax(point->y - Z * point->error, y->low)),
+                         y_of(y, fmin(point->y + Z * point->error, y->high)));
+        put_shape(page, number, at, y_of(y, point->y));
+        put_value(page, plot, series, point);
+        trn_page_put(page, "</g>");
+    }
+    trn_page_put(page, "</g>");
+}
+
+static void put_key(trn_page *page, const trn_plot *plot) {
+    trn_page_put(page, "<ul class=\"key\">");
+    for (int s = 0; s < drawn_series(plot); s++) {
+        bool level = plot->series[s].level;
+        trn_page_put(page,
+                     "<li><svg viewBox=\"0 0 34 12\" aria-hidden=\"true\"><g stroke=\"var(--s%d)\" fill=\"var(--s%d)\">"
+                     "<path d=\"M1 6H33\" stroke-width=\"2\" stroke-dasharray=\"%s\"/>",
+                     s, s, level ? "3 3" : dashes[s]);
+        if (!level)
+            put_shape(page, s, 17, 6);
+        trn_page_put(page, "</g></svg>");
+        trn_page_text(page, plot->series[s].name);
+        trn_page_put(page, "</li>");
+    }
+    if (plot->count > TRN_PLOT_SERIES)
+        trn_page_put(page, "<li class=\"soft\">and %d more, in the tables alone</li>", plot->count - TRN_PLOT_SERIES);
+    trn_page_put(page, "</ul>");
+}
+
+void trn_page_plot(trn_page *page, const trn_plot *plot) {
+    scale x, y;
+    if (!find_scales(plot, &x, &y))
+        return;
+    trn_page_put(page, "<figure><figcaption>");
+    trn_page_text(page, plot->title);
+    trn_page_put(page, "</figcaption><svg viewBox=\"0 0 %d %d\" role=\"img\" aria-label=\"", WIDTH, HEIGHT);
+    trn_page_text(page, plot->title);
+    trn_page_put(page, "\">");
+    put_axes(page, plot, &x, &y);
+    for (int s = 0; s < drawn_series(plot); s++)
+        put_series(page, plot, s, &x, &y);
+    trn_page_put(page, "</svg>");
+    put_key(page, plot);
+    trn_page_put(page, "</figure>\n");
+}

@@ -1,0 +1,196 @@
+// SPDX-License-Identifier: Apache-2.0
+// Tables of a report: one of all tasks, a column a checkpoint, and one of each task with every metric and setting.
+// A number is never without its standard error. Shares are written in percent.
+#include <math.h>
+#include <string.h>
+
+#include "trainer/report_internal.h"
+
+enum { MAX_COLUMNS = 8, MAX_GROUPS = 100 };
+
+static void put_number(trn_page *page, const char *metric, trn_estimate estimate) {
+    if (isnan(estimate.mean))
+        trn_page_put(page, "-");
+    else if (trn_report_is_share(metric))
+        trn_page_put(page, "%.1f %% <span class=\"error\">± %.1f</span>", 100 * estimate.mean, 100 * estimate.error);
+    else
+        trn_page_put(page, "%.4f <span class=\"error\">± %.4f</span>", estimate.mean, estimate.error);
+}
+
+static void put_difference(trn_page *page, const trn_metric *metric, const trn_metric *base) {
+    trn_estimate difference;
+    if (!base || base == metric || !trn_metric_difference(metric, base, NULL, &difference) || isnan(difference.mean))
+        return;
+    bool share = trn_report_is_share(metric->name), more_is_better = share || strcmp(metric->name, "logprob") == 0;
+    bool apart = fabs(difference.mean) > 1.96 * difference.error;
+    const char *class = !apart ? "soft" : (difference.mean > 0) == more_is_better ? "good" : "bad";
+    trn_page_put(page, "<br><small class=\"%s\">%s ", class, !apart ? "=" : difference.mean > 0 ? "▲" : "▼");
+    if (share)
+        trn_page_put(page, "%+.1f ± %.1f</small>", 100 * difference.mean, 100 * difference.error);
+    else
+        trn_page_put(page, "%+.4f ± %.4f</small>", difference.mean, difference.error);
+}
+
+static void put_cell(trn_page *page, const trn_result_row *row, const trn_result_row *base, const char *name) {
+    const trn_metric *metric = row ? trn_result_find(row, name) : NULL;
+    trn_page_put(page, "<td>");
+    if (metric) {
+        put_number(page, name, trn_metric_estimate(metric, NULL, NULL, 0));
+        put_difference(page, metric, base ? trn_result_find(base, name) : NULL);
+    } else
+        trn_page_put(page, "-");
+    trn_page_put(page, "</td>");
+}
+
+// Without the items that occur in the training data.
+static void put_clean_cell(trn_page *page, const trn_result_row *row) {
+    const trn_metric *metric = trn_result_find(row, row->primary);
+    int64_t left_out = 0;
+    if (!row->overlap) {
+        trn_page_put(page, "<td class=\"soft\">not looked for</td>");
+        return;
+    }
+    for (int64_t i = 0; i < row->items; i++)
+        left_out += row->overlap[i];
+    trn_page_put(page, "<td>");
+    put_number(page, row->primary, trn_metric_estimate(metric, row->overlap, NULL, 0));
+    trn_page_put(page, "<br><small>%lld left out</small></td>", (long long)left_out);
+}
+
+// ------------------------------------------------------------------------------------------------------------ overview
+
+// The columns of the overview: all, or the first of each checkpoint where they are too many.
+static int overview_columns(const trn_report *report, int *list) {
+    int count = 0;
+    for (int c = 0; c < report->columns && count < MAX_COLUMNS; c++)
+        if (report->columns <= MAX_COLUMNS || c == 0 || report->column[c].result != report->column[c - 1].result)
+            list[count++] = c;
+    return count;
+}
+
+static void put_name(trn_page *page, const trn_result_row *task) {
+    trn_report_put_task(page, task);
+    trn_page_put(page, "<br><small>");
+    trn_page_text(page, trn_report_metric_name(task->primary));
+    trn_page_put(page, ", %lld items%s</small>", (long long)task->items, task->in_domain ? ", in-domain" : "");
+}
+
+static void put_overview(trn_page *page, const trn_report *report) {
+    int list[MAX_COLUMNS], columns = overview_columns(report, list);
+    trn_page_put(page,
+                 "<h2>Tasks</h2>\n<p class=\"soft\">Each number with its standard error. Below it the difference "
+                 "from the first column over the same items, with the standard error of that difference: ▲ and ▼ "
+                 "where 1.96 of them do not reach 0, = where the two cannot be told apart. %s</p>\n",
+                 columns < report->columns ? "Further columns and settings are in the tables of the tasks." : "");
+    trn_page_put(page, "<div class=\"wide\"><table><thead><tr><th>task</th><th>chance</th>");
+    for (int c = 0; c < columns; c++) {
+        trn_page_put(page, "<th>");
+        trn_page_text(page, report->column[list[c]].name);
+        trn_page_put(page, "</th>");
+    }
+    trn_page_put(page, "</tr></thead><tbody>\n");
+    for (int t = 0; t < report->tasks; t++) {
+        const trn_result_row *task = report->task[t], *base = NULL;
+        double chance = trn_result_find(task, task->primary)->chance;
+        trn_page_put(page, "<tr><th>");
+        put_name(page, task);
+        if (isnan(chance))
+            trn_page_put(page, "</th><td></td>");
+        else
+            trn_page_put(page, "</th><td class=\"soft\">%.1f %%</td>", 100 * chance);
+        for (int c = 0; c < columns; c++) {
+            const trn_result_row *row = trn_report_row(&report->column[list[c]], task);
+            put_cell(page, row, base, task->primary);
+            base = base ? base : row;
+        }
+        trn_page_put(page, "</tr>\n");
+    }
+    trn_page_put(page, "</tbody></table></div>\n");
+}
+
+// ------------------------------------------------------------------------------------------------------------- details
+
+static void put_row(trn_page *page, const trn_column *column, const trn_result_row *task, const trn_result_row *row,
+                    const trn_result_row *base) {
+    const trn_reading_figures *figures = &row->figures;
+    double steps = trn_report_mean_steps(row);
+    trn_page_put(page, "<tr><th>");
+    trn_page_text(page, column->name);
+    if (row->length > 0 && column->result->trained_length > 0 && row->length > column->result->trained_length)
+        trn_page_put(page, "<br><small>beyond the trained length</small>");
+    if (row->truncated > 0)
+        trn_page_put(page, "<br><small>%lld texts cut to the context</small>", (long long)row->truncated);
+    trn_page_put(page, "</th>");
+    for (int m = 0; m < task->metrics; m++)
+        put_cell(page, row, base, task->metric[m].name);
+    put_clean_cell(page, row);
+    if (isnan(steps))
+        trn_page_put(page, "<td>-</td>");
+    else
+        trn_page_put(page, "<td>%.2f<br><small>%.3f %% at the bound</small></td>", steps,
+                     100 * (double)figures->solves.unconverged / (double)figures->solves.solves);
+    trn_page_put(page, "<td>%.0f</td></tr>\n", figures->seconds > 0 ? (double)figures->tokens / figures->seconds : 0.0);
+}
+
+static void put_groups(trn_page *page, const trn_report *report, const trn_result_row *task) {
+    int list[MAX_COLUMNS], columns = overview_columns(report, list);
+    if (task->groups == 0)
+        return;
+    trn_page_put(page, "<div class=\"wide\"><table><thead><tr><th>");
+    trn_page_text(page, trn_report_metric_name(task->primary));
+    trn_page_put(page, "</th>");
+    for (int c = 0; c < columns; c++) {
+        trn_page_put(page, "<th>");
+        trn_page_text(page, report->column[list[c]].name);
+        trn_page_put(page, "</th>");
+    }
+    trn_page_put(page, "</tr></thead><tbody>\n");
+    for (int32_t g = 0; g < task->groups && g < MAX_GROUPS; g++) {
+        trn_page_put(page, "<tr><th>");
+        trn_page_text(page, task->group_name[g]);
+        trn_page_put(page, "</th>");
+        for (int c = 0; c < columns; c++) {
+            const trn_result_row *row = trn_report_row(&report->column[list[c]], task);
+            const trn_metric *metric = row ? trn_result_find(row, task->primary) : NULL;
+            trn_page_put(page, "<td>");
+            if (metric && row->group)
+                put_number(page, task->primary, trn_metric_estimate(metric, NULL, row->group, g));
+            trn_page_put(page, "</td>");
+        }
+        trn_page_put(page, "</tr>\n");
+    }
+    trn_page_put(page, "</tbody></table></div>\n");
+}
+
+static void put_details(trn_page *page, const trn_report *report, const trn_result_row *task) {
+    const trn_result_row *base = NULL;
+    trn_page_put(page, "<details><summary>");
+    trn_report_put_task(page, task);
+    trn_page_put(page, "</summary><p class=\"soft\">%lld items%s, seed %lld, digest %.12s.</p>\n",
+                 (long long)task->items, task->limit > 0 ? " drawn from the task" : "", (long long)task->seed,
+                 strspn(task->digest, "0123456789abcdef") == strlen(task->digest) ? task->digest : "unknown");
+    trn_page_put(page, "<div class=\"wide\"><table><thead><tr><th>checkpoint</th>");
+    for (int m = 0; m < task->metrics; m++) {
+        trn_page_put(page, "<th>");
+        trn_page_text(page, trn_report_metric_name(task->metric[m].name));
+        trn_page_put(page, "</th>");
+    }
+    trn_page_put(page, "<th>without overlap</th><th>steps a solve</th><th>tokens/s</th></tr></thead><tbody>\n");
+    for (int c = 0; c < report->columns; c++) {
+        const trn_result_row *row = trn_report_row(&report->column[c], task);
+        if (!row)
+            continue;
+        put_row(page, &report->column[c], task, row, base);
+        base = base ? base : row;
+    }
+    trn_page_put(page, "</tbody></table></div>\n");
+    put_groups(page, report, task);
+    trn_page_put(page, "</details>\n");
+}
+
+void trn_report_tables(trn_page *page, const trn_report *report) {
+    put_overview(page, report);
+    trn_page_put(page, "<h2>Each task</h2>\n");
+    for (int t = 0; t < report->tasks; t++)
+        put_details(page, report, report->task[t]);
+}
