@@ -201,8 +201,9 @@ static eng_status measure_rounding(const eng_blocks *blocks, const float *values
 static eng_status add_blocks(sources *all, int32_t index, const eng_model *model, const float *values, const form *form,
                              eng_error *error) {
     const eng_tensor *tensor = &model->tensor[index];
+    const kern_dtype dtype = eng_quantized_dtype(model, index, form->blocks);
     eng_blocks *blocks = &all->blocks[index];
-    eng_status status = eng_blocks_create(form->blocks, tensor->shape[0], tensor->shape[1], false, blocks, error);
+    eng_status status = eng_blocks_create(dtype, tensor->shape[0], tensor->shape[1], false, blocks, error);
     if (status == ENG_OK)
         status = eng_blocks_round(values, tensor->name, blocks, error);
     if (status == ENG_OK && form->rounding)
@@ -210,8 +211,8 @@ static eng_status add_blocks(sources *all, int32_t index, const eng_model *model
     if (status != ENG_OK)
         return status;
     snprintf(all->scale[index], sizeof all->scale[index], "%s.scale", tensor->name);
-    add_source(all, tensor->name, form->blocks == KERN_Q8 ? ENG_I8 : ENG_U8, tensor, blocks->code);
-    all->source[all->count - 1].shape[1] = eng_blocks_row_bytes(form->blocks, blocks->cols);
+    add_source(all, tensor->name, dtype == KERN_Q8 ? ENG_I8 : ENG_U8, tensor, blocks->code);
+    all->source[all->count - 1].shape[1] = eng_blocks_row_bytes(dtype, blocks->cols);
     add_source(all, all->scale[index], ENG_F16, tensor, blocks->scale);
     all->source[all->count - 1].shape[1] = eng_blocks_of_row(blocks->cols);
     return ENG_OK;
@@ -224,7 +225,7 @@ static eng_status add_tensors(sources *all, const eng_weights *weights, const en
         const eng_tensor *tensor = &model->tensor[i];
         const float *values = host + (weights->master[i] - weights->masters);
         status = check_values(tensor, values, form->dtype, error);
-        if (status == ENG_OK && form->blocks != KERN_F32 && eng_is_quantizable(model, i))
+        if (status == ENG_OK && form->blocks != KERN_F32 && eng_quantized_dtype(model, i, form->blocks) != KERN_F32)
             status = add_blocks(all, i, model, values, form, error);
         else if (status == ENG_OK)
             add_source(all, tensor->name, form->dtype, tensor, values);

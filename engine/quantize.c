@@ -158,10 +158,12 @@ void eng_blocks_widen(const eng_blocks *blocks, float *value) {
     }
 }
 
-bool eng_is_quantizable(const eng_model *model, int32_t index) {
+kern_dtype eng_quantized_dtype(const eng_model *model, int32_t index, kern_dtype wanted) {
     const eng_tensor *tensor = &model->tensor[index];
     if (tensor->role != ENG_ROLE_MATRIX || tensor->ndim != 2)
-        return false;
+        return KERN_F32;
     const int64_t side = tensor->shape[0] < tensor->shape[1] ? tensor->shape[0] : tensor->shape[1];
-    return side >= SMALLEST_SIDE && side * HIDDEN_SHARE >= model->config.hidden_size;
+    if (side < SMALLEST_SIDE || side * HIDDEN_SHARE < model->config.hidden_size)
+        return KERN_F32;
+    return index == model->embed || index == model->head ? KERN_Q8 : wanted;
 }

@@ -31,9 +31,10 @@ ENG_CHECKED eng_status eng_blocks_round(const float *value, const char *name, en
 // The values (rows, cols) that they stand for.
 void eng_blocks_widen(const eng_blocks *blocks, float *value);
 
-// Whether quantising a model touches the tensor: a matrix of two dimensions (linear maps, embeddings, the head) whose
-// sides are at least 32 and a sixteenth of the hidden size. What is smaller are gates, which decide more than they
-// cost.
-bool eng_is_quantizable(const eng_model *model, int32_t tensor);
+// What quantising a model to `wanted` makes of a tensor; KERN_F32: it is left alone. Touched are matrices of two
+// dimensions (linear maps, embeddings, the head) whose sides are at least 32 and a sixteenth of the hidden size; what
+// is smaller are gates, which decide more than they cost. Embeddings and head are KERN_Q8 where the rest is KERN_Q4: at
+// 4 bits they alone cost more loss than everything else.
+kern_dtype eng_quantized_dtype(const eng_model *model, int32_t tensor, kern_dtype wanted);
 
 #endif

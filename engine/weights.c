@@ -200,8 +200,10 @@ static eng_status store_tensor(loader *loader, int32_t index, kern_dtype dtype) 
             loader->half[i] = eng_bf16_from_f32(loader->host[i]);
         return create_matrix(loader, index, (kern_weight_desc){.dtype = KERN_BF16, .host = loader->half});
     }
-    if (dtype != KERN_F32 && eng_is_quantizable(weights->model, index))
-        return round_to_blocks(loader, index, dtype);
+    const bool quantises = dtype == KERN_Q8 || dtype == KERN_Q4;
+    const kern_dtype blocks = quantises ? eng_quantized_dtype(weights->model, index, dtype) : KERN_F32;
+    if (blocks != KERN_F32)
+        return round_to_blocks(loader, index, blocks);
     if (matrix)
         return create_matrix(loader, index, (kern_weight_desc){.dtype = KERN_F32, .host = loader->host});
     size_t bytes = (size_t)padded(tensor->count) * sizeof(float);

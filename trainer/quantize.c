@@ -123,7 +123,7 @@ int trn_command_quantize(int argc, char **argv) {
     quantize_options o = {.bits = 8, .evaluation = {.device = "cpu", .context = -1, .batch_tokens = 4096}};
     const trn_option options[] = {
         {"out", "DIR", TRN_STRING, &o.out, "folder to write; a checkpoint that stands there is replaced"},
-        {"bits", "N", TRN_INTEGER, &o.bits, "8 or 4 (default 8)"},
+        {"bits", "N", TRN_INTEGER, &o.bits, "8 or 4 (default 8); embeddings and head are int8 in either case"},
         {"data", "NAME", TRN_STRINGS, &o.evaluation.data,
          "token shards on which both checkpoints are scored; may be repeated"},
         {"windows", "N", TRN_INTEGER, &o.evaluation.windows,

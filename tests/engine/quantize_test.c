@@ -112,9 +112,10 @@ START_TEST(gates_norms_and_convolutions_are_left_alone) {
         const bool yes = i < 3;
         snprintf(name, sizeof name, "model.layers.0.%s", yes ? touched[i] : left[i - 3]);
         ck_assert_msg(eng_model_find(model, name) >= 0, "%s", name);
-        ck_assert_msg(eng_is_quantizable(model, eng_model_find(model, name)) == yes, "%s", name);
+        const kern_dtype dtype = eng_quantized_dtype(model, eng_model_find(model, name), KERN_Q4);
+        ck_assert_msg(dtype == (yes ? KERN_Q4 : KERN_F32), "%s", name);
     }
-    ck_assert(eng_is_quantizable(model, model->embed));
+    ck_assert_int_eq(eng_quantized_dtype(model, model->embed, KERN_Q4), KERN_Q8);
     eng_model_free(model);
 }
 END_TEST
@@ -166,7 +167,7 @@ START_TEST(a_folder_comes_back) {
         for (int64_t k = 0; k < model->tensor[i].count; k++)
             lost += pow((double)after[at + k] - (double)before[at + k], 2);
         ck_assert_double_eq_tol(lost, rounding[i].lost, 1e-12 + 1e-9 * lost);
-        ck_assert_int_eq(rounding[i].size > 0, eng_is_quantizable(model, i));
+        ck_assert_int_eq(rounding[i].size > 0, eng_quantized_dtype(model, i, dtype) != KERN_F32);
     }
     ck_assert_int_eq(eng_checkpoint_save(temp_path("plain"), widened, ENG_F32, NULL, &error), ENG_OK);
     ck_assert_msg(open_and_load("plain", true, device, &other, &plain, &error) == ENG_OK, "%s", error.text);
