@@ -272,24 +272,29 @@ static __device__ __forceinline__ void mesa_choose_rounding(mesa_work<D> &work, 
 // rows each. Hv goes to `to`, NULL: nowhere.
 template <typename Team, int D, typename Stored>
 static __device__ __forceinline__ void mesa_read_values(mesa_work<D> &work, const Stored *hv, Stored *to) {
+    constexpr int BATCH = 8;
     const float gamma_m1 = work.gamma_m1;
     const bool anew = work.anew;
     const cuda_rounding rounding = work.rounding;
     const int32_t part = Team::thread() / work.LANES, quad = Team::thread() % work.LANES;
     const cuda_quad value = cuda_load(work.value + 4 * quad, 4, true);
     cuda_quad o = {};
-    for (int first = part * work.ROWS; first < (part + 1) * work.ROWS; first += 4) {
-        cuda_quad h[4]; // all four on their way before the first is stored
+    for (int first = part * work.ROWS; first < (part + 1) * work.ROWS; first += BATCH) {
+        cuda_quad h[BATCH], key[BATCH / 4], x[BATCH / 4]; // all on their way before the first is stored
 #pragma unroll
-        for (int i = 0; i < 4; i++)
+        for (int i = 0; i < BATCH; i++)
             h[i] = cuda_load(hv + (first + i) * D + 4 * quad, 4, true);
 #pragma unroll
-        for (int i = 0; i < 4; i++) {
-            const float key = work.key[first + i], x = work.solve.x[first + i];
+        for (int i = 0; i < BATCH / 4; i++) {
+            key[i] = cuda_load(work.key + first + 4 * i, 4, true);
+            x[i] = cuda_load(work.solve.x + first + 4 * i, 4, true);
+        }
+#pragma unroll
+        for (int i = 0; i < BATCH; i++) {
 #pragma unroll
             for (int j = 0; j < 4; j++) {
-                h[i].v[j] = fmaf(key, value.v[j], mesa_decayed(h[i].v[j], gamma_m1, anew));
-                o.v[j] = fmaf(x, h[i].v[j], o.v[j]);
+                h[i].v[j] = fmaf(key[i / 4].v[i % 4], value.v[j], mesa_decayed(h[i].v[j], gamma_m1, anew));
+                o.v[j] = fmaf(x[i / 4].v[i % 4], h[i].v[j], o.v[j]);
             }
             cuda_round<Stored>(h[i], rounding, (uint32_t)((first + i) * work.LANES + quad));
             if (to)

@@ -16,6 +16,7 @@
 template <int D, typename Stored> struct stream_shape {
     static constexpr int TEAMS = D == 128 ? 2 : 8, RING = D == 128 && sizeof(Stored) == sizeof(float) ? 1 : 3;
     static constexpr int THREADS = TEAMS * mesa_work<D>::THREADS;
+    static constexpr int FEW_HEADS = TEAMS; // a processor: so many or fewer are left to tile_kernel
 };
 
 constexpr int BLOCK_HEADS = 1024; // at most, as a block keeps the slots of its heads in shared memory
@@ -219,10 +220,9 @@ static __global__ void __launch_bounds__(stream_shape<D, Stored>::THREADS, 1)
 // --------------------------------------------------------------------------------------------------------------
 // launching
 
-// From more heads on than the teams have at once.
 template <int D, typename Stored> static bool can_stream(const cuda_step *step, const mesa &a) {
     const int64_t items = (int64_t)step->rows * a.heads, processors = step->cuda->processors;
-    return items > stream_shape<D, Stored>::TEAMS * processors && items <= BLOCK_HEADS * processors &&
+    return items > stream_shape<D, Stored>::FEW_HEADS * processors && items <= BLOCK_HEADS * processors &&
            sizeof(stream_memory<D, Stored>) <= step->cuda->shared_limit;
 }
 
