@@ -174,6 +174,7 @@ const char *eng_tkind_name(eng_tkind kind) {
         [ENG_T_LIST] = "a list",
         [ENG_T_DICT] = "a dictionary",
         [ENG_T_FUNCTION] = "a function",
+        [ENG_T_MACRO] = "a macro",
     };
     return names[kind];
 }

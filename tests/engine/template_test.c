@@ -243,6 +243,7 @@ static const struct {
     {"{% for a, b in messages[0].role %}{% endfor %}", ENG_UNSUPPORTED, "2 names for 1 values"},
     {"{% for x in 3 %}{% endfor %}", ENG_UNSUPPORTED, "an integer has no elements"},
     {"{% set messages.x = 1 %}", ENG_UNSUPPORTED, "no namespace"},
+    {"{% macro f() %}{% endmacro %}{{ f + 1 }}", ENG_UNSUPPORTED, "an operation on a macro and an integer"},
     {"{% macro f(a) %}{% endmacro %}{{ f(b=1) }}", ENG_UNSUPPORTED, "the macro 'f'"},
     // bounds
     {"{% macro f() %}{{ f() }}{% endmacro %}{{ f() }}", ENG_UNSUPPORTED, "nested deeper"},
