@@ -47,11 +47,15 @@ static void check_accepted(const srv_request *request) {
         for (size_t k = 0; k < prompt->count; k++)
             require(prompt->ids[k] >= 0);
     }
-    require(request->max_tokens >= 0 && request->max_tokens <= 1000);
+    require((request->max_tokens >= 0 && request->max_tokens <= 1000) ||
+            (request->messages && request->max_tokens == -1));
+    require((request->messages != NULL) == (request->message_count > 0) && request->message_count <= SRV_MAX_MESSAGES);
+    for (size_t i = 0; i < request->message_count; i++)
+        require(request->messages[i].role && request->messages[i].content);
     require(request->n >= 1 && request->n <= 128);
     require(request->best_of >= request->n && request->best_of <= 128);
     require(request->logprobs >= -1 && request->logprobs <= ENG_MAX_TOP);
-    require(request->min_tokens >= 0 && request->min_tokens <= request->max_tokens);
+    require(request->min_tokens >= 0 && (request->max_tokens < 0 || request->min_tokens <= request->max_tokens));
     require(request->stop_id_count <= ENG_MAX_STOP_IDS);
     for (size_t i = 0; i < request->stop_id_count; i++)
         require(request->stop_ids[i] >= 0);
@@ -87,7 +91,7 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size) {
         return 0;
     }
     srv_request request;
-    if (srv_request_parse(body, size - 1, &bounds, &request, &problem))
+    if ((data[0] % 4 ? srv_chat_parse : srv_request_parse)(body, size - 1, &bounds, &request, &problem))
         check_refused(&problem);
     else
         check_accepted(&request);
