@@ -29,8 +29,8 @@ for split in 0 2; do
     state=$(($(stat -c %s "$folder/one") - $(od -An -tu8 -N8 "$folder/one") - 8 - vocabulary * 4))
     cmp <(tail -c "$state" "$folder/two") <(tail -c "$state" "$folder/one") || fail "split $split: another state"
 done
-expect 2 '' '--at: 2: not an ascending number of ids up to the 3 given' "$trainer" logits "$folder/tiny" --tokens 1,2,3 \
-    --at 3,2 --out "$folder/none"
+expect 2 '' '--at: 2: not an ascending number of ids up to the 3 given' "$trainer" logits "$folder/tiny" \
+    --tokens 1,2,3 --at 3,2 --out "$folder/none"
 expect 2 '' '--at: 4: not an ascending' "$trainer" logits "$folder/tiny" --tokens 1,2,3 --at 4 --out "$folder/none"
 expect 2 '' '--at: 2: inside the prompt a state is seen every' "$trainer" logits "$folder/tiny" --tokens 1,2,3 --at 2 \
     --out "$folder/none"
