@@ -15,6 +15,7 @@ static const char page[] =
     "ready</li>\n"
     "<li><a href=\"/v1/models\">/v1/models</a>: the models, with their knobs</li>\n"
     "<li>POST /v1/completions: text from a prompt</li>\n"
+    "<li>POST /v1/chat/completions: the next turn of a conversation</li>\n"
     "<li>POST /tokenize, POST /detokenize, <a href=\"/tokenizer_info\">/tokenizer_info</a></li>\n"
     "<li><a href=\"/openapi.json\">/openapi.json</a>: every field, its range and its meaning</li>\n"
     "<li><a href=\"/metrics\">/metrics</a>: figures for Prometheus</li>\n"

@@ -15,6 +15,10 @@
 #define IN(member) offsetof(srv_request, member)
 // A list of token ids, with more members of its schema. token_id is a component of the document (openapi.c).
 #define IDS(more) "'type':'array','items':{'$ref':'#/components/schemas/token_id'}" more
+// An object may hold more than its properties.
+#define OPEN_OBJECT                                                                                             \
+    "'propertyNames':{'$ref':'#/components/schemas/key'},'additionalProperties':{'$ref':'#/components/schemas/" \
+    "anything'}"
 #define FIELD(name_, type_, set_, offset_, low_, high_, fallback_, about_, ...)                   \
     {                                                                                             \
         .name = name_, .type = type_, .set = set_, .offset = offset_, .low = low_, .high = high_, \
@@ -123,9 +127,10 @@ static const srv_field completion_fields[] = {
 static const srv_field chat_fields[] = {
     FIELD("messages", NULL, srv_set_messages, IN(messages), 0, 0, NULL, "the conversation so far, the oldest first",
           .schema = "'type':'array','minItems':1,'maxItems':4096,'items':{'type':'object','required':['role',"
-                    "'content'],'properties':{'role':{'enum':['system','developer','user','assistant']},'content':{"
-                    "'anyOf':[{'type':'string'},{'type':'array','items':{'type':'object','required':['type','text'],"
-                    "'properties':{'type':{'enum':['text']},'text':{'type':'string'}}}}]}}}"),
+                    "'content']," OPEN_OBJECT
+                    ",'properties':{'role':{'enum':['system','developer','user','assistant']},'content':{"
+                    "'anyOf':[{'type':'string'},{'type':'array','items':{'type':'object','required':['type','text']"
+                    "," OPEN_OBJECT ",'properties':{'type':{'enum':['text']},'text':{'type':'string'}}}}]}}}"),
     FIELD("add_generation_prompt", "boolean", srv_set_bool, IN(add_generation_prompt), 0, 0, "true",
           "the template opens the assistant's turn"),
     FIELD("max_tokens", "integer", srv_set_int64, IN(max_tokens), 0, 0, "null",

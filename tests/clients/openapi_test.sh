@@ -10,6 +10,7 @@
 # shellcheck source=tests/clients/venv.sh
 . "$(dirname "$0")/venv.sh"
 need_python schemathesis schemathesis
+give_template
 start_server --listen 127.0.0.1:0 --max-tokens 4 --max-prompts 4 --max-prompt-tokens 4096 --max-body 256K
 cd "$folder" || exit 1 # it writes beside itself
 SCHEMATHESIS_HOOKS=openapi_hooks PYTHONPATH=$source_dir/tests/clients PYTHONDONTWRITEBYTECODE=1 \
