@@ -17,6 +17,7 @@ enum {
     CHOICES = 10,
     VALUE_LENGTH = 64,
     ANSWER_ROOM = 64, // of a length, for the answer
+    BEGIN_ROOM = 1,   // for the id that begins a text
     UUID_BYTES = 36,
 };
 
@@ -191,7 +192,7 @@ static int64_t sentences_of(const made *m, int64_t first, int64_t tokens) {
 
 static eng_status make_needle(const trn_task *task, int64_t index, trn_item *out, eng_error *error) {
     const made *m = task->data;
-    int64_t most = m->options.length - ANSWER_ROOM;
+    int64_t most = m->options.length - ANSWER_ROOM - BEGIN_ROOM;
     trn_draw draw = trn_draw_begin(m->options.seed, (uint64_t)index);
     char key[VALUE_LENGTH], value[CHOICES][VALUE_LENGTH];
     *out = (trn_item){0};
@@ -297,7 +298,7 @@ static char *pairs_object(const made *m, int64_t index, int64_t count, int64_t p
 
 static eng_status make_pairs(const trn_task *task, int64_t index, trn_item *out, eng_error *error) {
     const made *m = task->data;
-    int64_t most = m->options.length - ANSWER_ROOM;
+    int64_t most = m->options.length - ANSWER_ROOM - BEGIN_ROOM;
     trn_draw draw = trn_draw_begin(m->options.seed, (uint64_t)index);
     char key[VALUE_LENGTH], value[CHOICES][VALUE_LENGTH];
     *out = (trn_item){0};

@@ -241,10 +241,10 @@ static eng_status open_lane(trn_reader *reader, entry *e, bool *full, eng_error 
     eng_session session = {0};
     eng_error why = {0};
     trn_reading *reading = next_unstarted(e);
-    bool leads = e->shared > 0 && e->unstarted > 1;
-    eng_status status = begins_with_stem(reader, e, reading, leads)
-                            ? eng_session_fork(&reader->stem, reader->stream, e->longest, &session, &why)
-                            : eng_session_open(reader->pool, reader->stream, e->longest, &session, &why);
+    bool leads = e->shared > 0 && e->unstarted > 1, stem = begins_with_stem(reader, e, reading, leads);
+    leads = leads && !(stem && reader->stem.read == e->shared); // the stem has led
+    eng_status status = stem ? eng_session_fork(&reader->stem, reader->stream, e->longest, &session, &why)
+                             : eng_session_open(reader->pool, reader->stream, e->longest, &session, &why);
     *full = status == ENG_FULL;
     if (*full && reader->lanes > 0)
         return ENG_OK;

@@ -30,7 +30,8 @@ const char *trn_report_metric_name(const char *metric);
 void trn_report_put_task(trn_page *page, const trn_result_row *task); // its name with shots
 double trn_report_mean_steps(const trn_result_row *row);              // NAN: no Mesa layer
 
-void trn_report_tables(trn_page *page, const trn_report *report);
+void trn_report_overview(trn_page *page, const trn_report *report); // all tasks in one table
+void trn_report_details(trn_page *page, const trn_report *report);  // a table of each
 void trn_report_plots(trn_page *page, const trn_report *report);
 
 #endif

@@ -212,7 +212,7 @@ void trn_report_plots(trn_page *page, const trn_report *report) {
         return;
     }
     size_t before = page->length;
-    trn_page_put(page, "<h2>Courses</h2>\n<p class=\"soft\">Bars are 95 %% intervals, 1.96 standard errors to each "
+    trn_page_put(page, "<h2>Plots</h2>\n<p class=\"soft\">Bars are 95 %% intervals, 1.96 standard errors to each "
                        "side.</p>\n<div class=\"plots\">\n");
     size_t empty = page->length;
     plot_positions(page, report, &c);

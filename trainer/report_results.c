@@ -143,8 +143,9 @@ eng_status trn_report_results(trn_page *page, const trn_result *result, int resu
         collect_columns(&report);
         collect_tasks(&report);
         put_checkpoints(page, &report);
+        trn_report_overview(page, &report);
         trn_report_plots(page, &report);
-        trn_report_tables(page, &report);
+        trn_report_details(page, &report);
     }
     free(report.column);
     free(report.task);

@@ -75,7 +75,7 @@ static void put_name(trn_page *page, const trn_result_row *task) {
     trn_page_put(page, ", %lld items%s</small>", (long long)task->items, task->in_domain ? ", in-domain" : "");
 }
 
-static void put_overview(trn_page *page, const trn_report *report) {
+void trn_report_overview(trn_page *page, const trn_report *report) {
     int list[MAX_COLUMNS], columns = overview_columns(report, list);
     trn_page_put(page,
                  "<h2>Tasks</h2>\n<p class=\"soft\">Each number with its standard error. Below it the difference "
@@ -188,8 +188,7 @@ static void put_details(trn_page *page, const trn_report *report, const trn_resu
     trn_page_put(page, "</details>\n");
 }
 
-void trn_report_tables(trn_page *page, const trn_report *report) {
-    put_overview(page, report);
+void trn_report_details(trn_page *page, const trn_report *report) {
     trn_page_put(page, "<h2>Each task</h2>\n");
     for (int t = 0; t < report->tasks; t++)
         put_details(page, report, report->task[t]);
