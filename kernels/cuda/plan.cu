@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // Operations and plans on a stream. A step of generated tokens alone is a graph, captured once for each size of batch
-// (powers of two) and replayed from then on; a step with prompts is launched as it comes.
+// (powers of two) and replayed from then on; a step with prompts is launched as it comes. While the graph of a step of
+// few tokens is captured its operations are gathered in chains (chain.cuh).
 //
 // A graph is bound to its operands and to the places of the row table and the workspace. When one changes it is made
 // anew.
