@@ -391,8 +391,12 @@ static __device__ __forceinline__ void multiply_part(float (&sum)[SIDES][N / 2],
 // Where a warp's sums belong: row 0 of its tile in the part (or parts 0 and 1), which may lie before the part's first.
 struct many_place {
     int own, row;
-    int32_t v, vectors; // first vector, and vectors of the slice
-    bool exists, wide;  // wide: four rows of an output lie in one access
+    int32_t v, vectors; // first vector, and vectors of the slice; none where there is no row tile
+    bool wide;          // four rows of an output lie in one access
+
+    __device__ __forceinline__ bool has(const cuda_product &p, int32_t vector, int at) const {
+        return vector < vectors && at >= 0 && at < p.part[own].rows;
+    }
 };
 
 static __device__ __forceinline__ bool is_wide(const cuda_product &p, const cuda_product_part &part) {
@@ -405,27 +409,40 @@ static __device__ __forceinline__ many_place place_of(const cuda_product &p, con
                                                       const many_work &work, int item, int32_t vectors) {
     int index = work.row_block(item) * ROW_TILES + (int)threadIdx.x / 32;
     many_place place;
-    place.exists = index < shape.row_tiles;
+    place.vectors = index < shape.row_tiles ? vectors : 0;
     place.own = SIDES == 2 ? 0 : product_find_part(p, index, product_row_tiles);
     const cuda_product_part &part = p.part[place.own];
     place.row = (part.row0 / PRODUCT_TILE + index) * PRODUCT_TILE - part.row0;
     place.v = work.vector_tile(item) * N;
-    place.vectors = vectors;
     place.wide = is_wide(p, part) && is_wide(p, p.part[place.own + SIDES - 1]);
     return place;
 }
 
-// The sums of an output become it, on each side. vector: of the slice.
+// What is added to an output of each side, loaded before anything is written so that several loads are under way.
+template <int SIDES> struct many_addends {
+    float bias[SIDES], residual[SIDES];
+
+    __device__ __forceinline__ void load(const cuda_product &p, int own, int32_t v, int32_t row) {
+#pragma unroll
+        for (int side = 0; side < SIDES; side++) {
+            const cuda_product_part &part = p.part[own + side];
+            bias[side] = part.bias ? part.bias[part.row0 + row] : 0;
+            residual[side] = part.residual ? part.residual[(int64_t)v * part.rows + row] : 0;
+        }
+    }
+};
+
+// The sums of an output become it, on each side.
 template <int SIDES>
-static __device__ __forceinline__ void finish(const cuda_product &p, const many_shape &shape, const many_place &place,
-                                              int32_t vector, int row, const float (&total)[SIDES]) {
-    if (!place.exists || vector >= place.vectors || row < 0 || row >= p.part[place.own].rows)
-        return;
-    const int32_t v = shape.vector0 + vector;
+static __device__ __forceinline__ void finish(const cuda_product &p, int own, int32_t v, int32_t row,
+                                              const float (&total)[SIDES], const many_addends<SIDES> &addends) {
     float y[SIDES];
 #pragma unroll
-    for (int side = 0; side < SIDES; side++)
-        y[side] = product_write(p, p.part[place.own + side], v, row, total[side]);
+    for (int side = 0; side < SIDES; side++) {
+        const cuda_product_part &part = p.part[own + side];
+        y[side] = product_value(p, part, v, total[side], addends.bias[side], addends.residual[side]);
+        part.y[(int64_t)v * part.rows + row] = y[side];
+    }
     if (SIDES == 2)
         p.gated[(int64_t)v * p.part[0].rows + row] = cuda_activate(p.activation, y[0]) * y[SIDES - 1];
 }
@@ -464,39 +481,61 @@ template <int SIDES> struct many_quads {
     }
 };
 
-// CHUNK vectors of a warp's sums, which lie in shared memory vector by vector: 4 lanes have a vector's rows.
-template <int SIDES>
-static __device__ __forceinline__ void finish_chunk(const cuda_product &p, const many_shape &shape,
-                                                    const many_place &place, int32_t vector0, const float *staged) {
-    constexpr int TURNS = CHUNK / 8;
-    const int lane = threadIdx.x % 32, row = place.row + lane % 4 * 4, rows = p.part[place.own].rows;
-    staged += lane / 4 * PRODUCT_COLUMN + lane % 4 * 4;
-    if (place.wide && row >= 0 && row < rows) {
-        many_quads<SIDES> quads[TURNS];
-        const int64_t first = (int64_t)(shape.vector0 + vector0 + lane / 4) * rows + row, next = (int64_t)8 * rows;
-#pragma unroll
-        for (int i = 0; i < TURNS; i++)
-            if (vector0 + lane / 4 + 8 * i < place.vectors)
-                quads[i].load(p, place.own, first + i * next);
+// CHUNK vectors of a warp's sums: 4 lanes have a vector's rows. What is added to them is asked for one chunk ahead.
+template <int SIDES> struct many_chunk {
+    static constexpr int TURNS = CHUNK / 8;
+    many_quads<SIDES> quads[TURNS];
+
+    static __device__ __forceinline__ int row_of(const many_place &place) {
+        return place.row + (int)threadIdx.x % 4 * 4;
+    }
+    static __device__ __forceinline__ int32_t vector_of(int32_t vector0, int turn) {
+        return vector0 + (int32_t)(threadIdx.x % 32) / 4 + 8 * turn;
+    }
+    __device__ __forceinline__ void load(const cuda_product &p, const many_shape &shape, const many_place &place,
+                                         int32_t vector0) {
+        const int row = row_of(place);
 #pragma unroll
         for (int i = 0; i < TURNS; i++) {
-            const int32_t vector = vector0 + lane / 4 + 8 * i;
+            const int32_t vector = vector_of(vector0, i);
+            if (place.wide && place.has(p, vector, row))
+                quads[i].load(p, place.own, (int64_t)(shape.vector0 + vector) * p.part[place.own].rows + row);
+        }
+    }
+    // staged: the sums in shared memory, vector by vector.
+    __device__ __forceinline__ void finish_wide(const cuda_product &p, const many_shape &shape, const many_place &place,
+                                                int32_t vector0, const float *staged) const {
+        const int row = row_of(place);
+        staged += threadIdx.x % 32 / 4 * PRODUCT_COLUMN + threadIdx.x % 4 * 4;
+#pragma unroll
+        for (int i = 0; i < TURNS; i++) {
+            const int32_t vector = vector_of(vector0, i), v = shape.vector0 + vector;
             cuda_quad y[SIDES];
 #pragma unroll
             for (int side = 0; side < SIDES; side++)
                 y[side] = cuda_load(staged + (side * CHUNK + 8 * i) * PRODUCT_COLUMN, 4, true);
-            if (vector < place.vectors)
-                quads[i].finish(p, place.own, shape.vector0 + vector, row, first + i * next, y);
+            if (place.has(p, vector, row))
+                quads[i].finish(p, place.own, v, row, (int64_t)v * p.part[place.own].rows + row, y);
         }
-    } else if (!place.wide) {
+    }
+};
+
+// The same for any rows, one by one.
+template <int SIDES>
+static __device__ __forceinline__ void finish_narrow(const cuda_product &p, const many_shape &shape,
+                                                     const many_place &place, int32_t vector0, const float *staged) {
 #pragma unroll 1
-        for (int i = 0; i < 4 * TURNS; i++) {
-            float total[SIDES];
+    for (int i = threadIdx.x % 32; i < CHUNK * PRODUCT_TILE; i += 32) {
+        const int n = i / PRODUCT_TILE, r = i % PRODUCT_TILE;
+        if (!place.has(p, vector0 + n, place.row + r))
+            continue;
+        many_addends<SIDES> addends;
+        addends.load(p, place.own, shape.vector0 + vector0 + n, place.row + r);
+        float total[SIDES];
 #pragma unroll
-            for (int side = 0; side < SIDES; side++)
-                total[side] = staged[(side * CHUNK + i / 4 * 8) * PRODUCT_COLUMN + i % 4];
-            finish<SIDES>(p, shape, place, vector0 + lane / 4 + i / 4 * 8, row + i % 4, total);
-        }
+        for (int side = 0; side < SIDES; side++)
+            total[side] = staged[(side * CHUNK + n) * PRODUCT_COLUMN + r];
+        finish<SIDES>(p, place.own, shape.vector0 + vector0 + n, place.row + r, total, addends);
     }
 }
 
@@ -506,10 +545,13 @@ static __device__ __forceinline__ void finish_item(const cuda_product &p, const 
                                                    const many_place &place, float (&total)[SIDES][N / 2],
                                                    float *staged) {
     constexpr int SUMS = CHUNK / 2; // of a thread and a side
+    many_chunk<SIDES> next = {};
+    next.load(p, shape, place, place.v);
 #pragma unroll 1
-    for (int32_t vector = 0; vector < N; vector += CHUNK) { // one body of code: the sums move down
-        if (!place.exists || place.v + vector >= place.vectors)
-            break;
+    for (int32_t vector = place.v; vector < min(place.v + N, place.vectors); vector += CHUNK) {
+        const many_chunk<SIDES> chunk = next;
+        if (N > CHUNK)
+            next.load(p, shape, place, vector + CHUNK);
 #pragma unroll
         for (int side = 0; side < SIDES; side++) {
 #pragma unroll
@@ -518,11 +560,14 @@ static __device__ __forceinline__ void finish_item(const cuda_product &p, const 
                 product_put_sum(four, staged + (side * CHUNK + 2 * i) * PRODUCT_COLUMN, threadIdx.x % 32);
             }
 #pragma unroll
-            for (int i = 0; i + SUMS < N / 2; i++)
+            for (int i = 0; i + SUMS < N / 2; i++) // one body of code: the sums move down
                 total[side][i] = total[side][i + SUMS];
         }
         __syncwarp();
-        finish_chunk<SIDES>(p, shape, place, place.v + vector, staged);
+        if (place.wide)
+            chunk.finish_wide(p, shape, place, vector, staged);
+        else
+            finish_narrow<SIDES>(p, shape, place, vector, staged);
         __syncwarp();
     }
 }
@@ -545,21 +590,40 @@ template <int N, int SIDES, int LIMBS>
 static __device__ __forceinline__ void add_cluster(const cuda_product &p, const many_shape &shape,
                                                    const many_place &place, const float *partial, int block) {
     typedef many_layout<N, SIDES, LIMBS> layout;
-    const int split = product_warps(p.cols), each = split / shape.cluster;
-    const int begin = layout::HALF * block / shape.cluster, end = layout::HALF * (block + 1) / shape.cluster;
-    for (int i = begin; i < end; i++) {
-        float total[SIDES];
+    constexpr int HALF = layout::HALF, LEAST = HALF / MAX_CLUSTER;              // sums of a thread, at least
+    constexpr int SHARE = LEAST > 4 ? LEAST / 2 : LEAST;                        // of them together
+    const int split = product_warps(p.cols), pairs = split / shape.cluster - 1; // 1: two parts a block, 0: one
+    const int lane = threadIdx.x % 32, end = HALF * (block + 1) / shape.cluster;
+    for (int first = HALF * block / shape.cluster; first < end; first += SHARE) {
+        many_addends<SIDES> addends[SHARE] = {};
+        float total[SHARE][SIDES];
 #pragma unroll
-        for (int side = 0; side < SIDES; side++) {
-            const float *own = partial + (side * layout::HALF + i) * CONSUMERS + threadIdx.x;
-            total[side] = *shared_of(own, 0);
-#pragma unroll 4
-            for (int part = 1; part < split; part++)
-                total[side] += shared_of(own, part / each)[part % each * layout::PART_FLOATS];
+        for (int i = 0; i < SHARE; i++) {
+            const int32_t vector = place.v + ((first + i) >> 2) * 8 + lane % 4 * 2 + ((first + i) & 1);
+            const int row = place.row + lane / 4 + ((first + i) >> 1 & 1) * 8;
+            if (place.has(p, vector, row))
+                addends[i].load(p, place.own, shape.vector0 + vector, row);
+#pragma unroll
+            for (int side = 0; side < SIDES; side++)
+                total[i][side] = -0.0f;
         }
-        const int lane = threadIdx.x % 32;
-        finish<SIDES>(p, shape, place, place.v + (i >> 2) * 8 + lane % 4 * 2 + (i & 1),
-                      place.row + lane / 4 + (i >> 1 & 1) * 8, total);
+#pragma unroll 4
+        for (int part = 0; part < split; part++) {
+            const float *from = shared_of(partial + first * CONSUMERS + threadIdx.x, part >> pairs) +
+                                (part & pairs) * layout::PART_FLOATS;
+#pragma unroll
+            for (int i = 0; i < SHARE; i++)
+#pragma unroll
+                for (int side = 0; side < SIDES; side++)
+                    total[i][side] += from[(side * HALF + i) * CONSUMERS];
+        }
+#pragma unroll
+        for (int i = 0; i < SHARE; i++) {
+            const int32_t vector = place.v + ((first + i) >> 2) * 8 + lane % 4 * 2 + ((first + i) & 1);
+            const int row = place.row + lane / 4 + ((first + i) >> 1 & 1) * 8;
+            if (place.has(p, vector, row))
+                finish<SIDES>(p, place.own, shape.vector0 + vector, row, total[i], addends[i]);
+        }
     }
 }
 
