@@ -13,6 +13,29 @@
 
 enum { MAX_INPUTS = 64 };
 
+// Rows of a checkpoint that an earlier file has results of go there, so that its settings stand together.
+static eng_status gather(trn_result *result, int *results, eng_error *error) {
+    eng_status status = ENG_OK;
+    int kept = 0;
+    for (int i = 0; i < *results; i++) {
+        int same = 0;
+        while (same < kept &&
+               (strcmp(result[same].name, result[i].name) != 0 || strcmp(result[same].digest, result[i].digest) != 0))
+            same++;
+        for (int r = 0; same < kept && r < result[i].rows && status == ENG_OK; r++)
+            status = trn_result_add(&result[same], &result[i].row[r], error);
+        if (same < kept) {
+            trn_result_free(&result[i]);
+            continue;
+        }
+        trn_result moved = result[i];
+        result[i] = (trn_result){0};
+        result[kept++] = moved;
+    }
+    *results = kept;
+    return status;
+}
+
 static eng_status report(const char *const *input, int inputs, const char *out, const char *title, eng_error *error) {
     trn_page page;
     int read = 0;
@@ -20,15 +43,17 @@ static eng_status report(const char *const *input, int inputs, const char *out, 
     eng_status status = result ? ENG_OK : eng_fail(error, ENG_NO_MEMORY, "out of memory for the inputs");
     for (; read < inputs && status == ENG_OK; read++)
         status = trn_result_read(input[read], &result[read], error);
+    if (status == ENG_OK)
+        status = gather(result, &read, error);
     if (status == ENG_OK) {
         trn_page_begin(&page, title);
-        status = trn_report_results(&page, result, inputs, error);
+        status = trn_report_results(&page, result, read, error);
         if (status == ENG_OK)
             status = trn_page_write(&page, out, error);
         else
             trn_page_free(&page);
     }
-    for (int i = 0; result && i < read; i++)
+    for (int i = 0; result && i < inputs; i++)
         trn_result_free(&result[i]);
     free(result);
     return status;

@@ -212,8 +212,9 @@ void trn_report_plots(trn_page *page, const trn_report *report) {
         return;
     }
     size_t before = page->length;
-    trn_page_put(page, "<h2>Plots</h2>\n<p class=\"soft\">Bars are 95 %% intervals, 1.96 standard errors to each "
-                       "side.</p>\n<div class=\"plots\">\n");
+    trn_page_put(page, "<h2>Plots</h2>\n<p class=\"soft\">Bars are 95 %% intervals of each number alone, 1.96 "
+                       "standard errors to each side. Over the same items two numbers differ less by chance than "
+                       "their bars: the tables' differences allow for that.</p>\n<div class=\"plots\">\n");
     size_t empty = page->length;
     plot_positions(page, report, &c);
     plot_lengths(page, report, &c);

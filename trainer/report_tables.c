@@ -22,7 +22,8 @@ static void put_difference(trn_page *page, const trn_metric *metric, const trn_m
     if (!base || base == metric || !trn_metric_difference(metric, base, NULL, &difference) || isnan(difference.mean))
         return;
     bool share = trn_report_is_share(metric->name), more_is_better = share || strcmp(metric->name, "logprob") == 0;
-    bool apart = fabs(difference.mean) > 1.96 * difference.error;
+    double shown = share ? 0.0005 : 0.00005; // less is written as 0
+    bool apart = fabs(difference.mean) > 1.96 * difference.error && fabs(difference.mean) >= shown;
     const char *class = !apart ? "soft" : (difference.mean > 0) == more_is_better ? "good" : "bad";
     trn_page_put(page, "<br><small class=\"%s\">%s ", class, !apart ? "=" : difference.mean > 0 ? "▲" : "▼");
     if (share)

@@ -324,6 +324,15 @@ START_TEST(damaged_results_are_refused) {
 }
 END_TEST
 
+static int occurrences(const char *text, const char *part) {
+    int count = 0;
+    while ((text = strstr(text, part)) != NULL) {
+        count++;
+        text++;
+    }
+    return count;
+}
+
 START_TEST(the_page_needs_nothing_but_itself) {
     char a[512], b[512], page[512];
     trn_result first = small_result("a <b> & \"c\"", 0.1), second = small_result("second", 0.2);
@@ -344,6 +353,12 @@ START_TEST(the_page_needs_nothing_but_itself) {
     for (size_t i = 0; i < sizeof absent / sizeof *absent; i++)
         ck_assert_msg(strstr(text, absent[i]) == NULL, "%s", absent[i]);
     ck_assert(strstr(text, "0.8000 <span class=\"error\">")); // 4.8 / 6
+    ck_assert_int_eq(occurrences(text, "<td>mesa_net</td>"), 2);
+    free(text);
+    const char *twice[] = {"report", a, a, "--out", page, NULL}; // one checkpoint, whatever the number of its files
+    ck_assert_int_eq(trn_command_report(5, (char **)twice), TRN_EXIT_OK);
+    text = file_text("page.html");
+    ck_assert_int_eq(occurrences(text, "<td>mesa_net</td>"), 1);
     free(text);
     ck_assert_int_eq(trn_command_report(3, (char **)report), TRN_EXIT_USAGE); // no --out
     report[2] = temp_path("missing.json");
