@@ -36,7 +36,8 @@ static eng_status gather(trn_result *result, int *results, eng_error *error) {
     return status;
 }
 
-static eng_status report(const char *const *input, int inputs, const char *out, const char *title, eng_error *error) {
+static eng_status report(const char *const *input, int inputs, const char *out, const char *title, bool teacher,
+                         eng_error *error) {
     trn_page page;
     int read = 0;
     trn_result *result = calloc((size_t)inputs, sizeof *result);
@@ -47,7 +48,7 @@ static eng_status report(const char *const *input, int inputs, const char *out, 
         status = gather(result, &read, error);
     if (status == ENG_OK) {
         trn_page_begin(&page, title);
-        status = trn_report_results(&page, result, read, error);
+        status = trn_report_results(&page, result, read, teacher, error);
         if (status == ENG_OK)
             status = trn_page_write(&page, out, error);
         else
@@ -61,9 +62,11 @@ static eng_status report(const char *const *input, int inputs, const char *out, 
 
 int trn_command_report(int argc, char **argv) {
     const char *out = NULL, *title = "Checkpoints compared", *input[MAX_INPUTS];
+    bool teacher = false;
     const trn_option options[] = {
         {"out", "FILE", TRN_STRING, &out, "the page"},
         {"title", "TEXT", TRN_STRING, &title, "its title"},
+        {"teacher", NULL, TRN_FLAG, &teacher, "the first file is a teacher's: what the others recover of it"},
     };
     const trn_command_line line = {"report RESULT... --out PAGE.html",
                                    "One HTML page that compares checkpoints and settings of the solver, from what\n"
@@ -81,7 +84,7 @@ int trn_command_report(int argc, char **argv) {
     if (status == ENG_OK && !out)
         status = eng_fail(&error, ENG_INVALID, "--out is needed");
     if (status == ENG_OK)
-        status = report(input, inputs, out, title, &error);
+        status = report(input, inputs, out, title, teacher, &error);
     if (status == ENG_OK)
         return TRN_EXIT_OK;
     fprintf(stderr, "mesa-trainer report: %s\n", error.text);

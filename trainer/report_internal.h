@@ -32,6 +32,7 @@ double trn_report_mean_steps(const trn_result_row *row);              // NAN: no
 
 void trn_report_overview(trn_page *page, const trn_report *report); // all tasks in one table
 void trn_report_details(trn_page *page, const trn_report *report);  // a table of each
+void trn_report_recovery(trn_page *page, const trn_report *report); // of the first column by the others
 void trn_report_plots(trn_page *page, const trn_report *report);
 
 #endif

@@ -130,7 +130,7 @@ static void put_checkpoints(trn_page *page, const trn_report *report) {
     trn_page_put(page, "</tbody></table></div>\n");
 }
 
-eng_status trn_report_results(trn_page *page, const trn_result *result, int results, eng_error *error) {
+eng_status trn_report_results(trn_page *page, const trn_result *result, int results, bool teacher, eng_error *error) {
     trn_report report = {.result = result, .results = results};
     size_t rows = 1;
     for (int r = 0; r < results; r++)
@@ -144,6 +144,8 @@ eng_status trn_report_results(trn_page *page, const trn_result *result, int resu
         collect_tasks(&report);
         put_checkpoints(page, &report);
         trn_report_overview(page, &report);
+        if (teacher && report.columns > 0)
+            trn_report_recovery(page, &report);
         trn_report_plots(page, &report);
         trn_report_details(page, &report);
     }

@@ -10,6 +10,8 @@
 #include "trainer/eval_result.h"
 #include "trainer/report_page.h"
 
-ENG_CHECKED eng_status trn_report_results(trn_page *page, const trn_result *result, int results, eng_error *error);
+// teacher: the first column is one, and how much of it the others recover is told.
+ENG_CHECKED eng_status trn_report_results(trn_page *page, const trn_result *result, int results, bool teacher,
+                                          eng_error *error);
 
 #endif

@@ -324,6 +324,44 @@ START_TEST(damaged_results_are_refused) {
 }
 END_TEST
 
+// Two tasks of 400 items with a chance of a half; the teacher is right at three of four, in the second at every other.
+static void write_scores(const char *path, const char *name, int right) {
+    trn_result result = small_result(name, 0);
+    for (int r = 0; r < 2; r++) {
+        trn_result_row_free(&result.row[r]);
+        ck_assert_int_eq(trn_result_row_create(r ? "noise" : "task", 400, &result.row[r], NULL), ENG_OK);
+        trn_metric *metric = trn_result_metric(&result.row[r], "acc", false);
+        for (int i = 0; i < 400; i++)
+            metric->value[i] = r == 0 ? i % 8 < right : i % 2;
+        metric->chance = 0.5;
+        snprintf(result.row[r].primary, sizeof result.row[r].primary, "acc");
+        snprintf(result.row[r].setting.name, sizeof result.row[r].setting.name, "default");
+    }
+    ck_assert_int_eq(trn_result_write(&result, path, NULL), ENG_OK);
+    trn_result_free(&result);
+}
+
+START_TEST(recovery_is_measured_above_chance) {
+    char teacher[512], student[512], page[512];
+    double low = 0, high = 0;
+    snprintf(teacher, sizeof teacher, "%s", temp_path("teacher.json"));
+    snprintf(student, sizeof student, "%s", temp_path("student.json"));
+    snprintf(page, sizeof page, "%s", temp_path("page.html"));
+    write_scores(teacher, "teacher", 6); // 0.75
+    write_scores(student, "student", 5); // 0.625
+    const char *report[] = {"report", teacher, student, "--out", page, "--teacher", NULL};
+    ck_assert_int_eq(trn_command_report(6, (char **)report), TRN_EXIT_OK);
+    char *text = file_text("page.html");
+    const char *row = strstr(text, "<th>student</th><td>50.0 %</td>"); // "noise" does not count
+    ck_assert(row != NULL);
+    ck_assert_int_eq(sscanf(row, "<th>student</th><td>50.0 %%</td><td>%lf to %lf %%", &low, &high), 2);
+    // the two differ in one item of eight: the error of the difference is 0.0166, that of the ratio about 0.08
+    ck_assert(low > 25 && low < 42 && high > 56 && high < 72);
+    ck_assert(strstr(row, "<td>83.3 %</td><td>1</td>") != NULL);
+    free(text);
+}
+END_TEST
+
 static int occurrences(const char *text, const char *part) {
     int count = 0;
     while ((text = strstr(text, part)) != NULL) {
@@ -383,6 +421,7 @@ static Suite *eval_items_suite(void) {
     tcase_add_test(cases, results_are_read_as_written);
     tcase_add_test(cases, damaged_results_are_refused);
     tcase_add_test(cases, the_page_needs_nothing_but_itself);
+    tcase_add_test(cases, recovery_is_measured_above_chance);
     suite_add_tcase(suite, cases);
     return suite;
 }
