@@ -8,7 +8,7 @@
 
 typedef struct trn_column {
     const trn_result *result;
-    const char *setting;
+    const char *setting; // NULL: the first that a task was read with
     char name[120];
 } trn_column;
 
@@ -17,6 +17,8 @@ typedef struct trn_report {
     int results;
     trn_column *column;
     int columns;
+    trn_column *shown; // in the overview and where room is short: all, or one a checkpoint
+    int shown_count;
     const trn_result_row **task; // the first row of each task
     int tasks;
     bool settings; // some checkpoint has several

@@ -84,9 +84,9 @@ static void plot_positions(trn_page *page, const trn_report *report, canvas *c) 
     for (int t = 0; t < report->tasks; t++) {
         const trn_result_row *task = report->task[t];
         canvas_clear(c);
-        for (int i = 0; i < report->columns; i++) {
-            const trn_result_row *row = trn_report_row(&report->column[i], task);
-            begin_series(c, report->column[i].name, "");
+        for (int i = 0; i < report->shown_count; i++) {
+            const trn_result_row *row = trn_report_row(&report->shown[i], task);
+            begin_series(c, report->shown[i].name, "");
             for (int b = 0; row && b < TRN_BUCKETS; b++) {
                 int64_t first, last;
                 trn_bucket_range(b, &first, &last);
@@ -131,11 +131,11 @@ static void plot_family(trn_page *page, const trn_report *report, int first, can
     if (lengths < 2)
         return;
     canvas_clear(c);
-    for (int i = 0; i < report->columns; i++) {
-        begin_series(c, report->column[i].name, "");
+    for (int i = 0; i < report->shown_count; i++) {
+        begin_series(c, report->shown[i].name, "");
         for (int t = first; t < report->tasks; t++) {
             const trn_result_row *row =
-                same_family(task, report->task[t]) ? trn_report_row(&report->column[i], report->task[t]) : NULL;
+                same_family(task, report->task[t]) ? trn_report_row(&report->shown[i], report->task[t]) : NULL;
             char label[40];
             if (!row)
                 continue;
@@ -143,7 +143,7 @@ static void plot_family(trn_page *page, const trn_report *report, int first, can
             add_point(c, (double)row->length, primary(row), label);
         }
         end_series(c);
-        double trained = (double)report->column[i].result->trained_length;
+        double trained = (double)report->shown[i].result->trained_length;
         mark = i == 0 ? trained : mark == trained ? mark : NAN;
     }
     trn_plot plot = plot_of(c, task);

@@ -16,7 +16,7 @@ bool trn_report_same_task(const trn_result_row *a, const trn_result_row *b) {
 const trn_result_row *trn_report_row(const trn_column *column, const trn_result_row *task) {
     for (int i = 0; i < column->result->rows; i++) {
         const trn_result_row *row = &column->result->row[i];
-        if (strcmp(row->setting.name, column->setting) == 0 && trn_report_same_task(row, task))
+        if ((!column->setting || strcmp(row->setting.name, column->setting) == 0) && trn_report_same_task(row, task))
             return row;
     }
     return NULL;
@@ -59,7 +59,7 @@ double trn_report_mean_steps(const trn_result_row *row) {
 
 static void name_column(trn_column *column, bool setting) {
     const char *name = column->result->name;
-    if (setting && column->setting[0])
+    if (setting && column->setting && column->setting[0] && strcmp(column->setting, "-") != 0)
         snprintf(column->name, sizeof column->name, "%.70s, %.40s", name, column->setting);
     else
         snprintf(column->name, sizeof column->name, "%.110s", name);
@@ -81,6 +81,17 @@ static void collect_columns(trn_report *report) {
     }
     for (int c = 0; c < report->columns; c++)
         name_column(&report->column[c], report->settings);
+}
+
+// One column a checkpoint where all columns are too many to be told apart; of a single one the first settings.
+static void choose_shown(trn_report *report) {
+    bool all = report->columns <= TRN_PLOT_SERIES || report->results == 1;
+    int count = all ? report->columns : report->results;
+    report->shown_count = count < TRN_PLOT_SERIES ? count : TRN_PLOT_SERIES;
+    for (int i = 0; i < report->shown_count; i++) {
+        report->shown[i] = all ? report->column[i] : (trn_column){.result = &report->result[i]};
+        name_column(&report->shown[i], report->settings);
+    }
 }
 
 static void collect_tasks(trn_report *report) {
@@ -137,10 +148,13 @@ eng_status trn_report_results(trn_page *page, const trn_result *result, int resu
         rows += (size_t)result[r].rows;
     report.column = calloc(rows, sizeof *report.column);
     report.task = calloc(rows, sizeof *report.task);
-    eng_status status =
-        report.column && report.task ? ENG_OK : eng_fail(error, ENG_NO_MEMORY, "out of memory for the report");
+    report.shown = calloc(TRN_PLOT_SERIES, sizeof *report.shown);
+    eng_status status = report.column && report.task && report.shown
+                            ? ENG_OK
+                            : eng_fail(error, ENG_NO_MEMORY, "out of memory for the report");
     if (status == ENG_OK) {
         collect_columns(&report);
+        choose_shown(&report);
         collect_tasks(&report);
         put_checkpoints(page, &report);
         trn_report_overview(page, &report);
@@ -151,5 +165,6 @@ eng_status trn_report_results(trn_page *page, const trn_result *result, int resu
     }
     free(report.column);
     free(report.task);
+    free(report.shown);
     return status;
 }

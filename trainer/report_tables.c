@@ -6,7 +6,7 @@
 
 #include "trainer/report_internal.h"
 
-enum { MAX_COLUMNS = 8, MAX_GROUPS = 100 };
+enum { MAX_GROUPS = 100 };
 
 static void put_number(trn_page *page, const char *metric, trn_estimate estimate) {
     if (isnan(estimate.mean))
@@ -60,13 +60,13 @@ static void put_clean_cell(trn_page *page, const trn_result_row *row) {
 
 // ------------------------------------------------------------------------------------------------------------ overview
 
-// The columns of the overview: all, or the first of each checkpoint where they are too many.
-static int overview_columns(const trn_report *report, int *list) {
-    int count = 0;
-    for (int c = 0; c < report->columns && count < MAX_COLUMNS; c++)
-        if (report->columns <= MAX_COLUMNS || c == 0 || report->column[c].result != report->column[c - 1].result)
-            list[count++] = c;
-    return count;
+static void put_head(trn_page *page, const trn_report *report) {
+    for (int c = 0; c < report->shown_count; c++) {
+        trn_page_put(page, "<th>");
+        trn_page_text(page, report->shown[c].name);
+        trn_page_put(page, "</th>");
+    }
+    trn_page_put(page, "</tr></thead><tbody>\n");
 }
 
 static void put_name(trn_page *page, const trn_result_row *task) {
@@ -77,19 +77,15 @@ static void put_name(trn_page *page, const trn_result_row *task) {
 }
 
 void trn_report_overview(trn_page *page, const trn_report *report) {
-    int list[MAX_COLUMNS], columns = overview_columns(report, list);
     trn_page_put(page,
                  "<h2>Tasks</h2>\n<p class=\"soft\">Each number with its standard error. Below it the difference "
                  "from the first column over the same items, with the standard error of that difference: ▲ and ▼ "
                  "where 1.96 of them do not reach 0, = where the two cannot be told apart. %s</p>\n",
-                 columns < report->columns ? "Further columns and settings are in the tables of the tasks." : "");
+                 report->shown_count < report->columns
+                     ? "Not all settings are shown here; the tables of the tasks have them."
+                     : "");
     trn_page_put(page, "<div class=\"wide\"><table><thead><tr><th>task</th><th>chance</th>");
-    for (int c = 0; c < columns; c++) {
-        trn_page_put(page, "<th>");
-        trn_page_text(page, report->column[list[c]].name);
-        trn_page_put(page, "</th>");
-    }
-    trn_page_put(page, "</tr></thead><tbody>\n");
+    put_head(page, report);
     for (int t = 0; t < report->tasks; t++) {
         const trn_result_row *task = report->task[t], *base = NULL;
         double chance = trn_result_find(task, task->primary)->chance;
@@ -99,8 +95,8 @@ void trn_report_overview(trn_page *page, const trn_report *report) {
             trn_page_put(page, "</th><td></td>");
         else
             trn_page_put(page, "</th><td class=\"soft\">%.1f %%</td>", 100 * chance);
-        for (int c = 0; c < columns; c++) {
-            const trn_result_row *row = trn_report_row(&report->column[list[c]], task);
+        for (int c = 0; c < report->shown_count; c++) {
+            const trn_result_row *row = trn_report_row(&report->shown[c], task);
             put_cell(page, row, base, task->primary);
             base = base ? base : row;
         }
@@ -134,24 +130,18 @@ static void put_row(trn_page *page, const trn_column *column, const trn_result_r
 }
 
 static void put_groups(trn_page *page, const trn_report *report, const trn_result_row *task) {
-    int list[MAX_COLUMNS], columns = overview_columns(report, list);
     if (task->groups == 0)
         return;
     trn_page_put(page, "<div class=\"wide\"><table><thead><tr><th>");
     trn_page_text(page, trn_report_metric_name(task->primary));
     trn_page_put(page, "</th>");
-    for (int c = 0; c < columns; c++) {
-        trn_page_put(page, "<th>");
-        trn_page_text(page, report->column[list[c]].name);
-        trn_page_put(page, "</th>");
-    }
-    trn_page_put(page, "</tr></thead><tbody>\n");
+    put_head(page, report);
     for (int32_t g = 0; g < task->groups && g < MAX_GROUPS; g++) {
         trn_page_put(page, "<tr><th>");
         trn_page_text(page, task->group_name[g]);
         trn_page_put(page, "</th>");
-        for (int c = 0; c < columns; c++) {
-            const trn_result_row *row = trn_report_row(&report->column[list[c]], task);
+        for (int c = 0; c < report->shown_count; c++) {
+            const trn_result_row *row = trn_report_row(&report->shown[c], task);
             const trn_metric *metric = row ? trn_result_find(row, task->primary) : NULL;
             trn_page_put(page, "<td>");
             if (metric && row->group)
