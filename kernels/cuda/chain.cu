@@ -95,8 +95,9 @@ struct phase_await {
         if (threadIdx.x == 0) {
             uint32_t seen;
             do
-                asm volatile("ld.acquire.gpu.global.u32 %0, [%1];" : "=r"(seen) : "l"(arrived) : "memory");
+                asm volatile("ld.relaxed.gpu.global.u32 %0, [%1];" : "=r"(seen) : "l"(arrived) : "memory");
             while (seen < wanted);
+            asm volatile("fence.acq_rel.gpu;" ::: "memory");
         }
         __syncthreads();
     }
@@ -127,8 +128,8 @@ static __device__ __noinline__ void run_product_as(int32_t turn, phase_await awa
     const product_items items = {(int32_t)blockIdx.x + team.number() * blocks, THREADS / team.size() * blocks,
                                  now.items};
     float *partial = (float *)memory + team.number() * 2 * SIDES * warps * PRODUCT_SUMS;
-    float *normed = (float *)memory + 2 * SIDES * WARPS * PRODUCT_SUMS;
-    product_few<true, GATED, NORM, SPREAD>(&here.table, now.product, items, team, partial, normed, await);
+    float *split = (float *)memory + 2 * SIDES * WARPS * PRODUCT_SUMS;
+    product_few<true, GATED, NORM, SPREAD>(&here.table, now.product, items, team, partial, split, await);
 }
 
 template <bool NORM> static __device__ __forceinline__ void run_product(int32_t turn, const phase_await &await) {
@@ -143,7 +144,7 @@ template <bool NORM> static __device__ __forceinline__ void run_product(int32_t 
 
 size_t cuda_chain_product_bytes(const cuda_product *p, int64_t vectors) {
     const int64_t sums = 2 * (p->gated ? 2 : 1) * WARPS * PRODUCT_SUMS;
-    return sizeof(float) * (size_t)(sums + (p->norm.y ? vectors * product_norm_stride(p->cols) : 0));
+    return sizeof(float) * (size_t)sums + product_vectors_bytes(p->cols, vectors);
 }
 
 // ------------------------------------------------------------------------------------------------ preparations, cores

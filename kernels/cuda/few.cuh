@@ -2,7 +2,7 @@
 // y = x W^T with bf16 weights for up to 8 vectors, on a team of threads; what it shares with the kernels for more
 // vectors (products.cu), where the arithmetic is told.
 //
-// The vectors lie in a warp's registers, split, and a team goes from one tile of 16 rows to another, the next one's
+// A block splits the vectors once, into shared memory. A team goes from one tile of 16 rows to another, the next one's
 // weights under way while the sums of this one are added; the first tile's are asked for before the vectors exist. A
 // norm before the product is made by every block for itself, with the bits of norm.cu.
 #ifndef KERNELS_CUDA_FEW_CUH
@@ -153,15 +153,24 @@ static __device__ __forceinline__ const uint4 *product_item_tiles(const cuda_pro
     return (const uint4 *)p.part[own + side].weight + tile * product_tiles(p.cols) * 32;
 }
 
+// Where an item is: a part, and which of its row tiles.
+struct product_place {
+    int own, item;
+};
+template <bool GATED> static __device__ __forceinline__ product_place product_find(const cuda_product &p, int item) {
+    const int own = GATED ? 0 : product_find_part(p, item, product_row_tiles);
+    return {own, item};
+}
+
 // The tiles of a warp that sums SIDES sides of an item from side0 on.
-template <bool GATED, int SIDES>
-static __device__ __forceinline__ void product_load_item(const cuda_product &p, int item, int side0,
+template <int SIDES>
+static __device__ __forceinline__ void product_load_item(const cuda_product &p, const product_place &at, int side0,
                                                          const product_columns &columns,
                                                          uint4 (&a)[SIDES][PRODUCT_HELD]) {
-    const int own = GATED ? 0 : product_find_part(p, item, product_row_tiles);
 #pragma unroll
     for (int side = 0; side < SIDES; side++) {
-        const uint4 *from = product_item_tiles(p, item, own, side0 + side) + columns.begin * 32 + threadIdx.x % 32;
+        const uint4 *from =
+            product_item_tiles(p, at.item, at.own, side0 + side) + columns.begin * 32 + threadIdx.x % 32;
 #pragma unroll
         for (int i = 0; i < PRODUCT_HELD; i++)
             if (i < columns.count)
@@ -169,24 +178,72 @@ static __device__ __forceinline__ void product_load_item(const cuda_product &p, 
     }
 }
 
-// The vectors by the norm, into shared memory at x, `stride` floats apart.
-static __device__ __forceinline__ void product_normalise(const cuda_norm &n, int32_t vectors, float *x, int stride) {
+// ------------------------------------------------------------------------------------------------- the split vectors
+
+// The vectors as a warp's lanes take them, a word of 16 bytes a lane: of tile i and vector v four words, the q-th with
+// hi of columns 2 q and 2 q + 1, hi of 2 q + 8 and 2 q + 9, then lo of both.
+struct product_vectors_memory {
+    uint4 *word;
+    int32_t vectors;
+
+    __device__ __forceinline__ uint4 take(int tile, int32_t v) const {
+        return word[(tile * vectors + v) * 4 + (int)threadIdx.x % 4];
+    }
+    __device__ __forceinline__ void put(int32_t v, int32_t k, float2 pair) const { // k: even
+        const int32_t tile = k / PRODUCT_TILE, place = k % PRODUCT_TILE / 2;
+        uint32_t *half = (uint32_t *)(word + (tile * vectors + v) * 4 + place % 4) + place / 4;
+        uint32_t hi, lo;
+        product_split_pair(pair, hi, lo);
+        half[0] = hi;
+        half[2] = lo;
+    }
+};
+static __host__ __device__ __forceinline__ size_t product_vectors_bytes(int32_t cols, int64_t vectors) {
+    return (size_t)vectors * (size_t)product_tiles(cols) * 4 * sizeof(uint4);
+}
+
+// Pairs of columns [first, end of the last tile) of all vectors, a thread of the block each, AHEAD under way.
+template <bool EVEN>
+static __device__ __forceinline__ void product_split(const cuda_table *table, const cuda_product &p,
+                                                     const product_vectors_memory &to) {
+    constexpr int AHEAD = 4;
+    const int32_t pairs = product_tiles(p.cols) * (PRODUCT_TILE / 2), total = pairs * to.vectors;
+    for (int32_t first = threadIdx.x; first < total; first += AHEAD * (int32_t)blockDim.x) {
+        float2 pair[AHEAD];
+#pragma unroll
+        for (int j = 0; j < AHEAD; j++) {
+            const int32_t i = first + j * (int32_t)blockDim.x, v = i / pairs;
+            pair[j] = i < total ? product_load_pair<EVEN>(p.x + (int64_t)product_source(table, p, v) * p.cols,
+                                                          i % pairs * 2, p.cols)
+                                : make_float2(0, 0);
+        }
+#pragma unroll
+        for (int j = 0; j < AHEAD; j++) {
+            const int32_t i = first + j * (int32_t)blockDim.x;
+            if (i < total)
+                to.put(i / pairs, i % pairs * 2, pair[j]);
+        }
+    }
+}
+
+// The vectors by the norm. y is written by one block.
+static __device__ __forceinline__ void product_normalise(const cuda_norm &n, const product_vectors_memory &to) {
     __shared__ float sums[PRODUCT_SPLIT];
     const cuda_team_of team(cuda_norm_lanes(n.width));
-    const int32_t teams = (int32_t)blockDim.x / team.size(), total = vectors * n.groups;
+    const int32_t teams = (int32_t)blockDim.x / team.size(), total = to.vectors * n.groups, cols = n.groups * n.width;
     for (int32_t i = team.number(); i < total; i += teams) {
-        float *to = x + i / n.groups * stride + i % n.groups * n.width, *y = n.y + (int64_t)i * n.width;
+        const int32_t v = i / n.groups, column0 = i % n.groups * n.width;
+        float *y = n.y + (int64_t)i * n.width;
         cuda_normalise<2>(n, i, team, sums + team.number() * (team.size() / 32), [&](int32_t at, const cuda_quad &q) {
-            cuda_store(to + at, q, 4, true);
+            to.put(v, column0 + at, make_float2(q.v[0], q.v[1]));
+            to.put(v, column0 + at + 2, make_float2(q.v[2], q.v[3]));
             if (blockIdx.x == 0)
                 cuda_store(y + at, q, 4, true);
         });
     }
-    __syncthreads();
-}
-
-static __host__ __device__ __forceinline__ int product_norm_stride(int32_t cols) {
-    return cols + PRODUCT_VECTORS; // the vectors' pairs in banks of their own
+    const int32_t rest = (product_tiles(cols) * PRODUCT_TILE - cols) / 2;
+    for (int32_t i = threadIdx.x; i < rest * to.vectors; i += (int32_t)blockDim.x)
+        to.put(i / rest, cols + i % rest * 2, make_float2(0, 0));
 }
 
 static __device__ __forceinline__ int32_t product_row(const cuda_product_part &part, int item, int r) {
@@ -203,21 +260,21 @@ static __device__ __forceinline__ product_addend product_addend_of(const cuda_pr
             part.residual ? part.residual[(int64_t)v * part.rows + row] : 0};
 }
 // Of a thread's first output, which it may have before the sums.
-static __device__ __forceinline__ product_addend product_first_addend(const cuda_product &p, int item, int thread,
-                                                                      int32_t vectors) {
-    const int n = thread / PRODUCT_TILE, own = product_find_part(p, item, product_row_tiles);
-    const int32_t row = product_row(p.part[own], item, thread % PRODUCT_TILE);
-    const bool there = n < vectors && row >= 0 && row < p.part[own].rows;
-    return there ? product_addend_of(p.part[own], n, row) : product_addend{0, 0};
+static __device__ __forceinline__ product_addend product_first_addend(const cuda_product &p, const product_place &at,
+                                                                      int thread, int32_t vectors) {
+    const int n = thread / PRODUCT_TILE;
+    const cuda_product_part &part = p.part[at.own];
+    const int32_t row = product_row(part, at.item, thread % PRODUCT_TILE);
+    const bool there = n < vectors && row >= 0 && row < part.rows;
+    return there ? product_addend_of(part, n, row) : product_addend{0, 0};
 }
 
 // The sums of the warps, partial: (sides, warps, PRODUCT_SUMS), become outputs. A thread owns one of each side.
 template <bool GATED, typename Team>
-static __device__ __forceinline__ void product_finish_item(const cuda_product &p, int item, const Team &team, int warps,
-                                                           const float *partial, int32_t vectors,
-                                                           const product_addend &first) {
+static __device__ __forceinline__ void product_finish_item(const cuda_product &p, const product_place &at,
+                                                           const Team &team, int warps, const float *partial,
+                                                           int32_t vectors, const product_addend &first) {
     constexpr int SIDES = GATED ? 2 : 1;
-    const int own = GATED ? 0 : product_find_part(p, item, product_row_tiles);
     for (int i = team.thread(); i < PRODUCT_VECTORS * PRODUCT_TILE; i += team.size()) {
         const int n = i / PRODUCT_TILE, r = i % PRODUCT_TILE;
         if (n >= vectors)
@@ -225,9 +282,9 @@ static __device__ __forceinline__ void product_finish_item(const cuda_product &p
         float y[SIDES] = {};
 #pragma unroll
         for (int side = 0; side < SIDES; side++) {
-            const cuda_product_part &part = p.part[own + side];
+            const cuda_product_part &part = p.part[at.own + side];
             const float *sums = partial + side * warps * PRODUCT_SUMS + n * PRODUCT_COLUMN + r;
-            const int32_t row = product_row(part, item, r);
+            const int32_t row = product_row(part, at.item, r);
             if (row < 0 || row >= part.rows)
                 continue;
             const product_addend added = !GATED && i == team.thread() ? first : product_addend_of(part, n, row);
@@ -235,37 +292,40 @@ static __device__ __forceinline__ void product_finish_item(const cuda_product &p
                 product_value(p, part, n, product_add_warps(sums, PRODUCT_SUMS, warps), added.bias, added.residual);
             part.y[(int64_t)n * part.rows + row] = y[side];
         }
-        const int32_t row = item * PRODUCT_TILE + r; // both parts begin with a tile
+        const int32_t row = at.item * PRODUCT_TILE + r; // both parts begin with a tile
         if (GATED && row < p.part[0].rows)
             p.gated[(int64_t)n * p.part[0].rows + row] = cuda_activate(p.activation, y[0]) * y[SIDES - 1];
     }
 }
 
-// The vectors in a warp's registers, split.
-struct product_inputs {
-    uint32_t hi[PRODUCT_HELD][2], lo[PRODUCT_HELD][2];
-};
-template <bool EVEN>
-static __device__ __forceinline__ void product_take(const float *x, int32_t cols, const product_columns &columns,
-                                                    product_inputs &inputs) {
+// The tiles that a warp holds times the vectors; v: the lane's, negative: none.
+template <int SIDES>
+static __device__ __forceinline__ void
+product_multiply_held(const uint4 (&a)[SIDES][PRODUCT_HELD], const product_columns &columns,
+                      const product_vectors_memory &vectors, int32_t v, bool fast, float (&sum)[SIDES][4]) {
+    uint4 x[PRODUCT_HELD];
+#pragma unroll
+    for (int i = 0; i < PRODUCT_HELD; i++)
+        x[i] = i < columns.count && v >= 0 ? vectors.take(columns.begin + i, v) : make_uint4(0, 0, 0, 0);
 #pragma unroll
     for (int i = 0; i < PRODUCT_HELD; i++)
         if (i < columns.count)
 #pragma unroll
-            for (int half = 0; half < 2; half++) {
-                const int32_t k = (columns.begin + i) * PRODUCT_TILE + threadIdx.x % 4 * 2 + half * 8;
-                product_split_pair(product_load_pair<EVEN>(x, k, cols), inputs.hi[i][half], inputs.lo[i][half]);
+            for (int side = 0; side < SIDES; side++) {
+                product_multiply(sum[side], a[side][i], x[i].x, x[i].y);
+                if (!fast)
+                    product_multiply(sum[side], a[side][i], x[i].z, x[i].w);
             }
 }
 
-// The items of a team. All teams of a block come here, also those without items: await and the norm are the block's.
+// The items of a team. All teams of a block come here, also those without items: await and the vectors are the block's.
 // At most 8 vectors. The team is product_warps(cols) warps; SPREAD, of a gated product: twice as many, half of them for
-// each side. A warp that cannot hold its tiles of K takes them in pieces, and the vectors with them. partial: the
-// team's, 2 * sides * warps * PRODUCT_SUMS floats; normed: the block's.
+// each side. A warp that cannot hold its tiles of K takes them in pieces. partial: the team's, 2 * sides * warps *
+// PRODUCT_SUMS floats; split: the block's, product_vectors_bytes.
 template <bool EVEN, bool GATED, bool NORM, bool SPREAD, typename Team, typename Await>
 static __device__ __forceinline__ void product_few(const cuda_table *table, const cuda_product &p,
                                                    const product_items &items, const Team &team, float *partial,
-                                                   float *normed, const Await &await) {
+                                                   void *split, const Await &await) {
     constexpr int SIDES = GATED && !SPREAD ? 2 : 1; // of a warp
     const int lane = threadIdx.x % 32, warps = team.size() / 32 / (SPREAD ? 2 : 1);
     const int side0 = SPREAD && team.thread() / 32 >= warps ? 1 : 0, warp = team.thread() / 32 - side0 * warps;
@@ -273,47 +333,41 @@ static __device__ __forceinline__ void product_few(const cuda_table *table, cons
     product_columns all = {tiles * warp / warps, 0};
     all.count = tiles * (warp + 1) / warps - all.begin;
     uint4 a[SIDES][PRODUCT_HELD] = {}; // defined on all paths: else it would stay alive around a caller's loop
+    product_place at = product_find<GATED>(p, min(items.first, items.end - 1));
     if (items.first < items.end)
-        product_load_item<GATED>(p, items.first, side0, product_piece(all, 0), a);
+        product_load_item(p, at, side0, product_piece(all, 0), a);
     const int32_t vectors = product_vectors(table, p);
-    const int32_t source = lane / 4 < vectors ? product_source(table, p, lane / 4) : 0;
+    const product_vectors_memory all_vectors = {(uint4 *)split, NORM ? table->n_tokens : vectors};
+    const int32_t own = lane / 4 >= vectors ? -1 : NORM ? product_source(table, p, lane / 4) : lane / 4;
     await();
     if (vectors <= 0)
         return;
+    product_addend addend = {0, 0};
+    if (!GATED && items.first < items.end)
+        addend = product_first_addend(p, at, team.thread(), vectors);
     if (NORM)
-        product_normalise(p.norm, table->n_tokens, normed, product_norm_stride(p.cols));
-    const float *x = NULL;
-    if (lane / 4 < vectors)
-        x = NORM ? normed + source * product_norm_stride(p.cols) : p.x + (int64_t)source * p.cols;
-    product_inputs inputs = {};
+        product_normalise(p.norm, all_vectors);
+    else
+        product_split<EVEN>(table, p, all_vectors);
+    __syncthreads();
     for (int item = items.first, turn = 0; item < items.end; item += items.stride, turn ^= 1) {
         float sum[SIDES][4] = {}, *now = partial + turn * (GATED ? 2 : 1) * warps * PRODUCT_SUMS;
-        product_addend addend = {0, 0};
-        if (!GATED)
-            addend = product_first_addend(p, item, team.thread(), vectors);
+        const bool last = item + items.stride >= items.end;
+        const product_place next = last ? at : product_find<GATED>(p, item + items.stride);
         for (int piece = 0; piece < pieces; piece++) {
-            const product_columns columns = product_piece(all, piece);
-            if (pieces > 1 || item == items.first)
-                product_take<EVEN>(x, p.cols, columns, inputs);
-#pragma unroll
-            for (int i = 0; i < PRODUCT_HELD; i++)
-                if (i < columns.count)
-#pragma unroll
-                    for (int side = 0; side < SIDES; side++) {
-                        product_multiply(sum[side], a[side][i], inputs.hi[i][0], inputs.hi[i][1]);
-                        if (!p.fast)
-                            product_multiply(sum[side], a[side][i], inputs.lo[i][0], inputs.lo[i][1]);
-                    }
+            product_multiply_held(a, product_piece(all, piece), all_vectors, own, p.fast, sum);
             const bool more = piece + 1 < pieces;
-            if (more || item + items.stride < items.end)
-                product_load_item<GATED>(p, more ? item : item + items.stride, side0,
-                                         product_piece(all, more ? piece + 1 : 0), a);
+            if (more || !last)
+                product_load_item(p, more ? at : next, side0, product_piece(all, more ? piece + 1 : 0), a);
         }
 #pragma unroll
         for (int side = 0; side < SIDES; side++)
             product_put_sum(sum[side], now + ((side0 + side) * warps + warp) * PRODUCT_SUMS, lane);
         team.sync();
-        product_finish_item<GATED>(p, item, team, warps, now, vectors, addend);
+        product_finish_item<GATED>(p, at, team, warps, now, vectors, addend);
+        at = next;
+        if (!GATED && !last)
+            addend = product_first_addend(p, at, team.thread(), vectors);
     }
 }
 

@@ -20,7 +20,8 @@
 
 enum {
     F32_WARPS = 8,
-    NORM_VECTORS = 4, // up to which a product makes its norm
+    NORM_VECTORS = 4,           // up to which a product makes its norm
+    MOST_FEW_BYTES = 48 * 1024, // of shared memory
 };
 
 static __device__ __forceinline__ const float *vector_at(const cuda_table *table, const cuda_product &p, int32_t v) {
@@ -152,7 +153,7 @@ static __global__ void __launch_bounds__(PRODUCT_SPLIT * 32)
 template <bool EVEN, bool GATED, bool NORM>
 static __global__ void __launch_bounds__(PRODUCT_SPLIT * 32)
     few_kernel(const cuda_table *table, const __grid_constant__ cuda_product p, int items) {
-    extern __shared__ float memory[]; // two `partial`, the vectors of the norm
+    extern __shared__ __align__(16) float memory[]; // two `partial`, the vectors
     cuda_begin();
     const int partial = 2 * (GATED ? 2 : 1) * (int)(blockDim.x / 32) * PRODUCT_SUMS;
     product_few<EVEN, GATED, NORM, false>(table, p, {(int32_t)blockIdx.x, (int32_t)gridDim.x, items},
@@ -163,9 +164,15 @@ static bool is_even(const cuda_product *p) {
     return p->cols % 2 == 0 && (uintptr_t)p->x % 8 == 0;
 }
 
+static size_t few_bytes(const cuda_product *p, int64_t vectors) {
+    const int partial = 2 * (p->gated ? 2 : 1) * product_warps(p->cols) * PRODUCT_SUMS;
+    return sizeof(float) * (size_t)partial + product_vectors_bytes(p->cols, vectors);
+}
+
 static bool has_few(const cuda_product *p, int64_t vectors) {
     const int tiles = (p->cols + PRODUCT_TILE - 1) / PRODUCT_TILE, warps = product_warps(p->cols);
-    return vectors <= PRODUCT_VECTORS && (tiles + warps - 1) / warps <= PRODUCT_HELD;
+    return vectors <= PRODUCT_VECTORS && (tiles + warps - 1) / warps <= PRODUCT_HELD &&
+           few_bytes(p, vectors) <= MOST_FEW_BYTES;
 }
 
 // Pieces of `deep` row tiles that the parts have together.
@@ -174,11 +181,6 @@ static int pieces_of(const cuda_product *p, int deep) {
     for (int i = 0; i < (p->gated ? 1 : p->parts); i++)
         pieces += cuda_blocks(product_row_tiles(p->part[i]), deep);
     return pieces;
-}
-
-static size_t few_bytes(const cuda_product *p, int64_t vectors) {
-    const int partial = 2 * (p->gated ? 2 : 1) * product_warps(p->cols) * PRODUCT_SUMS;
-    return sizeof(float) * (size_t)(partial + (p->norm.y ? vectors * product_norm_stride(p->cols) : 0));
 }
 
 bool cuda_product_takes_gated(const cuda_product *p) {
@@ -203,8 +205,7 @@ bool cuda_product_takes_norm(const cuda_step *step, const cuda_product *p) {
         return cuda_many_takes_norm(p);
     if (is_phase(step, p, vectors))
         return p->norm.wide;
-    return p->bf16 && vectors > 0 && vectors <= NORM_VECTORS && has_few(p, vectors) && is_even(p) && p->norm.wide &&
-           few_bytes(p, vectors) <= 48 * 1024;
+    return p->bf16 && vectors > 0 && vectors <= NORM_VECTORS && has_few(p, vectors) && is_even(p) && p->norm.wide;
 }
 
 template <bool EVEN, bool GATED, bool NORM>
