@@ -14,6 +14,8 @@
 
 #include "engine/batch_internal.h"
 
+enum { PAGE_SHARES = 4 }; // sessions on average that a page may stand in the row table for
+
 static bool allocate_flight(const eng_batch *batch, eng_flight *flight) {
     const eng_plan *plan = batch->plan;
     size_t rows = (size_t)batch->max_rows, top = (size_t)batch->max_logits * KERN_MAX_TOP;
@@ -69,6 +71,13 @@ eng_status eng_batch_measure(const eng_model *model, kern_device *device, int32_
     return status;
 }
 
+// Places for pages in the row table. A page stands there once for every session that shares it; what does not fit waits
+// for the next step, and one session always fits.
+static int32_t table_pages(const eng_pool *pool) {
+    int64_t pages = (int64_t)PAGE_SHARES * eng_pool_page_count(pool, NULL);
+    return pages < INT32_MAX ? (int32_t)pages : INT32_MAX;
+}
+
 static eng_status allocate_device(eng_batch *batch, eng_error *error) {
     const eng_weights *weights = batch->weights;
     eng_plan_options options = plan_options(weights->device, batch->max_rows, batch->max_tokens);
@@ -80,7 +89,7 @@ static eng_status allocate_device(eng_batch *batch, eng_error *error) {
     if (status != ENG_OK)
         return status;
     kern_status made = kern_rows_create(weights->device, batch->max_rows, batch->max_tokens, batch->max_logits, 0,
-                                        eng_pool_page_count(batch->pool, NULL), batch->max_edits, &batch->rows);
+                                        table_pages(batch->pool), batch->max_edits, &batch->rows);
     if (made)
         return eng_fail_kernel(error, made, "allocating the row table");
     batch->rows->slot_stride = eng_pool_slot_stride(batch->pool);
@@ -138,7 +147,7 @@ void eng_batch_free(eng_batch *batch) {
 
 void eng_batch_clear(eng_batch *batch) {
     eng_batch_filling(batch)->pieces = 0;
-    batch->tokens = batch->logits_rows = batch->edits = batch->most_top = 0;
+    batch->tokens = batch->logits_rows = batch->edits = batch->pages = batch->most_top = 0;
     batch->fill++;
 }
 
@@ -188,6 +197,12 @@ static eng_status check_piece(const eng_batch *batch, const eng_piece *piece, en
     return status;
 }
 
+// Pages that the piece's session has when it has read it.
+static int64_t pages_with(const eng_batch *batch, const eng_piece *piece) {
+    int64_t pages = eng_pool_pages_for(batch->pool, piece->session->read + piece->count);
+    return pages > piece->session->pages ? pages : piece->session->pages;
+}
+
 static eng_status check_room(const eng_batch *batch, const eng_piece *piece, eng_error *error) {
     if (batch->flight[batch->started % ENG_FLIGHTS].pieces == batch->max_rows)
         return eng_fail(error, ENG_FULL, "all %" PRId32 " rows of the step are taken", batch->max_rows);
@@ -197,6 +212,9 @@ static eng_status check_room(const eng_batch *batch, const eng_piece *piece, eng
     if (eng_piece_logits(piece) > batch->max_logits - batch->logits_rows)
         return eng_fail(error, ENG_FULL, "%" PRId32 " of the step's %" PRId32 " rows of logits are left",
                         batch->max_logits - batch->logits_rows, batch->max_logits);
+    if (pages_with(batch, piece) > batch->rows->max_pages - batch->pages)
+        return eng_fail(error, ENG_FULL, "%" PRId32 " of the step's %" PRId32 " places for pages are left",
+                        batch->rows->max_pages - batch->pages, batch->rows->max_pages);
     if (piece->edits > batch->max_edits - batch->edits)
         return eng_fail(error, ENG_FULL, "%" PRId32 " of the step's %" PRId32 " edits of logits are left",
                         batch->max_edits - batch->edits, batch->max_edits);
@@ -217,6 +235,7 @@ eng_status eng_batch_add(eng_batch *batch, const eng_piece *piece, int32_t *inde
     batch->tokens += piece->count;
     batch->logits_rows += eng_piece_logits(piece);
     batch->edits += piece->edits;
+    batch->pages += piece->session->pages;
     batch->most_top = piece->top > batch->most_top ? piece->top : batch->most_top;
     *index = flight->pieces++;
     return ENG_OK;

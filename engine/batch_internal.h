@@ -43,7 +43,7 @@ struct eng_batch {
     eng_flight flight[ENG_FLIGHTS];
     uint64_t started, finished; // steps
     // of the step that is being filled
-    int32_t tokens, logits_rows, edits;
+    int32_t tokens, logits_rows, edits, pages;
     int32_t most_top;    // that a piece of it wants
     uint64_t fill;       // its number
     uint64_t *slot_fill; // (slots) the last fill that had a piece of this slot's session

@@ -523,6 +523,32 @@ START_TEST(a_fork_continues_as_if_alone) {
 }
 END_TEST
 
+// More places in the row table than the pool has pages four times over: what does not fit waits for the next step.
+START_TEST(shared_pages_stand_in_the_table_for_each) {
+    enum { SHARED = 30 * KERN_PAGE_TOKENS, FIT = 400 / 31 };
+    static int32_t ids[SHARED + 1];
+    eng_session session[ROWS];
+    open_batch(SMALL_LLAMA);
+    ck_assert_int_eq(eng_session_open(pool, world.stream, SHARED + 1, &session[0], NULL), ENG_OK);
+    eng_batch_clear(batch);
+    ck_assert_int_eq(try_add(&session[0], ids, SHARED), ENG_OK);
+    run();
+    for (int i = 1; i < ROWS; i++)
+        ck_assert_int_eq(eng_session_fork(&session[0], world.stream, SHARED + 1, &session[i], NULL), ENG_OK);
+    eng_batch_clear(batch);
+    for (int i = 0; i < ROWS; i++)
+        ck_assert_int_eq(try_add(&session[i], ids, 1), i < FIT ? ENG_OK : ENG_FULL);
+    run();
+    eng_batch_clear(batch);
+    for (int i = FIT; i < ROWS; i++)
+        ck_assert_int_eq(try_add(&session[i], ids, 1), ENG_OK);
+    run();
+    for (int i = 0; i < ROWS; i++)
+        eng_session_close(&session[i]);
+    close_batch();
+}
+END_TEST
+
 static eng_status try_scored(eng_session *session, const int32_t *ids, int32_t count, int32_t edits, int32_t top) {
     int32_t index;
     static kern_logit_edit edit[ROWS * SMALL_VOCAB + 1];
@@ -751,6 +777,7 @@ static Suite *batch_suite(void) {
     tcase_add_test(cases, logits_and_edits_of_a_step_are_bounded);
     tcase_add_loop_test(cases, scored_pieces_predict_every_id, 0, SMALL_MODELS);
     tcase_add_loop_test(cases, a_fork_continues_as_if_alone, 0, SMALL_MODELS);
+    tcase_add_test(cases, shared_pages_stand_in_the_table_for_each);
     tcase_add_test(cases, knobs_and_sampling_map_to_the_kernels);
     tcase_add_loop_test(cases, golden_models_come_out, 0, sizeof golden / sizeof *golden);
     suite_add_tcase(suite, cases);
