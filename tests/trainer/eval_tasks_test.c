@@ -9,6 +9,7 @@
 #include "trainer/commands.h"
 #include "trainer/eval_reader.h"
 #include "trainer/eval_result.h"
+#include "trainer/eval_work.h"
 #include "trainer/probe.h"
 #include "trainer/runner.h"
 
@@ -369,6 +370,82 @@ START_TEST(texts_are_scored_in_windows) {
 }
 END_TEST
 
+// What does not fit into a model's context goes from the front; what is scored stays.
+START_TEST(long_readings_lose_their_beginning) {
+    enum { MOST = 24 };
+    eng_tokenizer *tokenizer = NULL;
+    trn_work *whole = NULL, *cut = NULL;
+    const eng_config config = {.bos_id = 0, .eos_id = {0}, .eos_count = 1};
+    trn_encoder encoder = {.tokenizer = tokenizer, .config = &config, .examples = "", .context = 64, .most = -1};
+    ck_assert_int_eq(eng_tokenizer_open(demo, 0, &tokenizer, NULL), ENG_OK);
+    encoder.tokenizer = tokenizer;
+    for (int most = 0; most < 2; most++) {
+        trn_item item = {.generate = 8};
+        encoder.most = most ? MOST : -1;
+        ck_assert_int_eq(trn_item_add(&item,
+                                      "The eldest of the king's three sons went out into the wide world to seek his "
+                                      "fortune, and so did the second, and they forgot the way",
+                                      "home again", NULL),
+                         ENG_OK);
+        ck_assert_int_eq(trn_work_create(&encoder, &item, 0, most ? &cut : &whole, NULL), ENG_OK);
+    }
+    const trn_reading *a = whole->passage.reading, *b = cut->passage.reading;
+    ck_assert_int_eq(whole->truncated, 0);
+    ck_assert_int_eq(cut->truncated, 2);
+    ck_assert_int_eq(b[0].count, MOST);
+    ck_assert_int_eq(b[1].count + b[1].generate, MOST);
+    ck_assert_int_eq(a[0].count - a[0].first, b[0].count - b[0].first);
+    for (int i = 1; i <= b[0].count; i++)
+        ck_assert_int_eq(a[0].ids[a[0].count - i], b[0].ids[b[0].count - i]);
+    trn_work_free(whole);
+    trn_work_free(cut);
+    eng_tokenizer_close(tokenizer);
+}
+END_TEST
+
+// Drawing ends with an accepted answer or at the end of the first line that has text.
+START_TEST(an_answer_ends_with_its_line) {
+    static const struct {
+        const char *text;
+        bool stops, right;
+    } drawn[] = {{" the king", false, false},
+                 {" the KING'S son", true, true},
+                 {"\n", false, false},
+                 {"\nthe king", false, false},
+                 {" a queen\nthe king's son", true, false}};
+    eng_tokenizer *tokenizer = NULL;
+    ck_assert_int_eq(eng_tokenizer_open(demo, 0, &tokenizer, NULL), ENG_OK);
+    const eng_config config = {.bos_id = 0, .eos_id = {0}, .eos_count = 1};
+    const trn_encoder encoder = {.tokenizer = tokenizer, .config = &config, .examples = "", .context = 64, .most = -1};
+    for (size_t i = 0; i < sizeof drawn / sizeof *drawn; i++) {
+        trn_item item = {.generate = 64};
+        trn_work *work = NULL;
+        trn_result_row row;
+        int32_t *ids = NULL;
+        size_t count = 0;
+        ck_assert_int_eq(trn_item_add(&item, "Who?", "the king's son", NULL), ENG_OK);
+        ck_assert_int_eq(trn_item_accept(&item, "king's son", NULL), ENG_OK);
+        ck_assert_int_eq(trn_work_create(&encoder, &item, 0, &work, NULL), ENG_OK);
+        ck_assert_int_eq(
+            eng_tokenizer_encode(tokenizer, drawn[i].text, strlen(drawn[i].text), false, false, &ids, &count, NULL),
+            ENG_OK);
+        trn_reading *reading = &work->passage.reading[1];
+        memcpy(reading->drawn, ids, sizeof *ids * count);
+        reading->drawn_count = (int32_t)count;
+        const trn_reading *scored = &work->passage.reading[0];
+        memset(scored->logprob, 0, sizeof(float) * (size_t)(scored->count - scored->first));
+        ck_assert_int_eq(trn_work_stops(&encoder, work, reading), drawn[i].stops);
+        ck_assert_int_eq(trn_result_row_create("t", 1, &row, NULL), ENG_OK);
+        ck_assert_int_eq(trn_work_record(&encoder, work, &row, NULL), ENG_OK);
+        ck_assert_msg((trn_result_find(&row, "contains")->value[0] == 1) == drawn[i].right, "%s", drawn[i].text);
+        trn_result_row_free(&row);
+        trn_work_free(work);
+        free(ids);
+    }
+    eng_tokenizer_close(tokenizer);
+}
+END_TEST
+
 START_TEST(overlap_and_domain_are_marked) {
     trn_result result;
     char task[512], out[512], data[512];
@@ -417,6 +494,8 @@ static Suite *eval_tasks_suite(void) {
     tcase_add_test(cases, choices_and_targets_are_scored_right);
     tcase_add_test(cases, results_do_not_depend_on_the_batch);
     tcase_add_test(cases, texts_are_scored_in_windows);
+    tcase_add_test(cases, long_readings_lose_their_beginning);
+    tcase_add_test(cases, an_answer_ends_with_its_line);
     tcase_add_test(cases, overlap_and_domain_are_marked);
     tcase_add_test(cases, bad_command_lines_are_refused);
     suite_add_tcase(suite, cases);
