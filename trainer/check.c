@@ -224,7 +224,7 @@ static eng_status open_folder(check *c, const char *device, eng_error *error) {
     if (status == ENG_OK)
         status = trn_json_string(c->json, "name", &name, error);
     if (status == ENG_OK)
-        status = trn_probe_open(c->dir, device, !c->as_stored, &c->probe, error);
+        status = trn_probe_open(c->dir, device, !c->as_stored, KERN_STORE_F32, &c->probe, error);
     if (status != ENG_OK)
         return status;
     bool is_long = strstr(name, "_long") != NULL;

@@ -58,7 +58,7 @@ static eng_status convert_folder(const arguments *given, const eng_dtype *dtype,
     trn_probe probe = {0};
     eng_status status = parse_form(given->form, &form, error);
     if (status == ENG_OK)
-        status = trn_probe_open(given->dir, "cpu", true, &probe, error);
+        status = trn_probe_open(given->dir, "cpu", true, KERN_STORE_F32, &probe, error);
     eng_dtype type = dtype ? *dtype : status == ENG_OK ? lossless(&probe) : ENG_F32;
     if (status == ENG_OK)
         status = save(&probe, given, form, type, error);

@@ -19,7 +19,7 @@
 enum { ID_FILE_LIMIT = 64 << 20 };
 
 typedef struct logits_options {
-    const char *tokens, *out, *device, *cg_mode, *at;
+    const char *tokens, *out, *device, *cg_mode, *at, *state_storage;
     int64_t split, cg_steps;
     double cg_tolerance;
     bool gradients, lines;
@@ -306,6 +306,7 @@ int trn_command_logits(int argc, char **argv) {
         {"lines", NULL, TRN_FLAG, &o.lines, "each line of @FILE is a sequence of its own: logits.0, logits.1 ..."},
         {"at", "N,N..", TRN_STRING, &o.at, "only the logits after so many ids, and the states there: state.N"},
         {"device", "NAME", TRN_STRING, &o.device, "cpu, cpu:16, cuda:0 (default cpu)"},
+        {"state-storage", "TYPE", TRN_STRING, &o.state_storage, "of states: float32 (default) or bf16, on a GPU"},
         {"cg-mode", "MODE", TRN_STRING, &o.cg_mode, "tolerance (default), steps, exact or fixed"},
         {"cg-steps", "N", TRN_INTEGER, &o.cg_steps, "bound of steps, or their number (default 30)"},
         {"cg-tolerance", "X", TRN_REAL, &o.cg_tolerance, "relative residual (default 1e-4)"},
@@ -321,13 +322,16 @@ int trn_command_logits(int argc, char **argv) {
     int positional = 0;
     eng_error error = {0};
     trn_probe probe = {0};
+    kern_storage storage = KERN_STORE_F32;
     eng_status status = trn_options_parse(&line, argc, argv, &dir, &positional, &helped, &error);
     if (helped)
         return TRN_EXIT_OK;
     if (status == ENG_OK)
         status = check_options(&o, &error);
     if (status == ENG_OK)
-        status = trn_probe_open(dir, o.device, true, &probe, &error);
+        status = trn_parse_storage(o.state_storage, &storage, &error);
+    if (status == ENG_OK)
+        status = trn_probe_open(dir, o.device, true, storage, &probe, &error);
     if (status == ENG_OK)
         status = o.lines ? compute_lines(&probe, &o, &error)
                  : o.at  ? compute_places(&probe, &o, &error)

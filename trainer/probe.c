@@ -8,14 +8,20 @@
 
 #include "trainer/runner.h"
 
-eng_status trn_probe_open(const char *dir, const char *device, bool trainable, trn_probe *out, eng_error *error) {
+eng_status trn_probe_open(const char *dir, const char *device, bool trainable, kern_storage storage, trn_probe *out,
+                          eng_error *error) {
     trn_probe probe = {0};
     char reason[160] = "";
     kern_status opened = kern_device_open(&(kern_device_options){.name = device}, &probe.device, reason, sizeof reason);
     if (opened != KERN_OK)
         return eng_fail(error, ENG_DEVICE, "device %s: %s", device, reason[0] ? reason : kern_status_text(opened));
-    eng_status status = eng_checkpoint_open(dir, &probe.checkpoint, error);
+    eng_status status = ENG_OK;
+    if (storage == KERN_STORE_BF16 && !kern_device_describe(probe.device)->stores_bf16)
+        status = eng_fail(error, ENG_INVALID, "--state-storage bf16 needs a CUDA device");
+    if (status == ENG_OK)
+        status = eng_checkpoint_open(dir, &probe.checkpoint, error);
     if (status == ENG_OK) {
+        eng_checkpoint_store_states(probe.checkpoint, storage);
         probe.model = eng_checkpoint_model(probe.checkpoint);
         status = eng_weights_load(probe.checkpoint, probe.device, trainable, &probe.weights, error);
     }

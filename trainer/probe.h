@@ -14,9 +14,10 @@ typedef struct trn_probe {
     eng_weights *weights;
 } trn_probe;
 
-// trainable: float32 with gradients; otherwise as the server holds them, in the file's element type.
-ENG_CHECKED eng_status trn_probe_open(const char *dir, const char *device, bool trainable, trn_probe *out,
-                                      eng_error *error);
+// trainable: float32 with gradients; otherwise as the server holds them, in the file's element type. storage: of the
+// states; bf16 needs a CUDA device.
+ENG_CHECKED eng_status trn_probe_open(const char *dir, const char *device, bool trainable, kern_storage storage,
+                                      trn_probe *out, eng_error *error);
 void trn_probe_close(trn_probe *probe);
 
 // logits (count, vocab): the first `split` ids are read as one prompt, chunk by chunk, the rest as generated ids one by

@@ -108,7 +108,7 @@ static eng_status quantize(const quantize_options *o, eng_error *error) {
         return eng_fail(error, ENG_INVALID, "--windows: negative");
     eng_status status = scores ? loss_of(o->dir, &o->evaluation, &before, error) : ENG_OK;
     if (status == ENG_OK)
-        status = trn_probe_open(o->dir, "cpu", true, &probe, error);
+        status = trn_probe_open(o->dir, "cpu", true, KERN_STORE_F32, &probe, error);
     if (status == ENG_OK)
         status = write_quantized(o, &probe, error);
     trn_probe_close(&probe);

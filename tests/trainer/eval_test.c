@@ -111,7 +111,7 @@ START_TEST(scores_are_those_of_served_logits) {
         ids[i + 1] = document_id(0, i);
     ids[101] = TEST_EOS;
     float *logits = malloc(sizeof *logits * 102 * TEST_VOCABULARY);
-    ck_assert_int_eq(trn_probe_open(temp_path("model"), "cpu", true, &probe, NULL), ENG_OK);
+    ck_assert_int_eq(trn_probe_open(temp_path("model"), "cpu", true, KERN_STORE_F32, &probe, NULL), ENG_OK);
     ck_assert_int_eq(trn_probe_logits(&probe, ids, 102, 102, exact, logits, NULL), ENG_OK);
     double mean = trn_mean_cross_entropy(logits, ids, 102, TEST_VOCABULARY);
     ck_assert_int_eq(scores.targets, 101);

@@ -58,8 +58,8 @@ static void check_saved(const float *chunks, const int32_t *ids, const char *nam
     static float again[TOKENS * VOCABULARY];
     trn_probe probe;
     eng_error error = {0};
-    ck_assert_msg(trn_probe_open(temp_path("model"), "cpu", true, &probe, &error) == ENG_OK, "%s: %s", name,
-                  error.text);
+    ck_assert_msg(trn_probe_open(temp_path("model"), "cpu", true, KERN_STORE_F32, &probe, &error) == ENG_OK, "%s: %s",
+                  name, error.text);
     read_logits(&probe, ids, TOKENS, again);
     ck_assert_msg(memcmp(again, chunks, sizeof again) == 0, "%s: the saved model is another one", name);
     trn_probe_close(&probe);

@@ -55,7 +55,7 @@ static counts count_by_hand(const char *dir, const trn_dataset *dataset) {
     trn_probe probe;
     trn_row row;
     float logits[LENGTH * VOCABULARY];
-    ck_assert_int_eq(trn_probe_open(dir, "cpu", false, &probe, NULL), ENG_OK);
+    ck_assert_int_eq(trn_probe_open(dir, "cpu", false, KERN_STORE_F32, &probe, NULL), ENG_OK);
     ck_assert_int_eq(trn_row_create(LENGTH, &row, NULL), ENG_OK);
     for (int64_t e = 0; e < EXAMPLES; e++) {
         int hits = 0;
