@@ -8,6 +8,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "engine/buffer.h"
 #include "engine/digest.h"
 #include "trainer/draw.h"
 #include "trainer/eval_task.h"
@@ -49,24 +50,22 @@ typedef struct made {
 // ---------------------------------------------------------------------------------------------------------------- text
 
 typedef struct builder {
-    char *text;
-    size_t length, capacity;
+    eng_buffer text; // a NUL behind it
     bool failed;
 } builder;
 
 static void put(builder *b, const char *text, size_t length) {
-    if (b->length + length + 1 > b->capacity) {
-        size_t capacity = 2 * (b->length + length + 1);
-        char *grown = realloc(b->text, capacity);
-        b->failed = b->failed || !grown;
-        if (!grown)
-            return;
-        b->text = grown;
-        b->capacity = capacity;
-    }
-    memcpy(b->text + b->length, text, length);
-    b->length += length;
-    b->text[b->length] = '\0';
+    b->failed = b->failed || eng_buffer_reserve(&b->text, length + 1) != ENG_OK ||
+                eng_buffer_append(&b->text, text, length) != ENG_OK;
+    if (!b->failed)
+        b->text.bytes[b->text.length] = '\0';
+}
+
+// The text is the caller's; NULL: out of memory, or nothing was put.
+static char *built(builder *b) {
+    if (b->failed)
+        eng_buffer_free(&b->text);
+    return b->text.bytes;
 }
 
 static eng_status count_tokens(const eng_tokenizer *tokenizer, const char *text, size_t length, int32_t *tokens,
@@ -177,9 +176,7 @@ static char *needle_prompt(const made *m, int64_t first, int64_t count, int64_t 
     free(head);
     free(needle);
     free(tail);
-    if (b.failed)
-        free(b.text);
-    return b.failed ? NULL : b.text;
+    return built(&b);
 }
 
 // Sentences from `first` on that have about so many tokens.
@@ -265,7 +262,7 @@ static eng_status read_haystack(made *m, trn_task *task, eng_error *error) {
     trn_task_close(&texts);
     if (status == ENG_OK && b.failed)
         status = eng_fail(error, ENG_NO_MEMORY, "out of memory for a haystack");
-    m->text = b.text;
+    m->text = built(&b);
     return status;
 }
 
@@ -291,9 +288,7 @@ static char *pairs_object(const made *m, int64_t index, int64_t count, int64_t p
                               told, i + 1 == count ? "}" : ",\n");
         put(&b, text, (size_t)length);
     }
-    if (b.failed)
-        free(b.text);
-    return b.failed ? NULL : b.text;
+    return built(&b);
 }
 
 static eng_status make_pairs(const trn_task *task, int64_t index, trn_item *out, eng_error *error) {
