@@ -42,14 +42,16 @@ static __device__ __forceinline__ void cuda_mbarrier_expect(cuda_mbarrier *barri
 static __device__ __forceinline__ void cuda_mbarrier_arrive(cuda_mbarrier *barrier) {
     asm volatile("mbarrier.arrive.release.cta.shared::cta.b64 _, [%0];" ::"r"(cuda_shared_address(barrier)) : "memory");
 }
-// At the barrier that a block of the cluster has at this place.
-static __device__ __forceinline__ void cuda_mbarrier_arrive_at(cuda_mbarrier *barrier, uint32_t block) {
-    asm volatile(
-        "{\n\t.reg .b32 at;\n\t"
-        "mapa.shared::cluster.u32 at, %0, %1;\n\t"
-        "mbarrier.arrive.release.cluster.shared::cluster.b64 _, [at];\n\t}" ::"r"(cuda_shared_address(barrier)),
-        "r"(block)
-        : "memory");
+// The barrier that a block of the cluster has at this place.
+static __device__ __forceinline__ uint32_t cuda_cluster_address(const cuda_mbarrier *barrier, uint32_t block) {
+    uint32_t at;
+    asm("mapa.shared::cluster.u32 %0, %1, %2;" : "=r"(at) : "r"(cuda_shared_address(barrier)), "r"(block));
+    return at;
+}
+// An arrival there, or at an own barrier; publishes nothing to other blocks, which would wait for all that is under
+// way.
+static __device__ __forceinline__ void cuda_mbarrier_arrive_in_cluster(uint32_t barrier) {
+    asm volatile("mbarrier.arrive.shared::cluster.b64 _, [%0];" ::"r"(barrier) : "memory");
 }
 // An arrival as soon as all that this thread has asked for with cp.async has come.
 static __device__ __forceinline__ void cuda_mbarrier_arrive_after_copies(cuda_mbarrier *barrier) {

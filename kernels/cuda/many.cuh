@@ -146,17 +146,26 @@ template <int N, int SIDES, int LIMBS> struct many_layout {
     static constexpr int PART_FLOATS = SIDES * HALF * CONSUMERS;    // of one part of K
     static constexpr int STAGED = SIDES * CHUNK * PRODUCT_COLUMN;   // floats of a warp's sums on their way out
     static constexpr int RESIDENT = SIDES * (N + 16) <= 80 ? 2 : 1; // blocks of a multiprocessor
+    // Tiles of K that a warp may hold, of one slot or two: where two blocks share a multiprocessor, one's products hide
+    // the other's waits and registers are few.
+    static constexpr int HELD = RESIDENT == 1 || SIDES * (N + 8 * PIECE) <= 64 ? 2 * PIECE : PIECE;
     // One block alone: the warpgroup of the producer leaves its registers to the two that multiply.
     static constexpr int THREADS = CONSUMERS + (RESIDENT == 1 ? 128 : 32);
 };
 
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
 
-// The stages of a block, in their order: all slots that it fills, of item after item. visit(item, first tile, tiles)
-// returns whether there shall be more.
+// A stage: a slot's tiles of K.
+struct many_stage {
+    int item, row_block, vector_tile; // where they are
+    int tile, count;
+};
+
+// The stages of a block, in their order: all slots that it fills, of item after item. visit returns whether there shall
+// be more.
 struct many_work {
     int items, item0, step;         // this block's: item0, item0 + step ..
-    int tiles, part0, part1, split; // its parts of K
+    int tiles, part0, part1, shift; // its parts of K, of all 1 << shift
     int vector_tiles;               // of an item's rows; pairs of them where weights are shared
     int shared, rank;               // rank: the block's in its pair
 
@@ -168,19 +177,19 @@ struct many_work {
         const int index = item % vector_tiles;
         return shared == SHARE_WEIGHTS ? 2 * index + rank : index;
     }
+    __device__ __forceinline__ int first_tile(int part) const { return tiles * part >> shift; }
 };
 
 template <typename Visit> static __device__ __forceinline__ void each_stage(const many_work &w, const Visit &visit) {
-    for (int item = w.item0; item < w.items; item += w.step)
-        for (int part = w.part0; part < w.part1; part++) {
-            const int begin = w.tiles * part / w.split, count = w.tiles * (part + 1) / w.split - begin;
-            const int pieces = (count + PIECE - 1) / PIECE;
-            for (int i = 0; i < pieces; i++) {
-                const int first = count * i / pieces, end = count * (i + 1) / pieces;
-                if (!visit(item, begin + first, end - first))
+    for (int item = w.item0; item < w.items; item += w.step) {
+        many_stage stage = {item, w.row_block(item), w.vector_tile(item), w.first_tile(w.part0), 0};
+        for (int part = w.part0; part < w.part1; part++)
+            for (const int end = w.first_tile(part + 1); stage.tile < end; stage.tile += stage.count) {
+                stage.count = min(end - stage.tile, (int)PIECE);
+                if (!visit(stage))
                     return;
             }
-        }
+    }
 }
 
 struct many_ring {
@@ -217,11 +226,11 @@ template <int N, int SIDES, int LIMBS> struct many_producer {
     const char *weight; // this lane's row tile, NULL: none
     int row_tiles;      // of the item
 
-    __device__ __forceinline__ void turn_to(int next) {
-        if (next == item)
+    __device__ __forceinline__ void turn_to(const many_stage &stage) {
+        if (stage.item == item)
             return;
-        item = next;
-        const int first = work.row_block(item) * ROW_TILES, side = lane / ROW_TILES;
+        item = stage.item;
+        const int first = stage.row_block * ROW_TILES, side = lane / ROW_TILES;
         row_tiles = max(min(shape.row_tiles - first, (int)ROW_TILES), 0);
         weight = NULL;
         if (side >= SIDES || lane % ROW_TILES >= row_tiles)
@@ -238,70 +247,72 @@ template <int N, int SIDES, int LIMBS> struct many_producer {
         else if (lane % 2 == work.rank)
             cuda_bulk_load_for(3, to, from, bytes, &ring.full[slot]);
     }
-    __device__ __forceinline__ void load_weights(int slot, int next, int tile, int count) {
-        turn_to(next);
+    __device__ __forceinline__ void load_weights(int slot, const many_stage &stage) {
+        turn_to(stage);
         if (lane == 0) {
-            cuda_mbarrier_expect(&ring.full[slot], (uint32_t)(count * (SIDES * row_tiles * TILE_BYTES +
-                                                                       (ring.vectors ? 0 : layout::VECTOR_TILE))));
+            cuda_mbarrier_expect(
+                &ring.full[slot],
+                (uint32_t)(stage.count * (SIDES * row_tiles * TILE_BYTES + (ring.vectors ? 0 : layout::VECTOR_TILE))));
             cuda_mbarrier_arrive(&ring.full[slot]);
         }
         __syncwarp();
         if (weight)
             load(SHARE_WEIGHTS, ring.slot + slot * ring.slot_bytes + lane * PIECE * TILE_BYTES,
-                 weight + (int64_t)tile * TILE_BYTES, (uint32_t)(count * TILE_BYTES), slot);
+                 weight + (int64_t)stage.tile * TILE_BYTES, (uint32_t)(stage.count * TILE_BYTES), slot);
     }
-    __device__ __forceinline__ void load_vectors(int slot, int of, int tile, int count) {
-        if (lane >= count || ring.vectors)
+    __device__ __forceinline__ void load_vectors(int slot, const many_stage &stage) {
+        if (lane >= stage.count || ring.vectors)
             return;
-        const int64_t group = (int64_t)(tile + lane) * shape.groups + work.vector_tile(of) * (N / PRODUCT_VECTORS);
+        const int64_t group = (int64_t)(stage.tile + lane) * shape.groups + stage.vector_tile * (N / PRODUCT_VECTORS);
         load(SHARE_VECTORS, ring.slot + slot * ring.slot_bytes + layout::WEIGHT_BYTES + lane * layout::VECTOR_TILE,
              shape.scratch + group * layout::GROUP_BYTES, layout::VECTOR_TILE, slot);
     }
     __device__ __forceinline__ void run(void) {
         many_turn turn = {0, 0};
-        int stage = 0;
-        each_stage(work, [&](int of, int tile, int count) {
-            load_weights(stage, of, tile, count);
-            return ++stage < ring.slots;
+        int done = 0;
+        each_stage(work, [&](const many_stage &stage) {
+            load_weights(done, stage);
+            return ++done < ring.slots;
         });
         cuda_await();
         asm volatile("fence.proxy.async.global;" ::: "memory"); // the vectors were written by ordinary stores
-        stage = 0;
-        each_stage(work, [&](int of, int tile, int count) {
-            if (stage++ >= ring.slots) {
+        done = 0;
+        each_stage(work, [&](const many_stage &stage) {
+            if (done < ring.slots)
+                done++;
+            else {
                 cuda_mbarrier_wait(&ring.empty[turn.slot], turn.phase ^ 1);
-                load_weights(turn.slot, of, tile, count);
+                load_weights(turn.slot, stage);
             }
-            load_vectors(turn.slot, of, tile, count);
+            load_vectors(turn.slot, stage);
             turn.next(ring.slots);
             return true;
         });
+        if (!work.shared)
+            return;
+        for (int i = 0; i < ring.slots; i++) { // the block stays until the other one has had all, and arrived here
+            cuda_mbarrier_wait(&ring.empty[turn.slot], turn.phase ^ 1);
+            turn.next(ring.slots);
+        }
     }
 };
 
 // ---------------------------------------------------------------------------------------------------------- consumers
 
-// COUNT tiles of K of a slot.
+// COUNT tiles of K of a slot, on their way while this returns. a: the weights, which are the tensor cores' with the
+// sums.
 template <int N, int SIDES, int LIMBS, int COUNT>
-static __device__ __forceinline__ void multiply_tiles(float (&sum)[SIDES][N / 2], const char *weights,
-                                                      const char *vectors) {
+static __device__ __forceinline__ void start_tiles(float (&sum)[SIDES][N / 2], uint4 (&a)[SIDES][COUNT],
+                                                   const char *weights, const char *vectors) {
     typedef many_layout<N, SIDES, LIMBS> layout;
-    uint4 a[SIDES][COUNT];
 #pragma unroll
     for (int side = 0; side < SIDES; side++)
 #pragma unroll
-        for (int i = 0; i < COUNT; i++)
+        for (int i = 0; i < COUNT; i++) {
             a[side][i] = *(const uint4 *)(weights + (side * ROW_TILES * PIECE + i) * TILE_BYTES);
-    const uint64_t b = cuda_wgmma_operand(vectors, layout::GROUP_BYTES);
-#pragma unroll
-    for (int side = 0; side < SIDES; side++) {
-#pragma unroll
-        for (int i = 0; i < COUNT; i++)
             cuda_wgmma_hold(a[side][i]);
-#pragma unroll
-        for (int i = 0; i < layout::HALF; i++)
-            cuda_wgmma_hold(sum[side][i]);
-    }
+        }
+    const cuda_wgmma_operand b(vectors, layout::GROUP_BYTES);
     cuda_wgmma_begin();
 #pragma unroll
     for (int i = 0; i < COUNT; i++)
@@ -309,17 +320,85 @@ static __device__ __forceinline__ void multiply_tiles(float (&sum)[SIDES][N / 2]
         for (int limb = 0; limb < LIMBS; limb++)
 #pragma unroll
             for (int side = 0; side < SIDES; side++)
-                cuda_wgmma(sum[side], a[side][i], b + ((i * layout::VECTOR_TILE + limb * 2 * CORE) >> 4));
-    cuda_wgmma_end();
+                cuda_wgmma(sum[side], a[side][i], b.at(i * layout::VECTOR_TILE + limb * 2 * CORE));
+    cuda_wgmma_commit();
+}
+
+template <int SIDES, int COUNT> static __device__ __forceinline__ void hold_all(uint4 (&a)[SIDES][COUNT]) {
 #pragma unroll
-    for (int side = 0; side < SIDES; side++) {
+    for (int i = 0; i < SIDES * COUNT; i++)
+        cuda_wgmma_hold(a[i / COUNT][i % COUNT]);
+}
+template <int SIDES, int COUNT> static __device__ __forceinline__ void hold_all(float (&sum)[SIDES][COUNT]) {
 #pragma unroll
-        for (int i = 0; i < layout::HALF; i++)
-            cuda_wgmma_hold(sum[side][i]);
-#pragma unroll
-        for (int i = 0; i < COUNT; i++)
-            cuda_wgmma_hold(a[side][i]);
+    for (int i = 0; i < SIDES * COUNT; i++)
+        cuda_wgmma_hold(sum[i / COUNT][i % COUNT]);
+}
+
+// A consumer's place in the ring.
+struct many_reader {
+    const many_ring &ring;
+    many_turn turn;   // the slot that it waits for next
+    uint32_t release; // the barrier of the first slot at which a lane below `releases` lets the slot go
+    int releases;     // blocks that write into the slots
+    int weights;      // where the thread's lie in a slot
+    int vectors;      // those of the tiles to come, behind ring.slot; negative: they lie in the slots
+
+    __device__ __forceinline__ many_reader(const many_ring &in, bool shared)
+        : ring(in), turn{0, 0}, releases(shared ? 2 : 1), vectors(in.vectors ? (int)(in.vectors - in.slot) : -1) {
+        const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
+        release = shared ? cuda_cluster_address(ring.empty, lane % 2) : cuda_shared_address(ring.empty);
+        weights = warp * PIECE * TILE_BYTES + lane * 16;
     }
+    // Where the next slot lies behind ring.slot, once it has come.
+    __device__ __forceinline__ int take(void) const {
+        cuda_mbarrier_wait(&ring.full[turn.slot], turn.phase);
+        __syncwarp(); // who waited in a loop comes back together
+        return turn.slot * ring.slot_bytes;
+    }
+    template <typename Layout> __device__ __forceinline__ int vectors_of(int slot, int count) {
+        if (vectors < 0)
+            return slot + Layout::WEIGHT_BYTES;
+        vectors += count * Layout::VECTOR_TILE;
+        return vectors - count * Layout::VECTOR_TILE;
+    }
+    // What was read of the slot was read by tensor cores that have been waited for: there is nothing to publish.
+    __device__ __forceinline__ void leave(int slot) const {
+        if ((int)threadIdx.x % 32 < releases)
+            cuda_mbarrier_arrive_in_cluster(release + slot * (uint32_t)sizeof(cuda_mbarrier));
+    }
+};
+
+// COUNT tiles of K of one slot or of two that follow each other; the second's products are asked for before the first's
+// are waited for.
+template <int N, int SIDES, int LIMBS, int COUNT>
+static __device__ __forceinline__ void multiply_tiles(float (&sum)[SIDES][N / 2], many_reader &reader) {
+    typedef many_layout<N, SIDES, LIMBS> layout;
+    constexpr int FIRST = COUNT < PIECE ? COUNT : PIECE, SECOND = COUNT - FIRST;
+    uint4 a[SIDES][FIRST], a2[SIDES][SECOND > 0 ? SECOND : 1];
+    int slot = reader.take();
+    int held = reader.turn.slot;
+    hold_all(sum);
+    start_tiles<N, SIDES, LIMBS, FIRST>(sum, a, reader.ring.slot + slot + reader.weights,
+                                        reader.ring.slot + reader.vectors_of<layout>(slot, FIRST));
+    reader.turn.next(reader.ring.slots);
+    if constexpr (SECOND > 0) {
+        slot = reader.take();
+        start_tiles<N, SIDES, LIMBS, SECOND>(sum, a2, reader.ring.slot + slot + reader.weights,
+                                             reader.ring.slot + reader.vectors_of<layout>(slot, SECOND));
+        cuda_wgmma_wait<1>();
+        hold_all(a);
+        reader.leave(held);
+        held = reader.turn.slot;
+        reader.turn.next(reader.ring.slots);
+    }
+    cuda_wgmma_wait<0>();
+    if constexpr (SECOND > 0)
+        hold_all(a2);
+    else
+        hold_all(a);
+    hold_all(sum);
+    reader.leave(held);
 }
 
 // The block's vectors of its parts of K, by all who multiply. A warp: 8 vectors, 32 columns; several loads under way.
@@ -351,39 +430,23 @@ static __device__ __forceinline__ void split_vectors(const cuda_table *table, co
     cuda_team<CONSUMERS>::sync();
 }
 
-// The sums of one part of K, `count` tiles. vectors: NULL, or the part's.
-template <int N, int SIDES, int LIMBS>
-static __device__ __forceinline__ void multiply_part(float (&sum)[SIDES][N / 2], const many_ring &ring, many_turn &turn,
-                                                     const many_work &work, int count, const char *part_vectors) {
-    typedef many_layout<N, SIDES, LIMBS> layout;
-    const int warp = threadIdx.x / 32, lane = threadIdx.x % 32, pieces = (count + PIECE - 1) / PIECE;
-    for (int i = 0; i < pieces; i++) {
-        const int first = count * i / pieces;
-        const char *slot = ring.slot + turn.slot * ring.slot_bytes,
-                   *weights = slot + warp * PIECE * TILE_BYTES + lane * 16;
-        const char *vectors = part_vectors ? part_vectors + first * layout::VECTOR_TILE : slot + layout::WEIGHT_BYTES;
-        cuda_mbarrier_wait(&ring.full[turn.slot], turn.phase);
-        __syncwarp(); // who waited in a loop comes back together
-        switch (count * (i + 1) / pieces - first) {
-        case 4:
-            multiply_tiles<N, SIDES, LIMBS, 4>(sum, weights, vectors);
-            break;
-        case 3:
-            multiply_tiles<N, SIDES, LIMBS, 3>(sum, weights, vectors);
-            break;
-        case 2:
-            multiply_tiles<N, SIDES, LIMBS, 2>(sum, weights, vectors);
-            break;
-        default:
-            multiply_tiles<N, SIDES, LIMBS, 1>(sum, weights, vectors);
+// `count` tiles, MOST if there are more.
+template <int N, int SIDES, int LIMBS, int MOST>
+static __device__ __forceinline__ void multiply_up_to(float (&sum)[SIDES][N / 2], many_reader &reader, int count) {
+    if constexpr (MOST > 1)
+        if (count < MOST) {
+            multiply_up_to<N, SIDES, LIMBS, MOST - 1>(sum, reader, count);
+            return;
         }
-        __syncwarp();
-        if (work.shared && lane < 2) // both blocks write into the slot
-            cuda_mbarrier_arrive_at(&ring.empty[turn.slot], lane);
-        else if (lane == 0)
-            cuda_mbarrier_arrive(&ring.empty[turn.slot]);
-        turn.next(ring.slots);
-    }
+    multiply_tiles<N, SIDES, LIMBS, MOST>(sum, reader);
+}
+
+// The sums of one part of K, `count` tiles.
+template <int N, int SIDES, int LIMBS>
+static __device__ __forceinline__ void multiply_part(float (&sum)[SIDES][N / 2], many_reader &reader, int count) {
+    constexpr int HELD = many_layout<N, SIDES, LIMBS>::HELD;
+    for (; count > 0; count -= HELD)
+        multiply_up_to<N, SIDES, LIMBS, HELD>(sum, reader, count);
 }
 
 // ------------------------------------------------------------------------------------------------------------ outputs
@@ -578,6 +641,13 @@ static __device__ __forceinline__ void cluster_barrier(void) {
     asm volatile("barrier.cluster.wait.acquire.aligned;" ::: "memory");
 }
 
+// The same where nothing but what cuda_mbarrier_made_for_cluster publishes is to be seen.
+static __device__ __forceinline__ void cluster_start(void) {
+    __syncwarp();
+    asm volatile("barrier.cluster.arrive.relaxed.aligned;" ::: "memory");
+    asm volatile("barrier.cluster.wait.acquire.aligned;" ::: "memory");
+}
+
 // What another block of the cluster has at the same place of its shared memory.
 static __device__ __forceinline__ const float *shared_of(const float *own, int block) {
     const float *theirs;
@@ -633,10 +703,10 @@ static __device__ __forceinline__ void consume(const cuda_table *table, const cu
                                                float *partial) {
     typedef many_layout<N, SIDES, LIMBS> layout;
     constexpr int HALF = layout::HALF;
-    const int begin = work.tiles * work.part0 / work.split, end = work.tiles * work.part1 / work.split;
-    many_turn turn = {0, 0};
+    many_reader reader(ring, work.shared != SHARE_NOTHING);
     if (ring.vectors) // one item
-        split_vectors<N, LIMBS>(table, p, shape, ring.vectors, begin, end, work.vector_tile(work.item0) * N, vectors);
+        split_vectors<N, LIMBS>(table, p, shape, ring.vectors, work.first_tile(work.part0), work.first_tile(work.part1),
+                                work.vector_tile(work.item0) * N, vectors);
     for (int item = work.item0; item < work.items; item += work.step) {
         const many_place place = place_of<N, SIDES>(p, shape, work, item, vectors);
         float total[SIDES][HALF];
@@ -645,9 +715,7 @@ static __device__ __forceinline__ void consume(const cuda_table *table, const cu
             total[i / HALF][i % HALF] = -0.0f; // leaves the first part's sum as it is
         for (int part = work.part0; part < work.part1; part++) {
             float sum[SIDES][HALF] = {};
-            const int first = work.tiles * part / work.split, count = work.tiles * (part + 1) / work.split - first;
-            multiply_part<N, SIDES, LIMBS>(sum, ring, turn, work, count,
-                                           ring.vectors ? ring.vectors + (first - begin) * layout::VECTOR_TILE : NULL);
+            multiply_part<N, SIDES, LIMBS>(sum, reader, work.first_tile(part + 1) - work.first_tile(part));
             if (shape.cluster > 1) {
                 float *to = partial + (part - work.part0) * layout::PART_FLOATS + threadIdx.x;
 #pragma unroll
@@ -689,7 +757,7 @@ static __global__ void __launch_bounds__(many_layout<N, SIDES, LIMBS>::THREADS, 
     work.item0 = (int)blockIdx.x / blocks;
     work.step = (int)gridDim.x / blocks;
     work.tiles = product_tiles(p.cols);
-    work.split = split;
+    work.shift = split == 16 ? 4 : split == 8 ? 3 : split == 4 ? 2 : 0;
     work.part0 = pair == 1 ? split * block / shape.cluster : 0;
     work.part1 = pair == 1 ? split * (block + 1) / shape.cluster : split;
     work.shared = shape.shared;
@@ -707,7 +775,7 @@ static __global__ void __launch_bounds__(many_layout<N, SIDES, LIMBS>::THREADS, 
         cuda_mbarrier_made_for_cluster();
     }
     if (pair == 2)
-        cluster_barrier();
+        cluster_start();
     else
         __syncthreads();
     if (threadIdx.x >= CONSUMERS) {
@@ -731,8 +799,8 @@ static __global__ void __launch_bounds__(many_layout<N, SIDES, LIMBS>::THREADS, 
                                          block);
         }
     }
-    if (blocks > 1)
-        cluster_barrier(); // nobody leaves while others read its memory, copy to it or arrive
+    if (shape.cluster > 1)
+        cluster_barrier(); // nobody leaves while others read its memory
 #else
     (void)table, (void)shape;
 #endif

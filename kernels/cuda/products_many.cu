@@ -69,9 +69,9 @@ static int slots_of(const kern_cuda *cuda, int resident, size_t taken, int slot_
     return 0;
 }
 
-// Cycles: the second-level cache gives 28 bytes a cycle for every multiprocessor, 40 to one of few that ask, shared
-// memory 64; tensor cores do four fifths of 2048 multiplications; an item's outputs are 20 for each vector and side, a
-// launch more is 3500, a barrier of a cluster with what belongs to it 1000.
+// Cycles: the second-level cache gives 28 bytes a cycle for every multiprocessor, 40 to one of few that ask, the shared
+// memory of others 12; tensor cores do four fifths of 2048 multiplications; an item's outputs are 20 for each vector
+// and side, a launch more is 3500, a cluster with its barriers 4000.
 template <int N, int SIDES, int LIMBS>
 static int64_t cost_of(const kern_cuda *cuda, const cuda_product *p, const many_plan &plan, int64_t items) {
     const many_cut &cut = plan.cut;
@@ -83,7 +83,7 @@ static int64_t cost_of(const kern_cuda *cuda, const cuda_product *p, const many_
     const int64_t loads = (weights + vectors) * p->cols / rate, products = (int64_t)SIDES * N * LIMBS * p->cols / 13;
     int64_t turn = (loads > products ? loads : products) / cut.cluster + SIDES * N * 20 / cut.cluster;
     if (cut.cluster > 1)
-        turn += (int64_t)SIDES * N * 1024 * (product_warps(p->cols) / cut.cluster) / 64 + 1000;
+        turn += (int64_t)SIDES * N * 512 * (product_warps(p->cols) / cut.cluster) / 12 + 4000;
     return turns * turn + (plan.vector_bytes || p->norm.y ? 0 : 3500);
 }
 

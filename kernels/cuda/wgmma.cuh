@@ -7,7 +7,7 @@
 // its warp's and vectors 8 j + 2 (l % 4), + 1; d[4 j + 2 r + c] is row half r, vector c of group j.
 //
 // A sum of several products in order has the bits of mma.m16n8k16 in that order. Registers of d and a belong to the
-// tensor cores from cuda_wgmma_begin to cuda_wgmma_end.
+// tensor cores from cuda_wgmma_begin until the group that cuda_wgmma_commit ends has been waited for.
 #ifndef KERNELS_CUDA_WGMMA_CUH
 #define KERNELS_CUDA_WGMMA_CUH
 
@@ -15,18 +15,27 @@
 
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
 
-static __device__ __forceinline__ uint64_t cuda_wgmma_operand(const void *shared, uint32_t group_bytes) {
-    enum { NEXT_COLUMNS = 128 };
-    return (uint64_t)((cuda_shared_address(shared) & 0x3ffff) >> 4) | (uint64_t)(NEXT_COLUMNS >> 4) << 16 |
-           (uint64_t)(group_bytes >> 4) << 32;
-}
+// b, and the same `bytes` further on.
+struct cuda_wgmma_operand {
+    uint32_t low, high;
+
+    __device__ __forceinline__ cuda_wgmma_operand(const void *shared, uint32_t group_bytes) {
+        enum { NEXT_COLUMNS = 128 };
+        low = (cuda_shared_address(shared) & 0x3ffff) >> 4 | (NEXT_COLUMNS >> 4) << 16;
+        high = group_bytes >> 4;
+    }
+    __device__ __forceinline__ uint64_t at(uint32_t bytes) const { return (uint64_t)high << 32 | (low + (bytes >> 4)); }
+};
 
 static __device__ __forceinline__ void cuda_wgmma_begin(void) {
     asm volatile("wgmma.fence.sync.aligned;" ::: "memory");
 }
-static __device__ __forceinline__ void cuda_wgmma_end(void) {
+static __device__ __forceinline__ void cuda_wgmma_commit(void) {
     asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory");
-    asm volatile("wgmma.wait_group.sync.aligned 0;" ::: "memory");
+}
+// All groups but the last LEFT are done.
+template <int LEFT> static __device__ __forceinline__ void cuda_wgmma_wait(void) {
+    asm volatile("wgmma.wait_group.sync.aligned %0;" ::"n"(LEFT) : "memory");
 }
 // Nothing touches the register before what stands before this.
 static __device__ __forceinline__ void cuda_wgmma_hold(float &x) {
