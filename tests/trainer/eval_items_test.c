@@ -264,11 +264,9 @@ static trn_result small_result(const char *name, double shift) {
     return result;
 }
 
-static char *file_text(const char *name) {
-    char *text = NULL;
+static void read_text(const char *name, char **text) {
     size_t length = 0;
-    ck_assert_int_eq(eng_read_file(temp_path(name), 1 << 24, &text, &length, NULL), ENG_OK);
-    return text;
+    ck_assert_int_eq(eng_read_file(temp_path(name), 1 << 24, text, &length, NULL), ENG_OK);
 }
 
 START_TEST(results_are_read_as_written) {
@@ -308,7 +306,8 @@ START_TEST(damaged_results_are_refused) {
     };
     trn_result written = small_result("a", 0.1), read;
     ck_assert_int_eq(trn_result_write(&written, temp_path("r.json"), NULL), ENG_OK);
-    char *text = file_text("r.json");
+    char *text = NULL;
+    read_text("r.json", &text);
     for (size_t i = 0; i < sizeof damage / sizeof *damage; i++) {
         eng_error error = {0};
         const char *at = strstr(text, damage[i][0]);
@@ -351,7 +350,8 @@ START_TEST(recovery_is_measured_above_chance) {
     write_scores(student, "student", 5); // 0.625
     const char *report[] = {"report", teacher, student, "--out", page, "--teacher", NULL};
     ck_assert_int_eq(trn_command_report(6, (char **)report), TRN_EXIT_OK);
-    char *text = file_text("page.html");
+    char *text = NULL;
+    read_text("page.html", &text);
     const char *row = strstr(text, "<th>student</th><td>50.0 %</td>"); // "noise" does not count
     ck_assert(row != NULL);
     ck_assert_int_eq(sscanf(row, "<th>student</th><td>50.0 %%</td><td>%lf to %lf %%", &low, &high), 2);
@@ -381,7 +381,8 @@ START_TEST(the_page_needs_nothing_but_itself) {
     ck_assert_int_eq(trn_result_write(&second, b, NULL), ENG_OK);
     const char *report[] = {"report", a, b, "--out", page, "--title", "T & t", NULL};
     ck_assert_int_eq(trn_command_report(7, (char **)report), TRN_EXIT_OK);
-    char *text = file_text("page.html");
+    char *text = NULL;
+    read_text("page.html", &text);
     static const char *const there[] = {"<title>T &amp; t</title>", "a &lt;b&gt; &amp; &quot;c&quot;", "g&lt;1&gt;",
                                         "By solver steps: task",    "Loss by position: task",          "</html>",
                                         "prefers-color-scheme:dark"};
