@@ -396,7 +396,7 @@ START_TEST(the_page_needs_nothing_but_itself) {
     free(text);
     const char *twice[] = {"report", a, a, "--out", page, NULL}; // one checkpoint, whatever the number of its files
     ck_assert_int_eq(trn_command_report(5, (char **)twice), TRN_EXIT_OK);
-    text = file_text("page.html");
+    read_text("page.html", &text);
     ck_assert_int_eq(occurrences(text, "<td>mesa_net</td>"), 1);
     free(text);
     ck_assert_int_eq(trn_command_report(3, (char **)report), TRN_EXIT_USAGE); // no --out
