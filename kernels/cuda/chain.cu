@@ -20,27 +20,15 @@
 #include <stdlib.h>
 
 #include "kernels/cuda/bulk.cuh"
+#include "kernels/cuda/chain_heads.cuh"
 #include "kernels/cuda/elementwise.cuh"
 #include "kernels/cuda/few.cuh"
-#include "kernels/cuda/mesa.cuh"
-#include "kernels/cuda/prepare.cuh"
-#include "kernels/cuda/recurrence.cuh"
 
 constexpr int THREADS = 512, WARPS = THREADS / 32, RING = 4, AHEAD = 2;
 static_assert(AHEAD < RING - 1, "what is looked at has been copied");
+static_assert(THREADS == HEAD_TEAMS * RECURRENCE_THREADS && HEAD_THERE + HEAD_VECTORS < WARPS, "a head is a block's");
 
 enum phase_kind { PRODUCT, PREPARE, RECURRENCE, MESA, EMBED, ELEMENTS };
-
-// Heads of the tokens, each behind its own preparation; without parts and gates nothing is prepared.
-struct phase_core {
-    preparation before;
-    bool own;          // no head reads another's operands
-    int32_t source[5]; // of q, k, v, g, beta: the part that makes it, `parts`: the gates; -1: it is there
-    union {
-        recurrence linear;
-        mesa solved;
-    };
-};
 
 struct alignas(16) phase {
     phase_kind kind;
@@ -64,18 +52,10 @@ struct step_table {
     int32_t id[CUDA_CHAIN_TOKENS], token_start[CUDA_CHAIN_TOKENS], logits_token[CUDA_CHAIN_TOKENS];
 };
 
-// A head's operands as its preparation leaves them, and the head as a recurrence of its own.
-struct head_operands {
-    alignas(16) float made[CUDA_CONVS][PREPARE_PIECE];
-    float g[PREPARE_PIECE], beta;
-    recurrence alone;
-};
-
 // The block's: phases, what they work with. Kinds of phases are functions of their own, each with all registers, and
 // find it all here.
 static __shared__ phase ring[RING];
 static __shared__ step_table here;
-static __shared__ head_operands head_made;
 extern __shared__ __align__(16) char memory[];
 
 struct alignas(128) counter {
@@ -161,7 +141,7 @@ static __device__ __noinline__ void run_prepare(int32_t turn, phase_await await)
         prepare_fetched<PREPARE_QUADS> fetched = {};
         if (there && at.part < p.parts) {
             prepare_fetch_weights(p.part[at.part], at.index, fetched);
-            prepare_fetch_state(&here.table, p.part[at.part], t, at.index, fetched);
+            prepare_fetch_state(&here.table, p.part[at.part], here.row[t].slot, at.index, fetched);
         }
         if (first)
             await();
@@ -172,128 +152,84 @@ static __device__ __noinline__ void run_prepare(int32_t turn, phase_await await)
     }
 }
 
-// A head's own pieces of a preparation, a warp each, the gates behind them. In two steps: before the inputs are there,
-// and then.
-static __device__ __forceinline__ void fetch_head(const preparation &p, int32_t warp, int32_t t, int32_t head,
-                                                  prepare_fetched<1> &fetched) {
-    if (warp >= p.parts)
-        return;
-    prepare_fetch_weights(p.part[warp], head, fetched);
-    prepare_fetch_state(&here.table, p.part[warp], t, head, fetched);
-}
-static __device__ __forceinline__ void prepare_head(const preparation &p, int32_t warp, int32_t t, int32_t head,
-                                                    const prepare_fetched<1> &fetched) {
-    if (warp < p.parts)
-        prepare_convolutions(p.part[warp], t, head, fetched, [&](int32_t i, const cuda_quad &q) {
-            cuda_store(head_made.made[warp] + i, q, CUDA_QUAD, true);
-        });
-    else if (warp == p.parts)
-        for (int32_t c = (int32_t)threadIdx.x % 32; c < p.gate_channels; c += 32) {
-            const cuda_gate_pair made = cuda_gate(p.gates, p.gate_channels, t, head * p.gate_channels + c);
-            head_made.g[c] = made.g;
-            if (c == 0)
-                head_made.beta = made.beta;
-        }
-}
-
-// A head's q, k, v, g, beta (0 .. 4), `there` in device memory, where they are nearest.
-static __device__ __forceinline__ const float *operand_of(const phase_core &core, int which, const float *there) {
-    const int32_t source = core.source[which];
-    return source < 0 ? there : which == 3 ? head_made.g : which == 4 ? &head_made.beta : head_made.made[source];
-}
-
-// The state of token t as a recurrence with one head and one token, its operands where they are nearest.
-static __device__ __forceinline__ void make_alone(const phase_core &core, int32_t t, int32_t state) {
-    const recurrence &a = core.linear;
-    recurrence &one = head_made.alone;
-    const int64_t at = (int64_t)t * a.states + state;
-    one = a;
-    one.states = one.queries = one.keys = one.values = one.outputs = one.readers = 1;
-    one.q = operand_of(core, 0, a.q + at * a.depth);
-    one.k = operand_of(core, 1, a.k + at * a.depth);
-    one.v = operand_of(core, 2, a.v + at * a.width);
-    if (a.g)
-        one.g = operand_of(core, 3,
-                           a.decay == KERN_DECAY_CHANNEL ? a.g + at * a.depth
-                           : a.decay == KERN_DECAY_HEAD  ? a.g + state
-                                                         : a.g + at);
-    if (a.beta)
-        one.beta = operand_of(core, 4, a.beta + at);
-    if (a.skip)
-        one.skip = a.skip + (int64_t)state * a.skip_width;
-    one.o = a.o + at * a.columns;
-    if (a.slots.p)
-        one.slots.f = a.slots.f + (int64_t)state * a.depth * a.columns;
-}
+// -------------------------------------------------------------------------------------------------------- recurrence
 
 // A state of a token at a time, its slices a team each; row r is token r. What is in slots comes before the wait.
 template <int R, bool CHANNEL> static __device__ __noinline__ void run_states(int32_t turn, phase_await await) {
     using Team = cuda_team<RECURRENCE_THREADS>;
-    const phase_core &core = ring[turn].core;
-    const recurrence &a = core.own ? head_made.alone : core.linear;
-    const int32_t warp = (int32_t)threadIdx.x / 32;
-    const int32_t states = core.linear.states, slices = core.linear.slices;
+    const recurrence &a = ring[turn].core.linear;
     recurrence_memory<R> &own = ((recurrence_memory<R> *)memory)[Team::number()];
     for (int32_t item = (int32_t)blockIdx.x; item < ring[turn].items; item += (int32_t)gridDim.x) {
-        const int32_t t = item / states, state = item % states;
-        const bool there = t < here.table.n_tokens;
-        prepare_fetched<1> fetched = {};
+        const head_item at = head_of(item, a.states);
+        const bool there = at.t < here.table.n_tokens;
+        recurrence_piece piece = {at.t, at.head, Team::number() * RECURRENCE_SLICE};
         cuda_quad s[R] = {};
-        recurrence_piece piece = {t, state, Team::number() * RECURRENCE_SLICE};
+        if (there)
+            recurrence_load_piece<R, true, float, Team>(&here.table, a, here.row[at.t], piece, s);
+        if (item == (int32_t)blockIdx.x)
+            await();
+        for (int32_t slice = Team::number(); there && slice < a.slices; slice += THREADS / RECURRENCE_THREADS) {
+            piece.column0 = slice * RECURRENCE_SLICE;
+            if (slice != Team::number())
+                recurrence_load_piece<R, true, float, Team>(&here.table, a, here.row[at.t], piece, s);
+            recurrence_tokens<R, true, CHANNEL, float, Team>(&here.table, a, here.row[at.t], piece, s, own);
+            Team::sync();
+        }
+    }
+}
+
+// The same where no head reads another's operands and a slice is one team's (chain_heads.cuh).
+template <int R, bool CHANNEL> static __device__ __noinline__ void run_heads(int32_t turn, phase_await await) {
+    using Team = cuda_team<RECURRENCE_THREADS>;
+    const phase_core &core = ring[turn].core;
+    const recurrence &a = core.linear;
+    const int32_t warp = (int32_t)threadIdx.x / CUDA_WARP, items = ring[turn].items;
+    head_memory<R> &own = *(head_memory<R> *)memory;
+    const head_places places = {
+        {own.token.q, own.token.k, own.value}, own.token.decay_m1, &own.weight, R * RECURRENCE_GROUPS, PREPARE_PIECE,
+        CHANNEL ? R * RECURRENCE_GROUPS : 1};
+    for (int32_t item = (int32_t)blockIdx.x; item < items; item += (int32_t)gridDim.x) {
+        const head_item at = head_of(item, a.states);
+        const bool there = at.t < here.table.n_tokens;
+        head_fetched fetched = {};
+        const head_slice slice =
+            slice_of(&here.table, a, here.row[at.t].slot, at.head, Team::number() * RECURRENCE_SLICE);
+        cuda_quad s[R] = {};
         if (there) {
-            fetch_head(core.before, warp, t, state, fetched);
-            recurrence_load_piece<R, true, float, Team>(&here.table, core.linear, here.row[t], piece, s);
+            load_slice(slice, s);
+            fetch_head(&here.table, core.before, warp, here.row[at.t].slot, at.head, fetched);
         }
         if (item == (int32_t)blockIdx.x)
             await();
-        if (there)
-            prepare_head(core.before, warp, t, state, fetched);
-        if (core.own && threadIdx.x == THREADS - 1)
-            make_alone(core, t, state);
+        if (!there)
+            return;
+        prepare_head(core, warp, at.t, at.head, fetched, places);
+        take_operands(core, warp, at.t, at.head, places);
         __syncthreads();
-        kern_row row = here.row[there ? t : 0];
-        if (core.own)
-            row.token0 = piece.state = 0;
-        for (int32_t slice = Team::number(); there && slice < slices; slice += THREADS / RECURRENCE_THREADS) {
-            piece.column0 = slice * RECURRENCE_SLICE;
-            if (slice != Team::number())
-                recurrence_load_piece<R, true, float, Team>(&here.table, a, row, piece, s);
-            recurrence_tokens<R, true, CHANNEL, float, Team>(&here.table, a, row, piece, s, own);
-            Team::sync();
-        }
-        __syncthreads();
+        if (Team::number() < a.slices)
+            run_slice<R, CHANNEL>(core, at, slice, s, own);
+        if (item + (int32_t)gridDim.x < items)
+            __syncthreads();
     }
+}
+
+template <int R, bool CHANNEL>
+static __device__ __forceinline__ void run_states_as(int32_t turn, const phase_await &await) {
+    ring[turn].core.own ? run_heads<R, CHANNEL>(turn, await) : run_states<R, CHANNEL>(turn, await);
 }
 
 static __device__ __forceinline__ void run_recurrence(int32_t turn, const phase_await &await) {
     const recurrence &a = ring[turn].core.linear;
     const bool channel = a.decay == KERN_DECAY_CHANNEL;
     if (a.depth <= 2 * RECURRENCE_GROUPS)
-        channel ? run_states<2, true>(turn, await) : run_states<2, false>(turn, await);
+        channel ? run_states_as<2, true>(turn, await) : run_states_as<2, false>(turn, await);
     else if (a.depth <= 4 * RECURRENCE_GROUPS)
-        channel ? run_states<4, true>(turn, await) : run_states<4, false>(turn, await);
+        channel ? run_states_as<4, true>(turn, await) : run_states_as<4, false>(turn, await);
     else
-        channel ? run_states<8, true>(turn, await) : run_states<8, false>(turn, await);
+        channel ? run_states_as<8, true>(turn, await) : run_states_as<8, false>(turn, await);
 }
 
-// The token as it comes from the preparation or from device memory.
-template <int D>
-static __device__ __forceinline__ void put_token(const phase_core &core, int32_t t, int32_t head,
-                                                 mesa_token<D> &token) {
-    const mesa &a = core.solved;
-    const int64_t at = (int64_t)t * a.heads + head;
-    const int32_t d = (int32_t)threadIdx.x;
-    if (d < D) {
-        token.q[d] = operand_of(core, 0, a.q + at * D)[d];
-        token.k[d] = operand_of(core, 1, a.k + at * D)[d];
-        token.v[d] = operand_of(core, 2, a.v + at * D)[d];
-    }
-    if (d == 0) {
-        token.g = *operand_of(core, 3, a.g + at);
-        token.beta = *operand_of(core, 4, a.beta + at);
-        token.start = t;
-    }
-}
+// -------------------------------------------------------------------------------------------------------------- Mesa
 
 // A head of a token at a time: the first warps solve, the last ones prepare. What is in slots comes before the wait.
 template <int D> static __device__ __noinline__ void run_solves(int32_t turn, phase_await await) {
@@ -301,36 +237,49 @@ template <int D> static __device__ __noinline__ void run_solves(int32_t turn, ph
     const phase_core &core = ring[turn].core;
     const mesa &a = core.solved;
     mesa_row_memory<D> &own = *(mesa_row_memory<D> *)memory;
+    mesa_work<D> &work = own.work;
+    const head_places places = {{work.solve.q, work.key, work.value}, &work.gamma_m1, &work.beta, D, D, 1};
     const bool solves = threadIdx.x < mesa_work<D>::THREADS;
-    for (int32_t item = (int32_t)blockIdx.x; item < ring[turn].items; item += (int32_t)gridDim.x) {
-        const int32_t t = item / a.heads, head = item % a.heads;
-        const bool there = t < here.table.n_tokens, first = item == (int32_t)blockIdx.x;
+    const int32_t warp = WARPS - 1 - (int32_t)threadIdx.x / CUDA_WARP, items = ring[turn].items;
+    for (int32_t item = (int32_t)blockIdx.x; item < items; item += (int32_t)gridDim.x) {
+        const head_item at = head_of(item, a.heads);
+        const bool there = at.t < here.table.n_tokens, first = item == (int32_t)blockIdx.x;
+        const mesa_state home =
+            there ? mesa_state_of(&here.table, a, here.row[at.t].slot, at.head) : mesa_state{NULL, NULL};
+        if (there)
+            mesa_stage_values<cuda_team<THREADS, 0>>(own, home.hv);
         mesa_tile<D, Team> tile;
         if (solves && there) {
-            mesa_fetch_states(a, head, mesa_state_of(&here.table, a, here.row[t].slot, head), tile, own);
+            const int32_t d = (int32_t)threadIdx.x;
+            mesa_load_keys<float>(tile, home.hk ? cuda_in_global(home.hk) : NULL);
+            const float lambda = d < D ? *cuda_in_global(a.lambda_params + at.head * D + d) : 0;
             if (first)
                 await();
+            if (d < D)
+                work.solve.lambda[d] = mesa_lambda_of(a, lambda);
+            if (d == 0) {
+                work.home = home;
+                work.anew = false;
+            }
+            take_operands(core, warp, at.t, at.head, places);
         } else {
-            const int32_t warp = WARPS - 1 - (int32_t)threadIdx.x / 32;
-            prepare_fetched<1> fetched = {};
+            head_fetched fetched = {};
             if (there)
-                fetch_head(core.before, warp, t, head, fetched);
+                fetch_head(&here.table, core.before, warp, here.row[at.t].slot, at.head, fetched);
             if (first)
                 await();
-            if (there)
-                prepare_head(core.before, warp, t, head, fetched);
+            if (there) {
+                prepare_head(core, warp, at.t, at.head, fetched, places);
+                take_operands(core, warp, at.t, at.head, places);
+            }
             tile = {}; // defined on all paths, but no earlier
         }
+        __pipeline_wait_prior(0); // else it would stand in the solver
         __syncthreads();
-        if (solves && there) {
-            put_token(core, t, head, own.next);
-            __pipeline_wait_prior(0); // else it would stand in the solver
-            Team::sync();
-            mesa_begin_tokens<D, float, Team>(here.row[t], head, mesa_state_of(&here.table, a, here.row[t].slot, head),
-                                              own);
-            mesa_tokens<D, Team>(&here.there, a, tile, own);
-        }
-        __syncthreads();
+        if (solves && there)
+            mesa_one_token<D, Team>(a, (int64_t)at.t * a.heads + at.head, here.row[at.t].solver, tile, own);
+        if (item + (int32_t)gridDim.x < items)
+            __syncthreads();
     }
 }
 
@@ -675,7 +624,7 @@ struct operand {
     int32_t width;
 };
 struct operands {
-    operand read[5], o;
+    operand read[HEAD_OPERANDS], o;
     int32_t heads;
 };
 
@@ -695,12 +644,16 @@ static bool is_apart(const cuda_step *step, const operands &core, const float *p
 
 static bool divides(const cuda_step *step, preparation *p, const operands &core) {
     const kern_gates_args &g = p->gates;
+    const operand *read = core.read;
+    if (read[0].p == read[1].p || read[1].p == read[2].p || read[2].p == read[0].p) // a part makes one of them
+        return false;
     for (int32_t i = 0; i < p->parts; i++) {
         const kern_short_conv_args &a = p->part[i].conv;
         const int32_t width = a.channels / core.heads;
-        if (width * core.heads != a.channels || width % CUDA_QUAD != 0 || width > PREPARE_PIECE ||
-            (p->part[i].norm.y && p->part[i].norm.width != width) || !is_apart(step, core, a.x.f, width, false) ||
-            !is_apart(step, core, a.y.f, width, true) || !is_apart(step, core, p->part[i].norm.y, width, true))
+        if (!prepare_suits_heads(p->part[i]) || width * core.heads != a.channels || width % CUDA_QUAD != 0 ||
+            width > PREPARE_PIECE || (p->part[i].norm.y && p->part[i].norm.width != width) ||
+            !is_apart(step, core, a.x.f, width, false) || !is_apart(step, core, a.y.f, width, true) ||
+            !is_apart(step, core, p->part[i].norm.y, width, true))
             return false;
     }
     if (p->gate_channels > 0 &&
@@ -713,17 +666,19 @@ static bool divides(const cuda_step *step, preparation *p, const operands &core)
     return true;
 }
 
-// Which part of the preparation makes each operand.
-static void find_sources(phase_core *core, const operands &used) {
+// Which operands the preparation makes.
+static void find_made(phase_core *core) {
     const preparation &p = core->before;
-    for (int i = 0; i < 3; i++)
-        for (int32_t part = 0; part < p.parts; part++)
-            if (used.read[i].p == (p.part[part].norm.y ? p.part[part].norm.y : p.part[part].conv.y.f))
-                core->source[i] = part;
-    if (p.gate_channels > 0 && used.read[3].p && used.read[3].p == p.gates.g.f)
-        core->source[3] = p.parts;
-    if (p.gate_channels > 0 && used.read[4].p && used.read[4].p == p.gates.beta.f)
-        core->source[4] = p.parts;
+    for (int32_t part = 0; part < p.parts; part++) {
+        const float *y = p.part[part].norm.y ? p.part[part].norm.y : p.part[part].conv.y.f;
+        core->to[part] = 0;
+        while (core->to[part] < HEAD_VECTORS && core->read[core->to[part]] != y)
+            core->to[part]++;
+        if (core->to[part] < HEAD_VECTORS)
+            core->made[core->to[part]] = true;
+    }
+    core->made[3] = p.gate_channels > 0 && core->read[3] && core->read[3] == p.gates.g.f;
+    core->made[4] = p.gate_channels > 0 && core->read[4] && core->read[4] == p.gates.beta.f;
 }
 
 // The core becomes a phase, or takes in the preparation that is the last one; own: no head reads another's operands.
@@ -735,21 +690,26 @@ static kern_status gather_core(const cuda_step *step, phase *next, const operand
         return status;
     next->items = step->tokens * core.heads;
     next->core.own = own;
-    for (int32_t &source : next->core.source)
-        source = -1;
+    next->core.heads = core.heads;
+    for (int i = 0; i < HEAD_OPERANDS; i++) {
+        next->core.read[i] = core.read[i].p;
+        next->core.width[i] = core.read[i].width;
+    }
     phase *last = last_of(chain);
     if (!own || !last || last->kind != PREPARE || !divides(step, &last->core.before, core))
         return gather(step, next, shared);
     next->awaited = last->awaited;
     next->flags = last->flags;
     next->core.before = last->core.before;
-    find_sources(&next->core, core);
+    find_made(&next->core);
     *last = *next;
     chain->shared = shared > chain->shared ? shared : chain->shared;
     return KERN_OK;
 }
 
 template <int R> static size_t recurrence_bytes(void) {
+    static_assert(sizeof(head_memory<R>) <= THREADS / RECURRENCE_THREADS * sizeof(recurrence_memory<R>),
+                  "room for both");
     return THREADS / RECURRENCE_THREADS * sizeof(recurrence_memory<R>);
 }
 
@@ -763,11 +723,14 @@ kern_status cuda_chain_recurrence(const cuda_step *step, const recurrence *core,
     phase next = {};
     next.kind = RECURRENCE;
     next.core.linear = a;
-    const bool own = a.queries == a.states && a.keys == a.states && a.values == a.states && a.readers == 1;
+    next.core.fixed_decay = a.decay == KERN_DECAY_HEAD;
+    const bool own = a.queries == a.states && a.keys == a.states && a.values == a.states && a.readers == 1 &&
+                     a.columns <= PREPARE_PIECE;
     operands used = {};
     used.heads = a.states;
     used.read[0] = {a.q, a.depth}, used.read[1] = {a.k, a.depth}, used.read[2] = {a.v, a.width};
-    used.read[3] = {a.g, a.decay == KERN_DECAY_CHANNEL ? a.depth : 1}, used.read[4] = {a.beta, 1};
+    used.read[3] = {a.decay == KERN_DECAY_NONE ? NULL : a.g, a.decay == KERN_DECAY_CHANNEL ? a.depth : 1},
+    used.read[4] = {a.beta, 1};
     used.o = {a.o, a.columns};
     const size_t bytes = sizeof(float) * (size_t)a.states * (size_t)a.depth * (size_t)a.columns;
     return gather_core(step, &next, used, own, {(const char *)a.slots.p, a.slots.p ? bytes : 0}, recurrence_bytes<8>());

@@ -83,6 +83,12 @@ static __device__ __forceinline__ float *cuda_slot(const cuda_table *table, kern
     return slot < 0 || !base.p ? NULL : (float *)((char *)base.p + (int64_t)slot * table->slot_stride);
 }
 
+// What the compiler cannot know of a pointer that it finds in memory; not NULL.
+template <typename T> static __device__ __forceinline__ T *cuda_in_global(T *p) {
+    __builtin_assume(__isGlobal(p));
+    return p;
+}
+
 // --------------------------------------------------------------------------------------------------------- launches
 
 // Launches overlap (programmatic dependent launch, sm_90): a kernel may be set up, and may fetch weights and the row

@@ -33,29 +33,49 @@ struct cuda_gate_pair {
     float g, beta;
 };
 
+// What they are made of: of the token, and of the layer; what a law does not ask for may be anything.
+struct cuda_gate_inputs {
+    float a, b, dt_bias, A_log;
+};
+static __device__ __forceinline__ bool cuda_gate_has_parameters(const kern_gates &f) {
+    return f.decay_law != KERN_DECAY_LAW_NONE && f.decay_law != KERN_DECAY_LAW_SIGMOID;
+}
+
+static __device__ __forceinline__ cuda_gate_pair cuda_gate_of(const kern_gates &f, const cuda_gate_inputs &in) {
+    const float sigmoid = f.write_law == KERN_WRITE_LAW_SIGMOID ? cuda_sigmoid(in.b) : 0.0f;
+    cuda_gate_pair made = {0, 0};
+    float dt = 0;
+    if (f.decay_law == KERN_DECAY_LAW_SIGMOID)
+        made.g = cuda_sigmoid_decay(f, in.a, sigmoid);
+    else if (f.decay_law != KERN_DECAY_LAW_NONE)
+        made.g = cuda_parameter_decay(f, __fadd_rn(in.a, in.dt_bias), expf(in.A_log), &dt);
+    if (f.write_law != KERN_WRITE_LAW_NONE)
+        made.beta = f.write_law == KERN_WRITE_LAW_STEP      ? dt
+                    : f.write_law == KERN_WRITE_LAW_SIGMOID ? f.write_factor * sigmoid
+                                                            : f.write_factor;
+    return made;
+}
+
 // c: of the token's heads * channels.
-static __device__ __forceinline__ cuda_gate_pair cuda_gate(const kern_gates_args &a, int32_t channels, int32_t t,
-                                                           int32_t c) {
+static __device__ __forceinline__ void cuda_gate(const kern_gates_args &a, int32_t channels, int32_t t, int32_t c) {
     const kern_gates &f = a.gates;
     const int32_t width = f.heads * channels;
     const int32_t head = c / channels;
     const int64_t at = (int64_t)t * width + c, write = (int64_t)t * f.heads + head;
-    const float sigmoid = f.write_law == KERN_WRITE_LAW_SIGMOID ? cuda_sigmoid(a.b.f[write]) : 0.0f;
-    cuda_gate_pair made = {0, 0};
-    float dt = 0;
-    if (f.decay_law == KERN_DECAY_LAW_SIGMOID)
-        made.g = cuda_sigmoid_decay(f, a.a.f[at], sigmoid);
-    else if (f.decay_law != KERN_DECAY_LAW_NONE)
-        made.g = cuda_parameter_decay(f, __fadd_rn(a.a.f[at], a.dt_bias.f[c]), expf(a.A_log.f[head]), &dt);
+    cuda_gate_inputs in = {};
+    if (f.write_law == KERN_WRITE_LAW_SIGMOID)
+        in.b = a.b.f[write];
+    if (f.decay_law != KERN_DECAY_LAW_NONE)
+        in.a = a.a.f[at];
+    if (cuda_gate_has_parameters(f)) {
+        in.dt_bias = a.dt_bias.f[c];
+        in.A_log = a.A_log.f[head];
+    }
+    const cuda_gate_pair made = cuda_gate_of(f, in);
     if (f.decay_law != KERN_DECAY_LAW_NONE)
         a.g.f[at] = made.g;
-    if (f.write_law == KERN_WRITE_LAW_NONE || c != head * channels)
-        return made;
-    made.beta = f.write_law == KERN_WRITE_LAW_STEP      ? dt
-                : f.write_law == KERN_WRITE_LAW_SIGMOID ? f.write_factor * sigmoid
-                                                        : f.write_factor;
-    a.beta.f[write] = made.beta;
-    return made;
+    if (f.write_law != KERN_WRITE_LAW_NONE && c == head * channels)
+        a.beta.f[write] = made.beta;
 }
 
 #endif

@@ -113,7 +113,7 @@ template <int D> struct alignas(16) mesa_work {
     kern_row row;
     mesa_state home;
     int32_t head;
-    float gamma_m1;
+    float gamma_m1, beta; // beta of a token that stands here as it is
     bool anew;
     cuda_rounding rounding;
 };
@@ -245,20 +245,27 @@ static __device__ __forceinline__ void mesa_take_token(const mesa_token<D> &toke
     }
 }
 
-// Hk of this token.
-template <int D, typename Team>
-static __device__ __forceinline__ void mesa_update_keys(mesa_tile<D, Team> &tile, mesa_work<D> &work) {
-    const float gamma_m1 = work.gamma_m1;
-    const bool anew = work.anew;
+// Hk of a token. root(x): sqrt(beta) x for an element of `from`.
+template <int D, typename Team, typename Root>
+static __device__ __forceinline__ void mesa_add_key(mesa_tile<D, Team> &tile, const float *from, const Root &root,
+                                                    float gamma_m1, bool anew) {
     float key[8];
-    mesa_take(tile, work.root_key, key);
+    mesa_take(tile, from, key);
+#pragma unroll
+    for (int j = 0; j < 8; j++)
+        key[j] = root(key[j]);
 #pragma unroll
     for (int i = 0; i < 8; i++) {
-        const float row_key = work.root_key[tile.row0() + i];
+        const float row_key = root(from[tile.row0() + i]);
 #pragma unroll
         for (int j = 0; j < 8; j++)
             tile.h[i][j] = fmaf(row_key, key[j], mesa_decayed(tile.h[i][j], gamma_m1, anew));
     }
+}
+template <int D, typename Team>
+static __device__ __forceinline__ void mesa_update_keys(mesa_tile<D, Team> &tile, mesa_work<D> &work) {
+    mesa_add_key(
+        tile, work.root_key, [](float x) { return x; }, work.gamma_m1, work.anew);
 }
 
 // One thread, between barriers: how Hv of the token at this position is rounded.
@@ -269,15 +276,19 @@ static __device__ __forceinline__ void mesa_choose_rounding(mesa_work<D> &work, 
 }
 
 // Hv of this token and its share of the output: a warp's lanes stand along the columns, PARTS groups of lanes have ROWS
-// rows each. Hv goes to `to`, NULL: nowhere.
-template <typename Team, int D, typename Stored>
-static __device__ __forceinline__ void mesa_read_values(mesa_work<D> &work, const Stored *hv, Stored *to) {
+// rows each. Hv goes to `to`, NULL: nowhere. weighted(x): beta x for an element of work.value.
+template <typename Team, int D, typename Stored, typename Weighted>
+static __device__ __forceinline__ void mesa_read_values(mesa_work<D> &work, const Stored *hv, Stored *to,
+                                                        const Weighted &weighted) {
     constexpr int BATCH = 8;
     const float gamma_m1 = work.gamma_m1;
     const bool anew = work.anew;
     const cuda_rounding rounding = work.rounding;
     const int32_t part = Team::thread() / work.LANES, quad = Team::thread() % work.LANES;
-    const cuda_quad value = cuda_load(work.value + 4 * quad, 4, true);
+    cuda_quad value = cuda_load(work.value + 4 * quad, 4, true);
+#pragma unroll
+    for (int j = 0; j < 4; j++)
+        value.v[j] = weighted(value.v[j]);
     cuda_quad o = {};
     for (int first = part * work.ROWS; first < (part + 1) * work.ROWS; first += BATCH) {
         cuda_quad h[BATCH], key[BATCH / 4], x[BATCH / 4]; // all on their way before the first is stored
@@ -303,22 +314,26 @@ static __device__ __forceinline__ void mesa_read_values(mesa_work<D> &work, cons
     }
     cuda_store(work.part[part] + 4 * quad, o, 4, true);
 }
+template <typename Team, int D, typename Stored>
+static __device__ __forceinline__ void mesa_read_values(mesa_work<D> &work, const Stored *hv, Stored *to) {
+    mesa_read_values<Team>(work, hv, to, [](float x) { return x; });
+}
 
 template <int D, typename Team>
 static __device__ __forceinline__ void mesa_write_results(const mesa &a, int64_t at, const mesa_work<D> &work,
                                                           const kern_solve_report &report) {
     const int32_t d = Team::thread();
+    if (d < D) {
+        float o = work.part[0][d];
+#pragma unroll
+        for (int part = 1; part < work.PARTS; part++)
+            o += work.part[part][d];
+        a.o[at * D + d] = o;
+        if (a.x)
+            a.x[at * D + d] = work.solve.x[d];
+    }
     if (d == 0)
         mesa_tell(a, at, report);
-    if (d >= D)
-        return;
-    float o = work.part[0][d];
-#pragma unroll
-    for (int part = 1; part < work.PARTS; part++)
-        o += work.part[part][d];
-    a.o[at * D + d] = o;
-    if (a.x)
-        a.x[at * D + d] = work.solve.x[d];
 }
 
 // --------------------------------------------------------------------------------------------------- a row by one team
@@ -397,6 +412,27 @@ static __device__ __forceinline__ void mesa_tokens(const cuda_table *table, cons
         mesa_close(tile, work.solve);
         mesa_take_token<D, Team>(memory.next, memory.next.start == t, work);
     }
+}
+
+// The only token of a row whose operands stand in memory.work as they are: q, k, v, beta, gamma - 1; and where its
+// states go, and lambda. Behind a barrier of the team, with the values there.
+template <int D, typename Team>
+static __device__ __forceinline__ void mesa_one_token(const mesa &a, int64_t at, const kern_solver &solver,
+                                                      mesa_tile<D, Team> &tile, mesa_row_memory<D> &memory) {
+    mesa_work<D> &work = memory.work;
+    const float root = sqrtf(work.beta);
+    mesa_add_key(
+        tile, work.key, [root](float x) { return root * x; }, work.gamma_m1, false);
+    if (work.home.hk)
+        mesa_store_keys<float>(tile, cuda_in_global(work.home.hk));
+    mesa_open(tile, work.solve);
+    Team::sync();
+    const kern_solve_report report = mesa_solve(tile, work.solve, memory.factor, solver);
+    Team::sync();
+    const float beta = work.beta;
+    mesa_read_values<Team>(work, memory.hv, (float *)work.home.hv, [beta](float x) { return beta * x; });
+    Team::sync();
+    mesa_write_results<D, Team>(a, at, work, report);
 }
 
 // A head of a row, all its tokens. After cuda_await; a team that goes on with the same memory syncs in between. The

@@ -18,7 +18,7 @@ static __global__ void __launch_bounds__(WARPS *CUDA_WARP)
         prepare_fetch_weights(p.part[at.part], at.index, fetched);
     cuda_await();
     if (convolves) {
-        prepare_fetch_state(table, p.part[at.part], t, at.index, fetched);
+        prepare_fetch_state(table, p.part[at.part], table->row[t].slot, at.index, fetched);
         prepare_convolutions(p.part[at.part], t, at.index, fetched, [](int32_t, const cuda_quad &) {});
     } else if (t < table->n_tokens)
         prepare_gates(p, t, at.index);

@@ -66,9 +66,9 @@ static __device__ __forceinline__ void prepare_fetch_weights(const prepare_part 
 }
 
 template <int QUADS>
-static __device__ __forceinline__ void prepare_fetch_state(const cuda_table *table, const prepare_part &p, int32_t t,
+static __device__ __forceinline__ void prepare_fetch_state(const cuda_table *table, const prepare_part &p, int32_t slot,
                                                            int32_t index, prepare_fetched<QUADS> &fetched) {
-    fetched.state = cuda_slot(table, p.conv.state, table->row[t].slot);
+    fetched.state = cuda_slot(table, p.conv.state, slot);
     prepare_quads<QUADS>(p, index, [&](int k, int32_t c) {
 #pragma unroll
         for (int tap = 0; tap < PREPARE_TAPS - 1; tap++)
@@ -76,6 +76,15 @@ static __device__ __forceinline__ void prepare_fetch_state(const cuda_table *tab
                 fetched.state ? cuda_load(fetched.state + (int64_t)tap * p.conv.channels + c, CUDA_QUAD, true)
                               : cuda_quad{};
     });
+}
+
+static __device__ __forceinline__ void prepare_add_taps(const cuda_quad (&weight)[CUDA_QUAD],
+                                                        const cuda_quad (&input)[PREPARE_TAPS], cuda_quad &y) {
+#pragma unroll
+    for (int j = 0; j < CUDA_QUAD; j++)
+#pragma unroll
+        for (int tap = 0; tap < PREPARE_TAPS; tap++)
+            y.v[j] = fmaf(weight[j].v[tap], input[tap].v[j], y.v[j]);
 }
 
 // Four neighbouring channels: z = bias + the taps in their order; the inputs move up by one.
@@ -89,11 +98,7 @@ static __device__ __forceinline__ cuda_quad prepare_convolve(const kern_short_co
 #pragma unroll
     for (int tap = 0; tap < PREPARE_TAPS - 1; tap++)
         input[tap] = fetched.earlier[k][tap];
-#pragma unroll
-    for (int j = 0; j < CUDA_QUAD; j++)
-#pragma unroll
-        for (int tap = 0; tap < PREPARE_TAPS; tap++)
-            y.v[j] = fmaf(fetched.weight[k][j].v[tap], input[tap].v[j], y.v[j]);
+    prepare_add_taps(fetched.weight[k], input, y);
     y = cuda_activate_quad(a.activation, y);
 #pragma unroll
     for (int tap = 1; tap < PREPARE_TAPS; tap++)
@@ -124,6 +129,86 @@ static __device__ __forceinline__ void prepare_convolutions(const prepare_part &
             cuda_store(normed + i, q, CUDA_QUAD, true);
             give(i, q);
         });
+}
+
+// ------------------------------------------------------------------------------------------------- a head of a token
+//
+// The same numbers where a piece is a head of at most 128 channels, without a call, a loop or a wait but for the
+// token's own inputs: of what a chain's heads stand behind (chain.cu), whose activations are none or SiLU.
+
+static __host__ __device__ __forceinline__ bool prepare_suits_heads(const prepare_part &p) {
+    return p.conv.activation == KERN_SILU || p.conv.activation == KERN_IDENTITY;
+}
+
+// 1 / x correctly rounded, for x from 1 to 2^100: the chip's approximation and a step of Newton's, which is how the
+// compiler divides when x is ordinary, without the question.
+static __device__ __forceinline__ float prepare_reciprocal(float x) {
+    float y;
+    asm("rcp.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
+    return fmaf(y, -fmaf(x, y, -1.0f), y);
+}
+
+// cuda_activate of SiLU, the four side by side.
+static __device__ __forceinline__ cuda_quad prepare_silu(cuda_quad z) {
+    float below[CUDA_QUAD];
+    bool ordinary = true;
+#pragma unroll
+    for (int j = 0; j < CUDA_QUAD; j++) {
+        below[j] = __fadd_rn(1.0f, expf(-z.v[j]));
+        ordinary = ordinary && below[j] < 0x1p100f;
+    }
+    if (ordinary)
+#pragma unroll
+        for (int j = 0; j < CUDA_QUAD; j++)
+            z.v[j] = __fmul_rn(z.v[j], prepare_reciprocal(below[j]));
+    else
+#pragma unroll
+        for (int j = 0; j < CUDA_QUAD; j++)
+            z.v[j] = __fmul_rn(z.v[j], __fdiv_rn(1.0f, below[j]));
+    return z;
+}
+
+// Piece `index` of a token by a warp. give(i, quad): as above, for `room` numbers of a piece, those behind its end 0.
+template <typename Give>
+static __device__ __forceinline__ void prepare_head_part(const prepare_part &p, int32_t t, int32_t index,
+                                                         const prepare_fetched<1> &fetched, const Give &give) {
+    const kern_short_conv_args &a = p.conv;
+    const int32_t i = (int32_t)threadIdx.x % CUDA_WARP * CUDA_QUAD, c = index * p.width + i;
+    const bool inside = i < p.width;
+    const int64_t at = (int64_t)t * a.channels + c;
+    const float *x = cuda_in_global(a.x.f + at);
+    float *y = cuda_in_global(a.y.f + at), *normed = p.norm.y ? cuda_in_global(p.norm.y + at) : NULL;
+    float *state = fetched.state ? cuda_in_global(fetched.state + c) : NULL;
+    const bool silu = a.activation == KERN_SILU;
+    cuda_quad input[PREPARE_TAPS] = {fetched.earlier[0][0], fetched.earlier[0][1], fetched.earlier[0][2], {}};
+    if (inside)
+        input[PREPARE_TAPS - 1] = cuda_load(x, CUDA_QUAD, true);
+    cuda_quad z = fetched.bias[0];
+    prepare_add_taps(fetched.weight[0], input, z);
+    if (silu)
+        z = prepare_silu(z);
+    cuda_quad out = z;
+    if (normed) {
+        float squares = 0;
+#pragma unroll
+        for (int j = 0; j < CUDA_QUAD; j++)
+            squares = fmaf(z.v[j], z.v[j], squares);
+        squares = cuda_warp_sum(inside ? squares : 0);
+        const float rstd = 1.0f / sqrtf(__fadd_rn(squares, p.norm.eps));
+#pragma unroll
+        for (int j = 0; j < CUDA_QUAD; j++)
+            out.v[j] = __fmul_rn(z.v[j], rstd);
+    }
+    give(i, inside ? out : cuda_quad{});
+    if (!inside)
+        return;
+#pragma unroll
+    for (int tap = 1; tap < PREPARE_TAPS; tap++)
+        if (state)
+            cuda_store(state + (int64_t)(tap - 1) * a.channels, input[tap], CUDA_QUAD, true);
+    cuda_store(y, z, CUDA_QUAD, true);
+    if (normed)
+        cuda_store(normed, out, CUDA_QUAD, true);
 }
 
 // --------------------------------------------------------------------------------------------------- pieces of a token

@@ -130,7 +130,7 @@ static __device__ __forceinline__ void recurrence_write_out(const recurrence &a,
 // ------------------------------------------------------------------------------------------- the state in registers
 
 // What the warps of a team tell each other: column sums of one vector or two, and a scalar.
-struct recurrence_sums {
+struct alignas(16) recurrence_sums {
     cuda_quad u[RECURRENCE_WARPS][RECURRENCE_LANES], w[RECURRENCE_WARPS][RECURRENCE_LANES];
     float dot[RECURRENCE_WARPS];
 };
