@@ -22,13 +22,19 @@
 #include "kernels/cuda/bulk.cuh"
 #include "kernels/cuda/chain_heads.cuh"
 #include "kernels/cuda/elementwise.cuh"
-#include "kernels/cuda/few.cuh"
+#include "kernels/cuda/few_even.cuh"
+#include "kernels/cuda/grid_barrier.cuh"
 
 constexpr int THREADS = 512, WARPS = THREADS / 32, RING = 4, AHEAD = 2;
 static_assert(AHEAD < RING - 1, "what is looked at has been copied");
 static_assert(THREADS == HEAD_TEAMS * RECURRENCE_THREADS && HEAD_THERE + HEAD_VECTORS < WARPS, "a head is a block's");
 
 enum phase_kind { PRODUCT, PREPARE, RECURRENCE, MESA, EMBED, ELEMENTS };
+
+struct phase_product {
+    product_facts facts;
+    cuda_product asked;
+};
 
 struct alignas(16) phase {
     phase_kind kind;
@@ -37,7 +43,7 @@ struct alignas(16) phase {
     int32_t pieces;   // of a token, PREPARE
     int32_t *flags;   // optional: become 1, one a token whose logits are wanted
     union {
-        cuda_product product;
+        phase_product product;
         phase_core core; // PREPARE has `before` alone
         cuda_embedding embedding;
         cuda_elements elements;
@@ -58,73 +64,61 @@ static __shared__ phase ring[RING];
 static __shared__ step_table here;
 extern __shared__ __align__(16) char memory[];
 
-struct alignas(128) counter {
-    uint32_t value;
-};
-struct counters {
-    counter arrived, left;
-};
-
-// ----------------------------------------------------------------------------------------------------------- barrier
-
-struct phase_await {
-    const uint32_t *arrived;
-    uint32_t wanted;
-
-    __device__ __forceinline__ void operator()(void) const {
-        if (threadIdx.x == 0) {
-            uint32_t seen;
-            do
-                asm volatile("ld.relaxed.gpu.global.u32 %0, [%1];" : "=r"(seen) : "l"(arrived) : "memory");
-            while (seen < wanted);
-            asm volatile("fence.acq_rel.gpu;" ::: "memory");
-        }
-        __syncthreads();
-    }
-};
-
-// Behind a barrier of the block, by one thread.
-static __device__ __forceinline__ void arrive(uint32_t *arrived) {
-    asm volatile("red.release.gpu.global.add.u32 [%0], 1;" ::"l"(arrived) : "memory");
-}
-
-static __device__ __forceinline__ void leave(counters *count) {
-    __threadfence();
-    if (atomicAdd(&count->left.value, 1u) == gridDim.x - 1) {
-        __threadfence();
-        count->arrived.value = count->left.value = 0;
-    }
-}
-
 // ---------------------------------------------------------------------------------------------------------- products
 
-// SPREAD: one side of a gated product each for half of a team's warps, where the block has as many.
-template <bool GATED, bool NORM, bool SPREAD>
-static __device__ __noinline__ void run_product_as(int32_t turn, phase_await await) {
-    constexpr int SIDES = GATED ? 2 : 1;
-    const phase &now = ring[turn];
-    const int32_t warps = product_warps(now.product.cols), blocks = (int32_t)gridDim.x;
-    const cuda_team_of team(32 * warps * (SPREAD ? 2 : 1));
-    const product_items items = {(int32_t)blockIdx.x + team.number() * blocks, THREADS / team.size() * blocks,
-                                 now.items};
-    float *partial = (float *)memory + team.number() * 2 * SIDES * warps * PRODUCT_SUMS;
-    float *split = (float *)memory + 2 * SIDES * WARPS * PRODUCT_SUMS;
-    product_few<true, GATED, NORM, SPREAD>(&here.table, now.product, items, team, partial, split, await);
+// What lies before the vectors in shared memory: the sums.
+static __host__ __device__ __forceinline__ int sums_of(int sides) {
+    static_assert(2 * WARPS * PRODUCT_SUMS <= product_even_floats(1), "of either form");
+    return product_even_floats(sides);
 }
 
-template <bool NORM> static __device__ __forceinline__ void run_product(int32_t turn, const phase_await &await) {
-    const cuda_product &p = ring[turn].product;
-    if (!p.gated)
-        run_product_as<false, NORM, false>(turn, await);
-    else if (product_warps(p.cols) < WARPS)
-        run_product_as<true, NORM, true>(turn, await);
+template <bool GATED, bool NORM> static __device__ __noinline__ void run_any(int32_t turn, phase_await await) {
+    constexpr int SIDES = GATED ? 2 : 1;
+    const phase &now = ring[turn];
+    const cuda_product &p = now.product.asked;
+    const int32_t warps = product_warps(p.cols), blocks = (int32_t)gridDim.x;
+    const cuda_team_of team(32 * warps);
+    const product_items items = {(int32_t)blockIdx.x + team.number() * blocks, WARPS / warps * blocks, now.items};
+    float *partial = (float *)memory + team.number() * 2 * SIDES * warps * PRODUCT_SUMS;
+    product_few<true, GATED, NORM>(&here.table, p, items, team, partial, (float *)memory + sums_of(SIDES), await);
+}
+
+template <int SIDE, int HELD, bool GATED, bool NORM>
+static __device__ __noinline__ void run_even(int32_t turn, const uint32_t *arrived) {
+    const phase &now = ring[turn];
+    const phase_await await = {arrived, now.awaited};
+    product_few_even<SIDE, HELD, GATED, NORM>(&here.table, now.product.asked, now.product.facts, now.items,
+                                              (float *)memory, (float *)memory + sums_of(GATED ? 2 : 1), await);
+}
+
+template <bool GATED, bool NORM>
+static __device__ __forceinline__ void run_product_as(int32_t turn, const phase_await &await) {
+    switch (ring[turn].product.facts.form) {
+    case PRODUCT_8_6:
+        run_even<8, 6, GATED, NORM>(turn, await.arrived);
+        break;
+    case PRODUCT_8_8:
+        run_even<8, 8, GATED, NORM>(turn, await.arrived);
+        break;
+    case PRODUCT_16_8:
+        if constexpr (!GATED)
+            run_even<16, 8, false, NORM>(turn, await.arrived);
+        break;
+    default:
+        run_any<GATED, NORM>(turn, await);
+    }
+}
+
+static __device__ __forceinline__ void run_product(int32_t turn, const phase_await &await) {
+    const cuda_product &p = ring[turn].product.asked;
+    if (p.gated)
+        p.norm.y ? run_product_as<true, true>(turn, await) : run_product_as<true, false>(turn, await);
     else
-        run_product_as<true, NORM, false>(turn, await);
+        p.norm.y ? run_product_as<false, true>(turn, await) : run_product_as<false, false>(turn, await);
 }
 
 size_t cuda_chain_product_bytes(const cuda_product *p, int64_t vectors) {
-    const int64_t sums = 2 * (p->gated ? 2 : 1) * WARPS * PRODUCT_SUMS;
-    return sizeof(float) * (size_t)sums + product_vectors_bytes(p->cols, vectors);
+    return sizeof(float) * (size_t)sums_of(p->gated ? 2 : 1) + product_vectors_bytes(p->cols, vectors);
 }
 
 // ------------------------------------------------------------------------------------------------ preparations, cores
@@ -315,14 +309,13 @@ static __device__ __noinline__ void prefetch(int32_t turn) {
     if (lane < 0 || item >= later.items)
         return;
     if (later.kind == PRODUCT) {
-        const cuda_product &p = later.product;
-        const int32_t bytes = product_tiles(p.cols) * 512 * (p.gated ? 2 : 1);
-        int tile = item;
-        if (lane > 0 && (lane + 1) * bytes > MOST)
+        const cuda_product &p = later.product.asked;
+        const int32_t bytes = product_tiles(p.cols) * 512, sides = p.gated ? 2 : 1;
+        if (lane > 0 && (lane + 1) * bytes * sides > MOST)
             return;
-        const int own = p.gated ? 0 : product_find_part(p, tile, product_row_tiles);
-        for (int side = 0; side < (p.gated ? 2 : 1); side++)
-            cuda_bulk_prefetch(product_item_tiles(p, tile, own, side), (uint32_t)product_tiles(p.cols) * 512);
+        const product_place at = p.gated ? product_place{0, item} : product_find_even(later.product.facts, item);
+        for (int side = 0; side < sides; side++)
+            cuda_bulk_prefetch(product_item_tiles(p, at.item, at.own, side), (uint32_t)bytes);
     } else if (later.kind == RECURRENCE) {
         const recurrence &a = later.core.linear;
         const int32_t t = item / a.states;
@@ -350,7 +343,7 @@ static __device__ __forceinline__ void run_phase(int32_t turn, const phase_await
     const phase &now = ring[turn];
     switch (now.kind) {
     case PRODUCT:
-        now.product.norm.y ? run_product<true>(turn, await) : run_product<false>(turn, await);
+        run_product(turn, await);
         break;
     case PREPARE:
         run_prepare(turn, await);
@@ -373,8 +366,9 @@ static __device__ __forceinline__ void run_phase(int32_t turn, const phase_await
 }
 
 static __device__ __forceinline__ void stage(phase *to, const phase *from) {
-    if (threadIdx.x < sizeof(phase) / 16)
-        __pipeline_memcpy_async((uint4 *)to + threadIdx.x, (const uint4 *)from + threadIdx.x, sizeof(uint4));
+    const uint32_t word = THREADS - 1 - threadIdx.x; // the first warps have more to do
+    if (word < sizeof(phase) / 16)
+        __pipeline_memcpy_async((uint4 *)to + word, (const uint4 *)from + word, sizeof(uint4));
     __pipeline_commit();
 }
 
@@ -565,7 +559,7 @@ static kern_status gather(const cuda_step *step, phase *next, size_t shared) {
 
 bool cuda_chain_raise(const cuda_step *step, int32_t *flags) {
     phase *last = step->chain ? last_of(step->chain) : NULL;
-    if (!last || last->flags || (last->kind == PRODUCT && last->product.finite))
+    if (!last || last->flags || (last->kind == PRODUCT && last->product.asked.finite))
         return false;
     last->flags = flags;
     return true;
@@ -575,7 +569,7 @@ kern_status cuda_chain_product(const cuda_step *step, const cuda_product *produc
     phase next = {};
     next.kind = PRODUCT;
     next.items = items;
-    next.product = *product;
+    next.product = {product_facts_of(product), *product};
     return gather(step, &next, cuda_chain_product_bytes(product, step->tokens));
 }
 

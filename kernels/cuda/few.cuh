@@ -162,15 +162,14 @@ template <bool GATED> static __device__ __forceinline__ product_place product_fi
     return {own, item};
 }
 
-// The tiles of a warp that sums SIDES sides of an item from side0 on.
+// A warp's tiles of an item, of both its sides where it has two.
 template <int SIDES>
-static __device__ __forceinline__ void product_load_item(const cuda_product &p, const product_place &at, int side0,
+static __device__ __forceinline__ void product_load_item(const cuda_product &p, const product_place &at,
                                                          const product_columns &columns,
                                                          uint4 (&a)[SIDES][PRODUCT_HELD]) {
 #pragma unroll
     for (int side = 0; side < SIDES; side++) {
-        const uint4 *from =
-            product_item_tiles(p, at.item, at.own, side0 + side) + columns.begin * 32 + threadIdx.x % 32;
+        const uint4 *from = product_item_tiles(p, at.item, at.own, side) + columns.begin * 32 + threadIdx.x % 32;
 #pragma unroll
         for (int i = 0; i < PRODUCT_HELD; i++)
             if (i < columns.count)
@@ -180,26 +179,31 @@ static __device__ __forceinline__ void product_load_item(const cuda_product &p, 
 
 // ------------------------------------------------------------------------------------------------- the split vectors
 
-// The vectors as a warp's lanes take them, a word of 16 bytes a lane: of tile i and vector v four words, the q-th with
-// hi of columns 2 q and 2 q + 1, hi of 2 q + 8 and 2 q + 9, then lo of both.
+// The vectors as a warp's lanes take them, a word of 16 bytes a lane: of vector v and tile i four words, the q-th with
+// hi of columns 2 q and 2 q + 1, hi of 2 q + 8 and 2 q + 9, then lo of both. An odd number of tiles lies between two
+// vectors, so that lanes of neighbouring vectors meet no bank conflict.
 struct product_vectors_memory {
     uint4 *word;
-    int32_t vectors;
+    int32_t vectors, stride;
 
-    __device__ __forceinline__ uint4 take(int tile, int32_t v) const {
-        return word[(tile * vectors + v) * 4 + (int)threadIdx.x % 4];
+    __device__ __forceinline__ const uint4 *lane_of(int32_t v) const {
+        return word + v * stride * 4 + (int)threadIdx.x % 4;
     }
+    __device__ __forceinline__ uint4 take(int tile, int32_t v) const { return lane_of(v)[tile * 4]; }
     __device__ __forceinline__ void put(int32_t v, int32_t k, float2 pair) const { // k: even
         const int32_t tile = k / PRODUCT_TILE, place = k % PRODUCT_TILE / 2;
-        uint32_t *half = (uint32_t *)(word + (tile * vectors + v) * 4 + place % 4) + place / 4;
+        uint32_t *half = (uint32_t *)(word + (v * stride + tile) * 4 + place % 4) + place / 4;
         uint32_t hi, lo;
         product_split_pair(pair, hi, lo);
         half[0] = hi;
         half[2] = lo;
     }
 };
+static __host__ __device__ __forceinline__ int32_t product_vector_stride(int32_t tiles) {
+    return tiles | 1;
+}
 static __host__ __device__ __forceinline__ size_t product_vectors_bytes(int32_t cols, int64_t vectors) {
-    return (size_t)vectors * (size_t)product_tiles(cols) * 4 * sizeof(uint4);
+    return (size_t)vectors * (size_t)product_vector_stride(product_tiles(cols)) * 4 * sizeof(uint4);
 }
 
 // Pairs of columns [first, end of the last tile) of all vectors, a thread of the block each, AHEAD under way.
@@ -319,25 +323,25 @@ product_multiply_held(const uint4 (&a)[SIDES][PRODUCT_HELD], const product_colum
 }
 
 // The items of a team. All teams of a block come here, also those without items: await and the vectors are the block's.
-// At most 8 vectors. The team is product_warps(cols) warps; SPREAD, of a gated product: twice as many, half of them for
-// each side. A warp that cannot hold its tiles of K takes them in pieces. partial: the team's, 2 * sides * warps *
+// At most 8 vectors. The team is product_warps(cols) warps. A warp that cannot hold its tiles of K takes them in
+// pieces. partial: the team's, 2 * sides * warps *
 // PRODUCT_SUMS floats; split: the block's, product_vectors_bytes.
-template <bool EVEN, bool GATED, bool NORM, bool SPREAD, typename Team, typename Await>
+template <bool EVEN, bool GATED, bool NORM, typename Team, typename Await>
 static __device__ __forceinline__ void product_few(const cuda_table *table, const cuda_product &p,
                                                    const product_items &items, const Team &team, float *partial,
                                                    void *split, const Await &await) {
-    constexpr int SIDES = GATED && !SPREAD ? 2 : 1; // of a warp
-    const int lane = threadIdx.x % 32, warps = team.size() / 32 / (SPREAD ? 2 : 1);
-    const int side0 = SPREAD && team.thread() / 32 >= warps ? 1 : 0, warp = team.thread() / 32 - side0 * warps;
+    constexpr int SIDES = GATED ? 2 : 1;
+    const int lane = threadIdx.x % 32, warps = team.size() / 32, warp = team.thread() / 32;
     const int tiles = product_tiles(p.cols), pieces = (tiles + warps * PRODUCT_HELD - 1) / (warps * PRODUCT_HELD);
     product_columns all = {tiles * warp / warps, 0};
     all.count = tiles * (warp + 1) / warps - all.begin;
     uint4 a[SIDES][PRODUCT_HELD] = {}; // defined on all paths: else it would stay alive around a caller's loop
     product_place at = product_find<GATED>(p, min(items.first, items.end - 1));
     if (items.first < items.end)
-        product_load_item(p, at, side0, product_piece(all, 0), a);
+        product_load_item(p, at, product_piece(all, 0), a);
     const int32_t vectors = product_vectors(table, p);
-    const product_vectors_memory all_vectors = {(uint4 *)split, NORM ? table->n_tokens : vectors};
+    const product_vectors_memory all_vectors = {(uint4 *)split, NORM ? table->n_tokens : vectors,
+                                                product_vector_stride(tiles)};
     const int32_t own = lane / 4 >= vectors ? -1 : NORM ? product_source(table, p, lane / 4) : lane / 4;
     await();
     if (vectors <= 0)
@@ -351,18 +355,18 @@ static __device__ __forceinline__ void product_few(const cuda_table *table, cons
         product_split<EVEN>(table, p, all_vectors);
     __syncthreads();
     for (int item = items.first, turn = 0; item < items.end; item += items.stride, turn ^= 1) {
-        float sum[SIDES][4] = {}, *now = partial + turn * (GATED ? 2 : 1) * warps * PRODUCT_SUMS;
+        float sum[SIDES][4] = {}, *now = partial + turn * SIDES * warps * PRODUCT_SUMS;
         const bool last = item + items.stride >= items.end;
         const product_place next = last ? at : product_find<GATED>(p, item + items.stride);
         for (int piece = 0; piece < pieces; piece++) {
             product_multiply_held(a, product_piece(all, piece), all_vectors, own, p.fast, sum);
             const bool more = piece + 1 < pieces;
             if (more || !last)
-                product_load_item(p, more ? at : next, side0, product_piece(all, more ? piece + 1 : 0), a);
+                product_load_item(p, more ? at : next, product_piece(all, more ? piece + 1 : 0), a);
         }
 #pragma unroll
         for (int side = 0; side < SIDES; side++)
-            product_put_sum(sum[side], now + ((side0 + side) * warps + warp) * PRODUCT_SUMS, lane);
+            product_put_sum(sum[side], now + (side * warps + warp) * PRODUCT_SUMS, lane);
         team.sync();
         product_finish_item<GATED>(p, at, team, warps, now, vectors, addend);
         at = next;

@@ -156,8 +156,8 @@ static __global__ void __launch_bounds__(PRODUCT_SPLIT * 32)
     extern __shared__ __align__(16) float memory[]; // two `partial`, the vectors
     cuda_begin();
     const int partial = 2 * (GATED ? 2 : 1) * (int)(blockDim.x / 32) * PRODUCT_SUMS;
-    product_few<EVEN, GATED, NORM, false>(table, p, {(int32_t)blockIdx.x, (int32_t)gridDim.x, items},
-                                          cuda_whole_block(), memory, memory + partial, cuda_await);
+    product_few<EVEN, GATED, NORM>(table, p, {(int32_t)blockIdx.x, (int32_t)gridDim.x, items}, cuda_whole_block(),
+                                   memory, memory + partial, cuda_await);
 }
 
 static bool is_even(const cuda_product *p) {

@@ -37,6 +37,7 @@ struct cuda_team_of {
 
     explicit __device__ __forceinline__ cuda_team_of(int32_t size)
         : index((int32_t)threadIdx.x / size), threads(size) {}
+    __device__ __forceinline__ cuda_team_of(int32_t number, int32_t size) : index(number), threads(size) {}
     __device__ __forceinline__ int32_t number(void) const { return index; }
     __device__ __forceinline__ int32_t thread(void) const { return (int32_t)threadIdx.x & (threads - 1); }
     __device__ __forceinline__ int32_t size(void) const { return threads; }

@@ -8,7 +8,7 @@
 // what a warp holds at a time.
 #include "tests/kernels/kernel_test.h"
 
-enum { MOST = 8, SLOTS = 12, PARAMS = 128, LAYERS = 2, TAPS = 4, VOCABULARY = 77, REGION = 1 << 18 };
+enum { MOST = 8, SLOTS = 12, PARAMS = 128, LAYERS = 2, TAPS = 4, VOCABULARY = 77, REGION = 1 << 19 };
 
 typedef enum core_kind { CORE_DELTA, CORE_ADD, CORE_CHANNEL, CORE_SHARED, CORE_MESA } core_kind;
 
@@ -335,7 +335,8 @@ START_TEST(steps_equal_launches) {
         {CORE_DELTA, 48, 1, 64, 40},     {CORE_DELTA, 160, 2, 64, 304},   {CORE_DELTA, 272, 3, 128, 1552},
         {CORE_ADD, 96, 3, 32, 112},      {CORE_CHANNEL, 128, 2, 128, 64}, {CORE_CHANNEL, 64, 2, 64, 64},
         {CORE_SHARED, 1040, 4, 32, 272}, {CORE_ADD, 1552, 1, 64, 48},     {CORE_DELTA, 64, 1, 64, 2320},
-        {CORE_MESA, 160, 2, 64, 304},    {CORE_MESA, 264, 2, 128, 80}};
+        {CORE_MESA, 160, 2, 64, 304},    {CORE_MESA, 264, 2, 128, 80},    {CORE_DELTA, 768, 6, 128, 2048},
+        {CORE_ADD, 1024, 8, 128, 64}};
     static const int rows[] = {1, 3, 8, 2, 1, 5, 8, 1};
     for (size_t i = 0; i < sizeof shapes / sizeof shapes[0]; i++) {
         fixture *f = calloc(1, sizeof *f);
