@@ -2,18 +2,15 @@
 // y = x W^T with bf16 weights for many vectors by Hopper's warpgroups (sm_90a); products_many.cu launches it. Bits are
 // those of few.cuh: its parts of K, its order.
 //
-// Two launches. The first writes the vectors into the workspace, split into hi and lo, as the tensor cores read them; a
-// norm before the product is made there. Vectors go in slices of SLICE, so that the workspace is a function of the
-// width and a slice stays in the second-level cache.
-//
-// Scratch: for each tile of 16 columns, for each group of 8 vectors, hi then lo: two core matrices of 8 vectors x 8
-// columns. The N / 8 groups of a block's vectors are one run of memory, as the tiles of a row tile of weights are.
+// Two launches. The first writes the vectors into the workspace as the tensor cores read them (many_split.cuh).
 //
 // The second launch: an item is 8 row tiles (of all parts one after another, or as many of parts 0 and 1 each for a
 // gated product) and N vectors; items of the same rows follow each other. A producer warp fills a ring of slots in
 // shared memory with the copy engine, up to PIECE tiles of K a slot, never across two parts of K; it asks for the
 // first slots' weights before the vectors exist. Two warpgroups, 4 row tiles each, a warp one of them: weights go from
-// shared memory into registers, vectors are read where they lie.
+// shared memory into registers, vectors are read where they lie. The products of up to two slots, at common widths a
+// whole part, are under way together. Where a block is alone on its multiprocessor its warpgroups take turns, a part
+// each: one adds its sums while the other multiplies; else another block does.
 //   Many items: a block has all parts of K of an item, adds each part's sums to the total in registers, and goes on to
 //   its next item.
 //   Where many blocks would ask the second-level cache for more than it gives, two of them share what they have in
@@ -24,7 +21,7 @@
 #ifndef KERNELS_CUDA_MANY_CUH
 #define KERNELS_CUDA_MANY_CUH
 
-#include "kernels/cuda/few.cuh"
+#include "kernels/cuda/many_split.cuh"
 #include "kernels/cuda/wgmma.cuh"
 
 enum {
@@ -32,109 +29,14 @@ enum {
     ROW_TILES = CONSUMERS / 32,     // of an item and a side
     PIECE = 4,                      // tiles of K in a slot
     TILE_BYTES = 512,               // of weights
-    CORE = 128,                     // bytes of a core matrix
     MAX_SLOTS = 16,                 // of the ring
     HEAD_BYTES = 2 * MAX_SLOTS * 8, // barriers in front of it
-    SLICE = 2048,                   // vectors of a launch
-    SLICE_ROOM = SLICE + 128,       // and the last item's
     MAX_CLUSTER = 8,
     CHUNK = 16, // vectors whose sums go out together
-    NORMS = 4,  // of a block, where a warp makes one
 };
 
 // What two blocks of a cluster fetch for each other.
 enum { SHARE_NOTHING, SHARE_VECTORS, SHARE_WEIGHTS, SHARES };
-
-// What a launch knows beside the product.
-struct many_shape {
-    char *scratch;
-    int32_t groups;  // of 8 vectors, in scratch
-    int32_t vector0; // of the slice
-    int32_t row_tiles, shared;
-    int32_t cluster;           // blocks that the parts of K are spread over
-    int32_t slots, slot_bytes; // of the ring
-    int32_t vector_bytes;      // behind the ring where blocks split the vectors themselves, else 0
-    bool wide;                 // x is read four columns at a time
-};
-
-static __device__ __forceinline__ int32_t slice_vectors(const cuda_table *table, const cuda_product &p,
-                                                        const many_shape &shape) {
-    return min(product_vectors(table, p) - shape.vector0, (int32_t)SLICE);
-}
-
-// --------------------------------------------------------------------------------------------------- the split vectors
-
-// Where columns 8 k .. 8 k + 7 of a vector go; their lo is 2 CORE further.
-template <int LIMBS> static __device__ __forceinline__ char *scratch_at(const many_shape &shape, int32_t v, int32_t k) {
-    const int64_t run = (int64_t)(k / 2) * shape.groups + v / PRODUCT_VECTORS;
-    return shape.scratch + run * (LIMBS * 2 * CORE) + k % 2 * CORE + v % PRODUCT_VECTORS * 16;
-}
-
-// Eight columns of a vector, zeros past the last.
-struct many_eight {
-    cuda_quad half[2];
-
-    __device__ __forceinline__ void load(const cuda_table *table, const cuda_product &p, const many_shape &shape,
-                                         int32_t v, int32_t column) {
-        const float *x = p.x + (int64_t)product_source(table, p, shape.vector0 + v) * p.cols + column;
-        half[0] = cuda_load(x, p.cols - column, shape.wide);
-        half[1] = cuda_load(x + 4, p.cols - column - 4, shape.wide);
-    }
-    template <int LIMBS> __device__ __forceinline__ void store(char *to) const {
-        uint32_t hi[4], lo[4];
-#pragma unroll
-        for (int i = 0; i < 4; i++)
-            product_split_pair(make_float2(half[i / 2].v[i % 2 * 2], half[i / 2].v[i % 2 * 2 + 1]), hi[i], lo[i]);
-        *(uint4 *)to = make_uint4(hi[0], hi[1], hi[2], hi[3]);
-        if (LIMBS == 2)
-            *(uint4 *)(to + 2 * CORE) = make_uint4(lo[0], lo[1], lo[2], lo[3]);
-    }
-};
-
-// A warp: 8 vectors, 32 columns; 4 lanes of a vector read a line, 8 lanes of a core matrix write one.
-template <int LIMBS>
-static __global__ void __launch_bounds__(256)
-    split_kernel(const cuda_table *table, const __grid_constant__ cuda_product p, const many_shape shape) {
-    cuda_begin();
-    const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
-    const int32_t v = (int32_t)blockIdx.x * PRODUCT_VECTORS + lane % 8;
-    const int32_t k = ((int32_t)blockIdx.y * 8 + warp) * 4 + lane / 8;
-    const int32_t vectors = slice_vectors(table, p, shape);
-    cuda_await();
-    if (v >= vectors || k / 2 >= product_tiles(p.cols))
-        return; // what is past the vectors gives outputs that nobody writes
-    many_eight eight;
-    eight.load(table, p, shape, v, 8 * k);
-    eight.store<LIMBS>(scratch_at<LIMBS>(shape, v, k));
-}
-
-// The same behind the norm, whose y is written too. A team of LANES makes one norm, as in norm.cu.
-template <int LANES, int CACHE, int LIMBS>
-static __global__ void __launch_bounds__(LANES == CUDA_WARP ? CUDA_WARP * NORMS : LANES)
-    normalise_kernel(const cuda_table *table, const __grid_constant__ cuda_product p, const many_shape shape) {
-    __shared__ float shared[LANES / CUDA_WARP];
-    cuda_begin();
-    const cuda_norm &n = p.norm;
-    const int32_t i =
-        LANES == CUDA_WARP ? (int32_t)blockIdx.x * NORMS + (int32_t)threadIdx.x / CUDA_WARP : (int32_t)blockIdx.x;
-    const int32_t v = i / n.groups, column = i % n.groups * n.width;
-    const int32_t vectors = slice_vectors(table, p, shape);
-    cuda_await();
-    if (v >= vectors)
-        return;
-    const int64_t at = (int64_t)shape.vector0 * n.groups + i;
-    float *y = n.y + at * n.width;
-    cuda_normalise<CACHE>(n, at, cuda_team<LANES>(), shared, [&](int32_t j, const cuda_quad &q) {
-        uint2 hi, lo;
-        product_split_pair(make_float2(q.v[0], q.v[1]), hi.x, lo.x);
-        product_split_pair(make_float2(q.v[2], q.v[3]), hi.y, lo.y);
-        char *to = scratch_at<LIMBS>(shape, v, (column + j) / 8) + (column + j) % 8 * 2;
-        cuda_store(y + j, q, 4, true);
-        *(uint2 *)to = hi;
-        if (LIMBS == 2)
-            *(uint2 *)(to + 2 * CORE) = lo;
-    });
-}
 
 // ------------------------------------------------------------------------------------------------------------- layout
 
@@ -145,10 +47,8 @@ template <int N, int SIDES, int LIMBS> struct many_layout {
     static constexpr int HALF = N / 2;                              // sums of a thread and a side
     static constexpr int PART_FLOATS = SIDES * HALF * CONSUMERS;    // of one part of K
     static constexpr int STAGED = SIDES * CHUNK * PRODUCT_COLUMN;   // floats of a warp's sums on their way out
-    static constexpr int RESIDENT = SIDES * (N + 16) <= 80 ? 2 : 1; // blocks of a multiprocessor
-    // Tiles of K that a warp may hold, of one slot or two: where two blocks share a multiprocessor, one's products hide
-    // the other's waits and registers are few.
-    static constexpr int HELD = RESIDENT == 1 || SIDES * (N + 8 * PIECE) <= 64 ? 2 * PIECE : PIECE;
+    static constexpr int RESIDENT = SIDES * (N + 16) <= 48 ? 2 : 1; // blocks of a multiprocessor
+    static constexpr bool ORDERED = RESIDENT == 1;                  // one of the two warpgroups multiplies at a time
     // One block alone: the warpgroup of the producer leaves its registers to the two that multiply.
     static constexpr int THREADS = CONSUMERS + (RESIDENT == 1 ? 128 : 32);
 };
@@ -299,12 +199,9 @@ template <int N, int SIDES, int LIMBS> struct many_producer {
 
 // ---------------------------------------------------------------------------------------------------------- consumers
 
-// COUNT tiles of K of a slot, on their way while this returns. a: the weights, which are the tensor cores' with the
-// sums.
-template <int N, int SIDES, int LIMBS, int COUNT>
-static __device__ __forceinline__ void start_tiles(float (&sum)[SIDES][N / 2], uint4 (&a)[SIDES][COUNT],
-                                                   const char *weights, const char *vectors) {
-    typedef many_layout<N, SIDES, LIMBS> layout;
+// A thread's share of COUNT tiles of a slot.
+template <int SIDES, int COUNT>
+static __device__ __forceinline__ void load_tiles(uint4 (&a)[SIDES][COUNT], const char *weights) {
 #pragma unroll
     for (int side = 0; side < SIDES; side++)
 #pragma unroll
@@ -312,6 +209,13 @@ static __device__ __forceinline__ void start_tiles(float (&sum)[SIDES][N / 2], u
             a[side][i] = *(const uint4 *)(weights + (side * ROW_TILES * PIECE + i) * TILE_BYTES);
             cuda_wgmma_hold(a[side][i]);
         }
+}
+
+// Their products are under way when this returns: a and the sums are the tensor cores'.
+template <int N, int SIDES, int LIMBS, int COUNT>
+static __device__ __forceinline__ void start_tiles(float (&sum)[SIDES][N / 2], const uint4 (&a)[SIDES][COUNT],
+                                                   const char *vectors) {
+    typedef many_layout<N, SIDES, LIMBS> layout;
     const cuda_wgmma_operand b(vectors, layout::GROUP_BYTES);
     cuda_wgmma_begin();
 #pragma unroll
@@ -333,6 +237,17 @@ template <int SIDES, int COUNT> static __device__ __forceinline__ void hold_all(
 #pragma unroll
     for (int i = 0; i < SIDES * COUNT; i++)
         cuda_wgmma_hold(sum[i / COUNT][i % COUNT]);
+}
+
+// The two warpgroups ask for products by turns, so that one adds its sums while the other multiplies. The second passes
+// the first turn, and the first takes the last.
+constexpr int TURN_BARRIER = 2; // of the first warpgroup; the second's follows
+constexpr int TURN_THREADS = CONSUMERS;
+static __device__ __forceinline__ void await_turn(void) {
+    asm volatile("bar.sync %0, %1;" ::"r"(TURN_BARRIER + (int)threadIdx.x / 128), "n"(TURN_THREADS) : "memory");
+}
+static __device__ __forceinline__ void pass_turn(void) {
+    asm volatile("bar.arrive %0, %1;" ::"r"(TURN_BARRIER + 1 - (int)threadIdx.x / 128), "n"(TURN_THREADS) : "memory");
 }
 
 // A consumer's place in the ring.
@@ -378,14 +293,20 @@ static __device__ __forceinline__ void multiply_tiles(float (&sum)[SIDES][N / 2]
     uint4 a[SIDES][FIRST], a2[SIDES][SECOND > 0 ? SECOND : 1];
     int slot = reader.take();
     int held = reader.turn.slot;
+    load_tiles(a, reader.ring.slot + slot + reader.weights);
     hold_all(sum);
-    start_tiles<N, SIDES, LIMBS, FIRST>(sum, a, reader.ring.slot + slot + reader.weights,
-                                        reader.ring.slot + reader.vectors_of<layout>(slot, FIRST));
+    if (layout::ORDERED)
+        await_turn();
+    start_tiles<N, SIDES, LIMBS>(sum, a, reader.ring.slot + reader.vectors_of<layout>(slot, FIRST));
     reader.turn.next(reader.ring.slots);
     if constexpr (SECOND > 0) {
         slot = reader.take();
-        start_tiles<N, SIDES, LIMBS, SECOND>(sum, a2, reader.ring.slot + slot + reader.weights,
-                                             reader.ring.slot + reader.vectors_of<layout>(slot, SECOND));
+        load_tiles(a2, reader.ring.slot + slot + reader.weights);
+        start_tiles<N, SIDES, LIMBS>(sum, a2, reader.ring.slot + reader.vectors_of<layout>(slot, SECOND));
+    }
+    if (layout::ORDERED)
+        pass_turn();
+    if constexpr (SECOND > 0) {
         cuda_wgmma_wait<1>();
         hold_all(a);
         reader.leave(held);
@@ -444,9 +365,8 @@ static __device__ __forceinline__ void multiply_up_to(float (&sum)[SIDES][N / 2]
 // The sums of one part of K, `count` tiles.
 template <int N, int SIDES, int LIMBS>
 static __device__ __forceinline__ void multiply_part(float (&sum)[SIDES][N / 2], many_reader &reader, int count) {
-    constexpr int HELD = many_layout<N, SIDES, LIMBS>::HELD;
-    for (; count > 0; count -= HELD)
-        multiply_up_to<N, SIDES, LIMBS, HELD>(sum, reader, count);
+    for (; count > 0; count -= 2 * PIECE)
+        multiply_up_to<N, SIDES, LIMBS, 2 * PIECE>(sum, reader, count);
 }
 
 // ------------------------------------------------------------------------------------------------------------ outputs
@@ -792,7 +712,11 @@ static __global__ void __launch_bounds__(many_layout<N, SIDES, LIMBS>::THREADS, 
         if (layout::RESIDENT == 1)
             asm volatile("setmaxnreg.inc.sync.aligned.u32 232;");
         cuda_await();
+        if (layout::ORDERED && threadIdx.x / 128 == 1)
+            pass_turn();
         consume<N, SIDES, LIMBS>(table, p, shape, work, ring, vectors, partial);
+        if (layout::ORDERED && threadIdx.x / 128 == 0)
+            await_turn();
         if (shape.cluster > 1) { // one item
             cluster_barrier();
             add_cluster<N, SIDES, LIMBS>(p, shape, place_of<N, SIDES>(p, shape, work, work.item0, vectors), partial,

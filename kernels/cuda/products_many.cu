@@ -56,7 +56,7 @@ static int blocks_of(const many_cut &cut) {
     return cut.cluster * (cut.shared ? 2 : 1);
 }
 
-// The most slots that fit beside `taken` bytes, for as many blocks a multiprocessor as the kernel may have, or for one.
+// The most slots that fit beside `taken` bytes, for `resident` blocks a multiprocessor or else for one.
 static int slots_of(const kern_cuda *cuda, int resident, size_t taken, int slot_bytes, int most) {
     enum { RESERVED = 1024 }; // of a block, by the system
     const size_t whole = cuda->shared_limit, shared = (whole + RESERVED) / (size_t)resident - RESERVED;
@@ -70,21 +70,28 @@ static int slots_of(const kern_cuda *cuda, int resident, size_t taken, int slot_
 }
 
 // Cycles: the second-level cache gives 28 bytes a cycle for every multiprocessor, 40 to one of few that ask, the shared
-// memory of others 12; tensor cores do four fifths of 2048 multiplications; an item's outputs are 20 for each vector
-// and side, a launch more is 3500, a cluster with its barriers 4000.
+// memory of others 12; tensor cores do four fifths of 2048 multiplications; what a warpgroup does at the end of a part
+// is 400, while which the other one multiplies if it is ordered; an item's outputs are 20 for each vector and side, a
+// launch more is 3500, a cluster with its barriers 4000, two blocks' start 500. Clusters find place on seven eighths of
+// the multiprocessors: a group of them is seldom a multiple of a cluster.
 template <int N, int SIDES, int LIMBS>
 static int64_t cost_of(const kern_cuda *cuda, const cuda_product *p, const many_plan &plan, int64_t items) {
     const many_cut &cut = plan.cut;
-    const int64_t processors = cuda->processors, places = processors / (cut.shared ? 2 : 1);
+    const int64_t processors = cuda->processors;
+    const int64_t places = cut.cluster > 1 ? processors * 7 / 8 : processors / (cut.shared ? 2 : 1);
     const int64_t blocks = items * blocks_of(cut), turns = (items * cut.cluster + places - 1) / places;
     const int64_t rate = blocks >= processors ? 28 : blocks * 10 <= processors * 7 ? 40 : 28 * processors / blocks;
     const int64_t weights = SIDES * 256 / (cut.shared == SHARE_WEIGHTS ? 2 : 1);
     const int64_t vectors = 4 * N / (cut.shared == SHARE_VECTORS ? 2 : 1);
-    const int64_t loads = (weights + vectors) * p->cols / rate, products = (int64_t)SIDES * N * LIMBS * p->cols / 13;
+    const int64_t loads = (weights + vectors) * p->cols / rate, waits = 400 * product_warps(p->cols);
+    const int64_t both = (int64_t)SIDES * N * LIMBS * p->cols / 13, least = both / 2 + waits; // of one warpgroup
+    const int64_t products = many_layout<N, SIDES, LIMBS>::ORDERED ? (both > least ? both : least)
+                             : blocks > processors                 ? both
+                                                                   : both + waits;
     int64_t turn = (loads > products ? loads : products) / cut.cluster + SIDES * N * 20 / cut.cluster;
     if (cut.cluster > 1)
         turn += (int64_t)SIDES * N * 512 * (product_warps(p->cols) / cut.cluster) / 12 + 4000;
-    return turns * turn + (plan.vector_bytes || p->norm.y ? 0 : 3500);
+    return turns * turn + (cut.shared ? 500 : 0) + (plan.vector_bytes || p->norm.y ? 0 : 3500);
 }
 
 // slots 0: it does not fit into shared memory.
@@ -95,13 +102,14 @@ static many_plan plan_of(const kern_cuda *cuda, const cuda_product *p, int64_t i
     const int longest = cuda_blocks(product_tiles(p->cols), split), stages = each * cuda_blocks(longest, PIECE);
     const size_t partial = sizeof(float) * (cut.cluster > 1 ? each * layout::PART_FLOATS : layout::STAGED * ROW_TILES);
     const size_t taken = HEAD_BYTES + partial;
+    const int resident = items * blocks_of(cut) > cuda->processors ? layout::RESIDENT : 1;
     many_plan plan = {cut, 0, layout::WEIGHT_BYTES, each * longest * layout::VECTOR_TILE, 0, 0};
     if (cut.cluster > 1 && !p->norm.y && stages <= MAX_SLOTS)
-        plan.slots = slots_of(cuda, layout::RESIDENT, taken + (size_t)plan.vector_bytes, plan.slot_bytes, stages);
+        plan.slots = slots_of(cuda, resident, taken + (size_t)plan.vector_bytes, plan.slot_bytes, stages);
     if (plan.slots < stages) { // the vectors are split by a launch before and come through the ring
         plan.slot_bytes = layout::SLOT;
         plan.vector_bytes = 0;
-        plan.slots = slots_of(cuda, layout::RESIDENT, taken, plan.slot_bytes,
+        plan.slots = slots_of(cuda, resident, taken, plan.slot_bytes,
                               cut.cluster > 1 && stages < MAX_SLOTS ? stages : (int)MAX_SLOTS);
     }
     plan.bytes = taken + (size_t)plan.slots * (size_t)plan.slot_bytes + (size_t)plan.vector_bytes;
