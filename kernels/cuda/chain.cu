@@ -271,7 +271,7 @@ template <int D> static __device__ __noinline__ void run_solves(int32_t turn, ph
         __pipeline_wait_prior(0); // else it would stand in the solver
         __syncthreads();
         if (solves && there)
-            mesa_one_token<D, Team>(a, (int64_t)at.t * a.heads + at.head, here.row[at.t].solver, tile, own);
+            mesa_one_token<D, Team>(a, at.t, at.head, here.row[at.t].solver, tile, own);
         if (item + (int32_t)gridDim.x < items)
             __syncthreads();
     }

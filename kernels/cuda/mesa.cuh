@@ -71,17 +71,22 @@ static __device__ __forceinline__ float mesa_lambda_of(const mesa &a, float para
 }
 
 // One thread of a solve's block. Heads and layers add to a token's sum, integers, so their order is free.
-static __device__ __forceinline__ void mesa_tell(const mesa &a, int64_t at, const kern_solve_report &report) {
+static __device__ __forceinline__ void mesa_tell(const mesa &a, int64_t t, int64_t at,
+                                                 const kern_solve_report &report) {
     if (a.report)
         a.report[at] = report;
     if (!a.sum)
         return;
-    kern_solve_sum *sum = &a.sum[at / a.heads];
+    kern_solve_sum *sum = &a.sum[t];
     atomicAdd(&sum->solves, 1u);
     atomicAdd(&sum->steps, (uint32_t)report.steps);
     atomicMax(&sum->steps_max, (uint32_t)report.steps);
     if (report.flags)
         atomicAdd(&sum->unconverged, 1u);
+}
+
+static __device__ __forceinline__ void mesa_tell(const mesa &a, int64_t at, const kern_solve_report &report) {
+    mesa_tell(a, a.sum ? at / a.heads : 0, at, report);
 }
 
 // Whether a document that is not the row's first begins at token t.
@@ -320,19 +325,23 @@ static __device__ __forceinline__ void mesa_read_values(mesa_work<D> &work, cons
 }
 
 template <int D, typename Team>
+static __device__ __forceinline__ void mesa_write_output(const mesa &a, int64_t at, const mesa_work<D> &work) {
+    const int32_t d = Team::thread();
+    if (d >= D)
+        return;
+    float o = work.part[0][d];
+#pragma unroll
+    for (int part = 1; part < work.PARTS; part++)
+        o += work.part[part][d];
+    a.o[at * D + d] = o;
+    if (a.x)
+        a.x[at * D + d] = work.solve.x[d];
+}
+template <int D, typename Team>
 static __device__ __forceinline__ void mesa_write_results(const mesa &a, int64_t at, const mesa_work<D> &work,
                                                           const kern_solve_report &report) {
-    const int32_t d = Team::thread();
-    if (d < D) {
-        float o = work.part[0][d];
-#pragma unroll
-        for (int part = 1; part < work.PARTS; part++)
-            o += work.part[part][d];
-        a.o[at * D + d] = o;
-        if (a.x)
-            a.x[at * D + d] = work.solve.x[d];
-    }
-    if (d == 0)
+    mesa_write_output<D, Team>(a, at, work);
+    if (Team::thread() == 0)
         mesa_tell(a, at, report);
 }
 
@@ -417,7 +426,7 @@ static __device__ __forceinline__ void mesa_tokens(const cuda_table *table, cons
 // The only token of a row whose operands stand in memory.work as they are: q, k, v, beta, gamma - 1; and where its
 // states go, and lambda. Behind a barrier of the team, with the values there.
 template <int D, typename Team>
-static __device__ __forceinline__ void mesa_one_token(const mesa &a, int64_t at, const kern_solver &solver,
+static __device__ __forceinline__ void mesa_one_token(const mesa &a, int32_t t, int32_t head, const kern_solver &solver,
                                                       mesa_tile<D, Team> &tile, mesa_row_memory<D> &memory) {
     mesa_work<D> &work = memory.work;
     const float root = sqrtf(work.beta);
@@ -432,7 +441,10 @@ static __device__ __forceinline__ void mesa_one_token(const mesa &a, int64_t at,
     const float beta = work.beta;
     mesa_read_values<Team>(work, memory.hv, (float *)work.home.hv, [beta](float x) { return beta * x; });
     Team::sync();
-    mesa_write_results<D, Team>(a, at, work, report);
+    const int64_t at = (int64_t)t * a.heads + head;
+    mesa_write_output<D, Team>(a, at, work);
+    if (Team::thread() == 0)
+        mesa_tell(a, t, at, report);
 }
 
 // A head of a row, all its tokens. After cuda_await; a team that goes on with the same memory syncs in between. The
