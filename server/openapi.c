@@ -134,7 +134,8 @@ static void write_json_limits(srv_buf *out) {
                           "'additionalProperties':{'$ref':'#/components/schemas/anything'}}]},");
 }
 
-// What all models take: ids of the smallest vocabulary, an empty text only where each has a BOS.
+// What all models take: ids of the smallest vocabulary, an empty text only where each has a BOS, as many prompts as a
+// request may have.
 static void write_prompt_parts(const srv_server *server, srv_buf *out) {
     int64_t vocabulary = INT32_MAX;
     bool bos = true;
@@ -151,6 +152,9 @@ static void write_prompt_parts(const srv_server *server, srv_buf *out) {
     srv_json_integer(out, vocabulary - 1);
     srv_json_literal(out, "},'prompt_text':{'type':'string'");
     srv_json_literal(out, bos ? "}" : ",'minLength':1}");
+    srv_json_literal(out, ",'prompt_list':{'type':'array','minItems':1,'maxItems':");
+    srv_json_integer(out, server->bounds.max_prompts);
+    srv_json_literal(out, "}");
 }
 
 static void write_schemas(const srv_server *server, srv_buf *out) {

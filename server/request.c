@@ -108,9 +108,11 @@ static const srv_field completion_fields[] = {
     FIELD("prompt", NULL, srv_set_prompt, IN(prompts), 0, 0, "\"\"",
           "text, list of texts, token ids, or list of lists of token ids; empty text: the BOS token alone",
           .schema = "'anyOf':[{'$ref':'#/components/schemas/prompt_text'},"
-                    "{'type':'array','minItems':1,'items':{'$ref':'#/components/schemas/prompt_text'}},"
+                    "{'allOf':[{'$ref':'#/components/schemas/prompt_list'}],"
+                    "'items':{'$ref':'#/components/schemas/prompt_text'}},"
                     "{" IDS(",'minItems':1") "},"
-                                             "{'type':'array','minItems':1,'items':{" IDS(",'minItems':1") "}}]"),
+                                             "{'allOf':[{'$ref':'#/components/schemas/prompt_list'}],"
+                                             "'items':{" IDS(",'minItems':1") "}}]"),
     FIELD("add_special_tokens", "boolean", srv_set_bool, IN(add_special_tokens), 0, 0, "true",
           "put the tokenizer's BOS before texts"),
     FIELD("max_tokens", "integer", srv_set_int64, IN(max_tokens), 0, 0, "16",
