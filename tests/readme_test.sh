@@ -11,7 +11,7 @@ cd "${MESA_SOURCE:-$(dirname "$0")/..}" || exit 1
 source_dir=$PWD
 build=${MESA_BUILD:-build}
 [[ $build = /* ]] || build=$source_dir/$build
-known=' build/mesa build/mesa-server build/mesa-trainer cat cmake curl jq kill mkdir sed seq wait '
+known=' build/mesa build/mesa-server build/mesa-trainer cat cmake curl echo jq kill mkdir sed seq wait '
 
 fail() {
     echo "FAIL: $1"
