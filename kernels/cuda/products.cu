@@ -21,6 +21,7 @@
 enum {
     F32_WARPS = 8,
     NORM_VECTORS = 4,           // up to which a product makes its norm
+    MOST_MIDDLING = 64,         // vectors up to which a whole step is quicker without products_many.cu, as measured
     MOST_FEW_BYTES = 48 * 1024, // of shared memory
 };
 
@@ -194,7 +195,7 @@ static bool is_phase(const cuda_step *step, const cuda_product *p, int64_t vecto
 }
 
 static bool has_many(const cuda_step *step, const cuda_product *p, int64_t vectors) {
-    return p->bf16 && vectors > PRODUCT_VECTORS && cuda_has_many(step->cuda);
+    return p->bf16 && vectors > MOST_MIDDLING && cuda_has_many(step->cuda);
 }
 
 // Of few vectors every block makes the norm: worth it while they are very few, or where a phase of its own would be
