@@ -202,6 +202,8 @@ static bool has_many(const cuda_step *step, const cuda_product *p, int64_t vecto
 // slower.
 bool cuda_product_takes_norm(const cuda_step *step, const cuda_product *p) {
     const int64_t vectors = step->tokens;
+    if (p->wanted && step->logits != step->tokens)
+        return false; // the norm is of all tokens: they may be many, and the launch is sized for those wanted
     if (has_many(step, p, vectors))
         return cuda_many_takes_norm(p);
     if (is_phase(step, p, vectors))

@@ -512,7 +512,7 @@ START_TEST(wide_norms_before_products) {
 END_TEST
 
 // x += down(silu(gate(norm(x))) up(norm(x))) of a prompt, and outputs of the same norm in slices that no tile begins
-// with; places of x, its norm, gate, up, slices in one memory.
+// with, then logits of the last token; places of x, its norm, gate, up, slices in one memory.
 enum { LONG = 1100, THIN = 192, THICK = 1200, LONG_PLACES = 5, LONG_PLACE = LONG * THICK };
 
 static void long_calls(session_test *s, float *memory, step_call call) {
@@ -534,13 +534,17 @@ static void long_calls(session_test *s, float *memory, step_call call) {
          &(kern_rmsnorm_args){.x = at[0], .y = at[1], .groups = THIN / 32, .width = 32, .eps = 1e-5f});
     call(s, KERN_OP_LINEAR, &(kern_linear_args){at[1], weight[PRODUCT], none, none, at[4], THIN, 6, 3, 0});
     call(s, KERN_OP_LINEAR, &(kern_linear_args){at[1], weight[PAIR], none, none, at[3], THIN, 500, 700, 0});
+    call(
+        s, KERN_OP_RMSNORM,
+        &(kern_rmsnorm_args){.x = at[0], .weight = weight[NORM], .y = at[1], .groups = 1, .width = THIN, .eps = 1e-5f});
+    call(s, KERN_OP_HEAD_LOGITS, &(kern_head_logits_args){at[1], weight[PRODUCT], at[2], none, THIN, THICK, 0});
 }
 
 START_TEST(long_prompts_equal_launches) {
     session_test s = {0};
     if (!kernel_test_open(&s.test, _i, "cpu"))
         MESA_TEST_SKIP("no device %s", kernel_test_device_name(_i));
-    const int tokens[] = {11, 70, s.test.cuda ? LONG : 150};
+    const int tokens[] = {4, 11, 70, s.test.cuda ? LONG : 150};
     make_weight(&s, PRODUCT, KERN_BF16, THICK, THIN);
     make_weight(&s, PAIR, KERN_BF16, THICK, THIN);
     make_weight(&s, DOWN, KERN_BF16, THIN, THICK);
@@ -556,6 +560,9 @@ START_TEST(long_prompts_equal_launches) {
     for (size_t n = 0; n < sizeof tokens / sizeof tokens[0]; n++) {
         kernel_test_clear_rows(&s.test);
         kernel_test_row(&s.test, KERN_ROW_PROMPT, -1, tokens[n], 0);
+        s.test.rows->n_logits = 1;
+        s.test.rows->logits_token[0] = tokens[n] - 1;
+        s.test.rows->sampler[0] = (kern_sampler){.forced = -1};
         kernel_test_prepare(&s.test);
         for (int i = 0; i < 2; i++)
             ck_assert_int_eq(kern_upload(s.test.stream, memory[i], x, LONG_PLACE * sizeof *x), KERN_OK);
