@@ -94,15 +94,16 @@ grep -q 'model demo failed on cuda:0 (pretended): running a step: device lost' "
 ready() { curl -sS -o "$folder/ready" -w '%{http_code}' --unix-socket "$folder/admin" http://localhost/health/ready; }
 
 # The second of two requests goes to the second device, which runs 5 plans when it warms up.
-PRETEND_LOST_AFTER='cuda:1 60' start_server --device cuda:0,cuda:1 --rows 8 --admin-listen "unix:$folder/admin"
+PRETEND_LOST_AFTER='cuda:1 60' start_server --device cuda:0,cuda:1 --rows 8 --admin-listen "unix:$folder/admin" \
+    --drain-time 240
 [ "$(ready)" = 200 ] || fail "not ready: $(cat "$folder/ready")"
-"$mesa" complete --max-tokens 6000 --ignore-eos --usage "A long" >"$folder/stream" 2>"$folder/stream.err" &
+"$mesa" complete --max-tokens 3000 --ignore-eos --usage "A long" >"$folder/stream" 2>"$folder/stream.err" &
 stream=$!
 for _ in $(seq 300); do
     [ ! -s "$folder/stream" ] || break
     sleep 0.1
 done
-"$mesa" complete --max-tokens 6000 --ignore-eos "A long" >"$folder/short" 2>"$folder/short.err" &&
+"$mesa" complete --max-tokens 3000 --ignore-eos "A long" >"$folder/short" 2>"$folder/short.err" &&
     fail "a stream of a lost device ends well"
 grep -q 'the device failed' "$folder/short.err" || fail "the stream does not say why: $(cat "$folder/short.err")"
 kill -0 $stream 2>/dev/null || fail "the request on the other device ended before it could be seen to go on"
@@ -112,7 +113,7 @@ grep -q '"failed"' "$folder/ready" || fail "health does not tell what failed: $(
 grep -q 'answered 503 .*: a device failed' "$folder/plain.err" ||
     fail "a refusal does not say why: $(cat "$folder/plain.err")"
 wait $stream || fail "the request on the other device did not finish: $(cat "$folder/stream.err")"
-grep -q "6000" "$folder/stream.err" || fail "the request on the other device was cut: $(cat "$folder/stream.err")"
+grep -q "3000" "$folder/stream.err" || fail "the request on the other device was cut: $(cat "$folder/stream.err")"
 expect_end
 grep -q 'model demo failed on cuda:1 (pretended): running a step: device lost' "$folder/server.log" ||
     fail "the log does not tell which device was lost"
