@@ -91,8 +91,8 @@ static eng_status open_model(bench *b, const char *dir, const bench_options *o, 
         return ENG_OK;
     kern_storage storage;
     eng_status status = trn_parse_storage(o->state_storage, &storage, error);
-    if (status == ENG_OK && storage != KERN_STORE_F32 && !kern_device_describe(b->device)->stores_bf16)
-        status = eng_fail(error, ENG_INVALID, "--state-storage bf16 needs a CUDA device");
+    if (status == ENG_OK)
+        status = trn_check_storage(b->device, storage, error);
     if (status != ENG_OK)
         return status;
     const bool trains = !o->sessions && !o->weights;

@@ -15,9 +15,7 @@ eng_status trn_probe_open(const char *dir, const char *device, bool trainable, k
     kern_status opened = kern_device_open(&(kern_device_options){.name = device}, &probe.device, reason, sizeof reason);
     if (opened != KERN_OK)
         return eng_fail(error, ENG_DEVICE, "device %s: %s", device, reason[0] ? reason : kern_status_text(opened));
-    eng_status status = ENG_OK;
-    if (storage == KERN_STORE_BF16 && !kern_device_describe(probe.device)->stores_bf16)
-        status = eng_fail(error, ENG_INVALID, "--state-storage bf16 needs a CUDA device");
+    eng_status status = trn_check_storage(probe.device, storage, error);
     if (status == ENG_OK)
         status = eng_checkpoint_open(dir, &probe.checkpoint, error);
     if (status == ENG_OK) {

@@ -141,6 +141,12 @@ eng_status trn_parse_storage(const char *text, kern_storage *out, eng_error *err
     return ENG_OK;
 }
 
+eng_status trn_check_storage(const kern_device *device, kern_storage storage, eng_error *error) {
+    if (storage == KERN_STORE_F32 || kern_device_describe(device)->stores_bf16)
+        return ENG_OK;
+    return eng_fail(error, ENG_INVALID, "--state-storage bf16 needs a CUDA device");
+}
+
 static const char *const cg_modes[] = {[KERN_SOLVE_TOLERANCE] = "tolerance",
                                        [KERN_SOLVE_STEPS] = "steps",
                                        [KERN_SOLVE_EXACT] = "exact",

@@ -49,5 +49,7 @@ ENG_CHECKED eng_status trn_parse_cg_mode(const char *text, kern_solve_mode *out,
 const char *trn_cg_mode_name(kern_solve_mode mode);
 // The storage of --state-storage; NULL: float32.
 ENG_CHECKED eng_status trn_parse_storage(const char *text, kern_storage *out, eng_error *error);
+// Whether the device can keep states so.
+ENG_CHECKED eng_status trn_check_storage(const kern_device *device, kern_storage storage, eng_error *error);
 
 #endif
