@@ -62,8 +62,7 @@ static __device__ __forceinline__ void product_keep(uint32_t &x) {
 }
 
 static __device__ __forceinline__ float4 product_load_quad(const float *x) {
-    __builtin_assume(__isGlobal(x));
-    return *(const float4 *)x;
+    return *(const float4 *)cuda_in_global(x);
 }
 
 // Where columns k .. k + 3 of a vector lie, k a multiple of 4 (product_vectors_memory), and how they get there.
@@ -245,21 +244,12 @@ static __device__ __forceinline__ product_output product_output_of(const cuda_pr
     product_output own = {part.y + at, NULL, 0, there ? n : -1, part.bias != NULL};
     if (there && part.residual)
         own.residual = part.residual + at;
-    if (there && part.bias) {
-        const float *bias = part.bias + part.row0 + row;
-        __builtin_assume(__isGlobal(bias));
-        own.bias = *bias;
-    }
+    if (there && part.bias)
+        own.bias = *cuda_in_global(part.bias + part.row0 + row);
     return own;
 }
 static __device__ __forceinline__ float product_load_residual(const product_output &own) {
-    float residual = 0;
-    if (own.residual) {
-        const float *from = own.residual;
-        __builtin_assume(__isGlobal(from));
-        residual = *from;
-    }
-    return residual;
+    return own.residual ? *cuda_in_global(own.residual) : 0;
 }
 
 // As product_value.
@@ -272,8 +262,7 @@ static __device__ __forceinline__ float product_value_even(const cuda_product &p
             p.finite[own.vector] = 0; // whoever writes writes the same
         y = p.soft_cap > 0 ? p.soft_cap * tanhf(y / p.soft_cap) : y;
     }
-    __builtin_assume(__isGlobal(own.y));
-    *own.y = y;
+    *cuda_in_global(own.y) = y;
     return y;
 }
 
