@@ -1,6 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 // Convolutions, norms of their heads and gates of generated tokens as one launch (prepare.cuh), or as a phase of a
 // chain.
+//
+// heads_kernel, heads of up to 128 channels whose activation is none or SiLU: a warp has the same piece of some
+// neighbouring tokens, as many as let all blocks be there at once. So it reads its weights once, and the next token's
+// inputs are on their way while it works on one. prepare_kernel, all else: a piece of one token a warp.
 #include "kernels/cuda/prepare.cuh"
 
 #include "kernels/cuda/chain.cuh"
@@ -22,6 +26,101 @@ static __global__ void __launch_bounds__(WARPS *CUDA_WARP)
         prepare_convolutions(p.part[at.part], t, at.index, fetched, [](int32_t, const cuda_quad &) {});
     } else if (t < table->n_tokens)
         prepare_gates(p, t, at.index);
+}
+
+// ------------------------------------------------------------------------------------------------------- some tokens
+
+constexpr int HEADS_BLOCKS = 6; // a processor
+
+// A lane's channels, from c on, and whether the piece has them.
+struct lane_place {
+    int32_t c;
+    bool inside;
+};
+
+static __device__ __forceinline__ prepare_inputs fetch_inputs(const prepare_part &p, int32_t t, float *window,
+                                                              const lane_place &lane) {
+    prepare_inputs input = {};
+    if (!lane.inside)
+        return input;
+    input.state = window ? window + lane.c : NULL;
+    if (window)
+#pragma unroll
+        for (int tap = 0; tap < PREPARE_TAPS - 1; tap++)
+            input.tap[tap] = cuda_load(cuda_in_global(input.state + (int64_t)tap * p.conv.channels), CUDA_QUAD, true);
+    const float *x = p.conv.x.f + (int64_t)t * p.conv.channels + lane.c;
+    input.tap[PREPARE_TAPS - 1] = cuda_load(cuda_in_global(x), CUDA_QUAD, true);
+    return input;
+}
+
+// Tokens first to end, a lane's window that of token first + lane.
+static __device__ __forceinline__ void make_pieces(const prepare_part &p, int32_t index, int32_t first, int32_t end,
+                                                   float *window, const prepare_fetched<1> &fetched) {
+    const int32_t i = (int32_t)threadIdx.x % CUDA_WARP * CUDA_QUAD, c = index * p.width + i;
+    const lane_place lane = {c, i < p.width && c < p.conv.channels};
+    const auto window_of = [&](int32_t t) { return (float *)__shfl_sync(~0u, (unsigned long long)window, t - first); };
+    prepare_inputs next = fetch_inputs(p, first, window_of(first), lane);
+    for (int32_t t = first; t < end; t++) {
+        const prepare_inputs now = next;
+        if (t + 1 < end)
+            next = fetch_inputs(p, t + 1, window_of(t + 1), lane);
+        const prepare_outputs made = prepare_make<CUDA_WARP>(p, fetched.weight[0], fetched.bias[0], now, lane.inside);
+        if (lane.inside)
+            prepare_keep(p, (int64_t)t * p.conv.channels + c, now, made);
+    }
+}
+
+static __device__ __forceinline__ void make_gates(const preparation &p, int32_t index, int32_t first, int32_t end) {
+    const int32_t c0 = index * CUDA_WARP, width = min(CUDA_WARP, p.gates.gates.heads * p.gate_channels - c0);
+    for (int32_t i = threadIdx.x % CUDA_WARP; i < (end - first) * width; i += CUDA_WARP)
+        cuda_gate(p.gates, p.gate_channels, first + i / width, c0 + i % width);
+}
+
+// The piece's window of a lane's token; all blocks wait at once, so it is of use.
+static __device__ __forceinline__ void prefetch_window(const prepare_part &p, int32_t index, const float *window) {
+    const float *own = window + index * p.width;
+    const int32_t width = min(p.width, p.conv.channels - index * p.width), line = 128 / sizeof(float);
+    for (int32_t tap = 0; tap < PREPARE_TAPS - 1; tap++, own += p.conv.channels)
+        for (int32_t i = 0; i < width; i += line)
+            cuda_prefetch(own + i);
+}
+
+// tokens: of a warp, at most one a lane.
+static __global__ void __launch_bounds__(WARPS *CUDA_WARP, HEADS_BLOCKS)
+    heads_kernel(const cuda_table *table, const __grid_constant__ preparation p, int32_t tokens) {
+    cuda_begin();
+    const prepare_place at = prepare_find(p, blockIdx.y * WARPS + threadIdx.x / CUDA_WARP);
+    const int32_t first = blockIdx.x * tokens, end = min(first + tokens, table->n_tokens);
+    const int32_t own = first + (int32_t)threadIdx.x % CUDA_WARP;
+    const bool convolves = at.part < p.parts && first < end;
+    prepare_fetched<1> fetched;
+    float *window = NULL;
+    if (convolves) {
+        prepare_fetch_weights(p.part[at.part], at.index, fetched);
+        if (own < end)
+            window = cuda_slot(table, p.part[at.part].conv.state, table->row[own].slot);
+        if (window)
+            prefetch_window(p.part[at.part], at.index, window);
+    }
+    cuda_await();
+    if (convolves)
+        make_pieces(p.part[at.part], at.index, first, end, window, fetched);
+    else if (first < end)
+        make_gates(p, at.index, first, end);
+}
+
+static bool has_heads(const preparation &p) {
+    for (int32_t i = 0; i < p.parts; i++)
+        if (!prepare_suits_heads(p.part[i]) || p.part[i].width > PREPARE_PIECE)
+            return false;
+    return true;
+}
+
+static kern_status launch_heads(const cuda_step *step, const preparation &p, int32_t pieces) {
+    const int32_t columns = cuda_blocks(pieces, WARPS), blocks = HEADS_BLOCKS * step->cuda->processors;
+    const int32_t tokens = min(CUDA_WARP, cuda_blocks((int64_t)step->tokens * columns, blocks));
+    const dim3 grid((unsigned)cuda_blocks(step->tokens, tokens), (unsigned)columns);
+    return cuda_start(step, heads_kernel, grid, WARPS * CUDA_WARP, 0, step->table, p, tokens);
 }
 
 // ----------------------------------------------------------------------------------------------------------- gathering
@@ -71,6 +170,8 @@ kern_status cuda_prepare_run(const cuda_step *step, const kern_call *call, int c
     }
     if (cuda_chain_takes(step, 0))
         return cuda_chain_prepare(step, &p, pieces);
+    if (has_heads(p))
+        return launch_heads(step, p, pieces);
     const dim3 grid((unsigned)cuda_blocks(step->tokens, 1), (unsigned)cuda_blocks(pieces, WARPS));
     return cuda_start(step, prepare_kernel, grid, WARPS * CUDA_WARP, 0, step->table, p);
 }

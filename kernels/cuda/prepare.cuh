@@ -168,47 +168,73 @@ static __device__ __forceinline__ cuda_quad prepare_silu(cuda_quad z) {
     return z;
 }
 
-// Piece `index` of a token by a warp. give(i, quad): as above, for `room` numbers of a piece, those behind its end 0.
-template <typename Give>
-static __device__ __forceinline__ void prepare_head_part(const prepare_part &p, int32_t t, int32_t index,
-                                                         const prepare_fetched<1> &fetched, const Give &give) {
-    const kern_short_conv_args &a = p.conv;
-    const int32_t i = (int32_t)threadIdx.x % CUDA_WARP * CUDA_QUAD, c = index * p.width + i;
-    const bool inside = i < p.width;
-    const int64_t at = (int64_t)t * a.channels + c;
-    const float *x = cuda_in_global(a.x.f + at);
-    float *y = cuda_in_global(a.y.f + at), *normed = p.norm.y ? cuda_in_global(p.norm.y + at) : NULL;
-    float *state = fetched.state ? cuda_in_global(fetched.state + c) : NULL;
-    const bool silu = a.activation == KERN_SILU;
-    cuda_quad input[PREPARE_TAPS] = {fetched.earlier[0][0], fetched.earlier[0][1], fetched.earlier[0][2], {}};
-    if (inside)
-        input[PREPARE_TAPS - 1] = cuda_load(x, CUDA_QUAD, true);
-    cuda_quad z = fetched.bias[0];
-    prepare_add_taps(fetched.weight[0], input, z);
-    if (silu)
+// A lane's four channels of a token: the inputs in the order of the taps, and the slot's window from there on, NULL
+// without a slot.
+struct prepare_inputs {
+    cuda_quad tap[PREPARE_TAPS];
+    float *state;
+};
+// What comes out of the convolution, and of the norm behind it or, without one, the same.
+struct prepare_outputs {
+    cuda_quad y, out;
+};
+
+// LANES lanes have a head where it is normed; those that are not inside one have zeros.
+template <int LANES>
+static __device__ __forceinline__ prepare_outputs prepare_make(const prepare_part &p,
+                                                               const cuda_quad (&weight)[CUDA_QUAD],
+                                                               const cuda_quad &bias, const prepare_inputs &input,
+                                                               bool inside) {
+    cuda_quad z = bias;
+    prepare_add_taps(weight, input.tap, z);
+    if (p.conv.activation == KERN_SILU)
         z = prepare_silu(z);
-    cuda_quad out = z;
-    if (normed) {
+    prepare_outputs made = {z, z};
+    if (p.norm.y) {
         float squares = 0;
 #pragma unroll
         for (int j = 0; j < CUDA_QUAD; j++)
             squares = fmaf(z.v[j], z.v[j], squares);
-        squares = cuda_warp_sum(inside ? squares : 0);
+        squares = inside ? squares : 0;
+#pragma unroll
+        for (int distance = LANES / 2; distance > 0; distance /= 2)
+            squares = __fadd_rn(squares, __shfl_xor_sync(~0u, squares, distance));
         const float rstd = 1.0f / sqrtf(__fadd_rn(squares, p.norm.eps));
 #pragma unroll
         for (int j = 0; j < CUDA_QUAD; j++)
-            out.v[j] = __fmul_rn(z.v[j], rstd);
+            made.out.v[j] = __fmul_rn(z.v[j], rstd);
     }
-    give(i, inside ? out : cuda_quad{});
-    if (!inside)
-        return;
+    return made;
+}
+
+// What they leave in memory; at: the channels' place among all tokens'. By lanes inside a head.
+static __device__ __forceinline__ void prepare_keep(const prepare_part &p, int64_t at, const prepare_inputs &input,
+                                                    const prepare_outputs &made) {
+    if (input.state)
 #pragma unroll
-    for (int tap = 1; tap < PREPARE_TAPS; tap++)
-        if (state)
-            cuda_store(state + (int64_t)(tap - 1) * a.channels, input[tap], CUDA_QUAD, true);
-    cuda_store(y, z, CUDA_QUAD, true);
-    if (normed)
-        cuda_store(normed, out, CUDA_QUAD, true);
+        for (int tap = 1; tap < PREPARE_TAPS; tap++)
+            cuda_store(cuda_in_global(input.state + (int64_t)(tap - 1) * p.conv.channels), input.tap[tap], CUDA_QUAD,
+                       true);
+    cuda_store(cuda_in_global(p.conv.y.f + at), made.y, CUDA_QUAD, true);
+    if (p.norm.y)
+        cuda_store(cuda_in_global(p.norm.y + at), made.out, CUDA_QUAD, true);
+}
+
+// Piece `index` of a token by a warp. give(i, quad): as above, for `room` numbers of a piece, those behind its end 0.
+template <typename Give>
+static __device__ __forceinline__ void prepare_head_part(const prepare_part &p, int32_t t, int32_t index,
+                                                         const prepare_fetched<1> &fetched, const Give &give) {
+    const int32_t i = (int32_t)threadIdx.x % CUDA_WARP * CUDA_QUAD, c = index * p.width + i;
+    const bool inside = i < p.width;
+    const int64_t at = (int64_t)t * p.conv.channels + c;
+    prepare_inputs input = {{fetched.earlier[0][0], fetched.earlier[0][1], fetched.earlier[0][2], {}},
+                            fetched.state ? fetched.state + c : NULL};
+    if (inside)
+        input.tap[PREPARE_TAPS - 1] = cuda_load(cuda_in_global(p.conv.x.f + at), CUDA_QUAD, true);
+    const prepare_outputs made = prepare_make<CUDA_WARP>(p, fetched.weight[0], fetched.bias[0], input, inside);
+    give(i, inside ? made.out : cuda_quad{});
+    if (inside)
+        prepare_keep(p, at, input, made);
 }
 
 // --------------------------------------------------------------------------------------------------- pieces of a token
