@@ -15,7 +15,7 @@
 #include <string.h>
 #include <sys/stat.h>
 
-#include "engine/config_json.h"
+#include "engine/config_internal.h"
 #include "engine/files.h"
 #include "engine/forward.h"
 
@@ -70,9 +70,7 @@ static int write_quantization(json_t *root, kern_dtype blocks) {
         (void)json_object_del(root, "quantization_config"); // it may not be there
         return 0;
     }
-    return json_object_set_new(root, "quantization_config",
-                               json_pack("{s:s, s:i, s:i}", "quant_method", "mesa", "bits", blocks == KERN_Q8 ? 8 : 4,
-                                         "block", (int)KERN_QUANT_BLOCK));
+    return json_object_set_new(root, "quantization_config", eng_config_quantization(blocks == KERN_Q8 ? 8 : 4));
 }
 
 static eng_status write_config(const char *dir, const eng_config *config, const form *form, eng_error *error) {

@@ -143,6 +143,10 @@ static void read_quantization(eng_keys *keys, eng_config *config) {
     config->quantised = true;
 }
 
+json_t *eng_config_quantization(int bits) {
+    return json_pack("{s:s, s:i, s:i}", "quant_method", "mesa", "bits", bits, "block", (int)KERN_QUANT_BLOCK);
+}
+
 // FLA's rule: truncate, then round up to a multiple of 256.
 static int64_t intermediate_from_ratio(eng_keys *keys, int32_t hidden, double fallback) {
     bool none = json_is_null(json_object_get(keys->object, "hidden_ratio")); // the public code's own 4, whatever class

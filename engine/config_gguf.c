@@ -10,7 +10,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "engine/config_json.h"
+#include "engine/config_internal.h"
 #include "engine/import_internal.h"
 
 #define ARCHITECTURE "llama"
@@ -265,10 +265,12 @@ static void read_all(reading *r) {
     read_ids(r);
 }
 
-eng_status eng_import_config(const eng_gguf *file, eng_dtype dtype, char **config, eng_error *error) {
+eng_status eng_import_config(const eng_gguf *file, eng_dtype dtype, int bits, char **config, eng_error *error) {
     reading r = {.file = file, .config = json_object(), .error = error};
     read_all(&r);
     set(&r, "torch_dtype", json_string(dtype == ENG_BF16 ? "bfloat16" : "float32"));
+    if (bits > 0)
+        set(&r, "quantization_config", eng_config_quantization(bits));
     if (r.status == ENG_OK)
         *config = eng_json_write(r.config);
     if (r.status == ENG_OK && !*config)

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// What the readers of config files share. For config*.c and checkpoint.c only.
+// What the readers of config files share. For config*.c and checkpoint*.c only.
 //
 // The layer readers fill config->layer[0 .. layers), which is allocated and zeroed; hidden_size and layers are set and
 // checked. Faults go to keys (config_json.h).
@@ -32,6 +32,9 @@ bool eng_config_is_state_spaces(const eng_keys *keys); // mamba_ssm's config.jso
 
 // An object inside another, its faults named with scope; nothing around it is looked at.
 eng_keys eng_keys_of(const eng_keys *parent, const json_t *object, const char *scope);
+
+// quantization_config for matrices in blocks of so many bits, as it is read; new, NULL without memory.
+json_t *eng_config_quantization(int bits);
 
 // ---- what the mixers read their keys with
 

@@ -563,28 +563,38 @@ const eng_gguf_tensor *eng_gguf_find(const eng_gguf *file, const char *name) {
 
 // ---- data
 
-eng_status eng_gguf_read_f32(const eng_gguf *file, const eng_gguf_tensor *tensor, int64_t first, int64_t count,
-                             float *destination, eng_error *error) {
+eng_status eng_gguf_read_blocks(const eng_gguf *file, const eng_gguf_tensor *tensor, eng_block_part part, int64_t first,
+                                int64_t count, void *destination, eng_error *error) {
     const eng_block_format *format = tensor->format;
-    if (first < 0 || count < 0 || first > tensor->count || count > tensor->count - first ||
-        first % format->elements != 0 || count % format->elements != 0)
-        return eng_fail(error, ENG_INVALID, "%s: tensor '%.64s': %lld elements from %lld, it has %lld in blocks of %d",
-                        eng_path_tail(file->path), tensor->name, (long long)count, (long long)first,
-                        (long long)tensor->count, (int)format->elements);
-    unsigned char stored[READ_BYTES];
+    const int64_t has = tensor->count / format->elements;
+    if (first < 0 || count < 0 || first > has || count > has - first)
+        return eng_fail(error, ENG_INVALID, "%s: tensor '%.64s': %lld blocks from %lld, it has %lld",
+                        eng_path_tail(file->path), tensor->name, (long long)count, (long long)first, (long long)has);
+    unsigned char stored[READ_BYTES], *to = destination;
     const int64_t most = READ_BYTES / format->bytes;
-    uint64_t at = tensor->offset + (uint64_t)(first / format->elements) * (uint64_t)format->bytes;
-    for (int64_t left = count / format->elements; left > 0;) {
+    const size_t taken = eng_block_part_bytes(format, part);
+    uint64_t at = tensor->offset + (uint64_t)first * (uint64_t)format->bytes;
+    for (int64_t left = count; left > 0;) {
         const int64_t blocks = left < most ? left : most;
         const size_t bytes = (size_t)(blocks * format->bytes);
         eng_error found = {0};
         eng_status status = eng_read_at(file->fd, file->path, at, stored, bytes, &found);
         if (status != ENG_OK)
             return eng_fail(error, status, "%s (tensor '%.64s')", found.text, tensor->name);
-        for (int64_t i = 0; i < blocks; i++, destination += format->elements)
-            format->widen(stored + i * format->bytes, destination);
+        for (int64_t i = 0; i < blocks; i++, to += taken)
+            eng_block_take(format, part, stored + i * format->bytes, to);
         at += bytes;
         left -= blocks;
     }
     return ENG_OK;
+}
+
+eng_status eng_gguf_read_f32(const eng_gguf *file, const eng_gguf_tensor *tensor, int64_t first, int64_t count,
+                             float *destination, eng_error *error) {
+    const int64_t elements = tensor->format->elements;
+    if (first % elements != 0 || count % elements != 0)
+        return eng_fail(error, ENG_INVALID, "%s: tensor '%.64s': %lld elements from %lld are no whole blocks of %lld",
+                        eng_path_tail(file->path), tensor->name, (long long)count, (long long)first,
+                        (long long)elements);
+    return eng_gguf_read_blocks(file, tensor, ENG_BLOCK_VALUES, first / elements, count / elements, destination, error);
 }

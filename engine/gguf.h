@@ -32,9 +32,22 @@ typedef struct eng_block_format {
     int32_t elements; // of a block; a row holds whole blocks
     int32_t bytes;    // of a block
     void (*widen)(const uint8_t *block, float *values);
+    int32_t bits; // 8 or 4: a block of quantize.h has exactly these numbers; 0: none has
+    bool minimum; // that block has a minimum
 } eng_block_format;
 
 const eng_block_format *eng_block_format_find(uint32_t number); // NULL: not supported
+
+// What can be taken from a stored block; all but the values only where the format has bits.
+typedef enum eng_block_part {
+    ENG_BLOCK_VALUES,  // float32, one an element
+    ENG_BLOCK_CODES,   // bytes in the order of quantize.h: 32 of 8 bits, 16 of 4
+    ENG_BLOCK_SCALE,   // one float16
+    ENG_BLOCK_MINIMUM, // one float16
+} eng_block_part;
+
+size_t eng_block_part_bytes(const eng_block_format *format, eng_block_part part); // of one block's
+void eng_block_take(const eng_block_format *format, eng_block_part part, const uint8_t *block, void *out);
 
 // ---- keys
 
@@ -106,5 +119,8 @@ const eng_gguf_tensor *eng_gguf_find(const eng_gguf *file, const char *name);  /
 // Elements first .. first + count - 1 as float32. Both must be multiples of the format's block.
 ENG_CHECKED eng_status eng_gguf_read_f32(const eng_gguf *file, const eng_gguf_tensor *tensor, int64_t first,
                                          int64_t count, float *destination, eng_error *error);
+// A part of blocks first .. first + count - 1.
+ENG_CHECKED eng_status eng_gguf_read_blocks(const eng_gguf *file, const eng_gguf_tensor *tensor, eng_block_part part,
+                                            int64_t first, int64_t count, void *destination, eng_error *error);
 
 #endif

@@ -55,10 +55,13 @@ static void widen_q4_1(const uint8_t *block, float *values) {
     }
 }
 
-// Element i of 32 with its fifth bit.
+// Element i of 32.
+static int four_bits(const uint8_t *packed, int i) {
+    return i < 16 ? packed[i] & 15 : packed[i - 16] >> 4;
+}
+
 static int five_bits(const uint8_t *packed, uint32_t fifth, int i) {
-    int low = i < 16 ? packed[i] & 15 : packed[i - 16] >> 4;
-    return low | (int)(fifth >> i & 1) << 4;
+    return four_bits(packed, i) | (int)(fifth >> i & 1) << 4;
 }
 
 static void widen_q5_0(const uint8_t *block, float *values) {
@@ -133,10 +136,12 @@ static void widen_q6_k(const uint8_t *block, float *values) {
 }
 
 static const eng_block_format formats[] = {
-    {"F32", 0, 1, 4, widen_f32},        {"F16", 1, 1, 2, widen_f16},        {"Q4_0", 2, 32, 18, widen_q4_0},
-    {"Q4_1", 3, 32, 20, widen_q4_1},    {"Q5_0", 6, 32, 22, widen_q5_0},    {"Q5_1", 7, 32, 24, widen_q5_1},
-    {"Q8_0", 8, 32, 34, widen_q8_0},    {"Q4_K", 12, 256, 144, widen_q4_k}, {"Q5_K", 13, 256, 176, widen_q5_k},
-    {"Q6_K", 14, 256, 210, widen_q6_k}, {"BF16", 30, 1, 2, widen_bf16},
+    {"F32", 0, 1, 4, widen_f32, 0, false},        {"F16", 1, 1, 2, widen_f16, 0, false},
+    {"Q4_0", 2, 32, 18, widen_q4_0, 4, false},    {"Q4_1", 3, 32, 20, widen_q4_1, 4, true},
+    {"Q5_0", 6, 32, 22, widen_q5_0, 0, false},    {"Q5_1", 7, 32, 24, widen_q5_1, 0, false},
+    {"Q8_0", 8, 32, 34, widen_q8_0, 8, false},    {"Q4_K", 12, 256, 144, widen_q4_k, 0, false},
+    {"Q5_K", 13, 256, 176, widen_q5_k, 0, false}, {"Q6_K", 14, 256, 210, widen_q6_k, 0, false},
+    {"BF16", 30, 1, 2, widen_bf16, 0, false},
 };
 
 const eng_block_format *eng_block_format_find(uint32_t number) {
@@ -145,4 +150,27 @@ const eng_block_format *eng_block_format_find(uint32_t number) {
             return &formats[i];
     }
     return NULL;
+}
+
+// ---- as blocks of this engine: a scale, the minimum behind it, the codes at the end
+
+size_t eng_block_part_bytes(const eng_block_format *format, eng_block_part part) {
+    if (part == ENG_BLOCK_VALUES)
+        return (size_t)format->elements * sizeof(float);
+    return part == ENG_BLOCK_CODES ? (size_t)(format->elements * format->bits / 8) : sizeof(uint16_t);
+}
+
+void eng_block_take(const eng_block_format *format, eng_block_part part, const uint8_t *block, void *out) {
+    const size_t bytes = eng_block_part_bytes(format, part);
+    const uint8_t *codes = block + format->bytes - bytes;
+    uint8_t *code = out;
+    if (part == ENG_BLOCK_VALUES)
+        format->widen(block, out);
+    else if (part != ENG_BLOCK_CODES)
+        memcpy(out, part == ENG_BLOCK_SCALE ? block : block + bytes, bytes);
+    else if (format->bits == 8)
+        memcpy(out, codes, bytes);
+    else
+        for (int i = 0; i < 16; i++)
+            code[i] = (uint8_t)(four_bits(codes, 2 * i) | four_bits(codes, 2 * i + 1) << 4);
 }

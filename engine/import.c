@@ -2,7 +2,8 @@
 // Import from GGUF: the folder, and each tensor of the Llama model found in the file under its name there.
 //
 // The model's own table of tensors is what is looked for, so a tensor that is missing, of another shape or left over is
-// named. Weights go from file to file in pieces of a few thousand elements.
+// named. Weights go from file to file in pieces of a few thousand elements; of a matrix that stays in blocks the codes,
+// the scales and the minima are tensors of their own, each read for itself.
 #include "engine/import.h"
 
 #include <stdio.h>
@@ -35,23 +36,30 @@ static const struct {
     {"mlp.down_proj", "ffn_down", ROWS_PLAIN},
 };
 
-// One tensor on its way.
+enum { PARTS = ENG_BLOCK_MINIMUM + 1 };
+
+// A tensor of the folder on its way: the values of one of the file, or a part of its blocks.
 typedef struct passage {
+    char name[ENG_NAME_SIZE + 8];
     const eng_gguf *file;
     const eng_gguf_tensor *tensor;
+    eng_block_part part;
     eng_dtype dtype;
-    int64_t columns;
-    int64_t half; // of a head whose rows are taken apart; 0: rows stay where they are
+    int64_t columns; // of the folder's tensor
+    int64_t unit;    // elements of it that come from one block
+    int64_t half;    // of a head whose rows are taken apart; 0: rows stay where they are
 } passage;
 
 typedef struct importing {
     eng_gguf *file;
     eng_model *model;
     char *config, *tokenizer, *tokenizer_config;
-    bool chat_template;
-    eng_dtype dtype;
-    passage *passages; // (model->tensors)
+    eng_imported told;
+    int bits;                      // of the narrowest blocks that are kept; 0: none are
+    const eng_gguf_tensor **found; // (model->tensors)
+    passage *passages;             // up to 3 a tensor
     eng_st_source *sources;
+    size_t count; // of both
     eng_error *error;
 } importing;
 
@@ -61,16 +69,25 @@ static eng_status no_memory(eng_error *error) {
 
 // ---- values
 
-static eng_status check_values(const passage *p, const float *values, int64_t count, eng_error *error) {
-    int64_t found = eng_count_nonfinite(values, count);
-    for (int64_t i = 0; found == 0 && p->dtype == ENG_BF16 && i < count; i++) {
-        float rounded = eng_bf16_to_f32(eng_bf16_from_f32(values[i]));
+static int64_t count_nonfinite_f16(const uint16_t *values, int64_t count) {
+    int64_t found = 0;
+    for (int64_t i = 0; i < count; i++)
+        found += (values[i] & 0x7c00) == 0x7c00;
+    return found;
+}
+
+static int64_t count_nonfinite(eng_dtype dtype, const void *values, int64_t count) {
+    if (dtype == ENG_F16)
+        return count_nonfinite_f16(values, count);
+    if (dtype != ENG_F32 && dtype != ENG_BF16)
+        return 0; // codes
+    const float *floats = values;
+    int64_t found = eng_count_nonfinite(floats, count);
+    for (int64_t i = 0; found == 0 && dtype == ENG_BF16 && i < count; i++) {
+        float rounded = eng_bf16_to_f32(eng_bf16_from_f32(floats[i]));
         found += eng_count_nonfinite(&rounded, 1);
     }
-    if (found == 0)
-        return ENG_OK;
-    return eng_fail(error, ENG_NUMERIC, "%s: tensor '%.64s': values that are not finite as %s",
-                    eng_path_tail(eng_gguf_path(p->file)), p->tensor->name, eng_dtype_name(p->dtype));
+    return found;
 }
 
 // The file has a head's rows as pairs of the two halves (models.md 9.3): row i of half s is row 2 i + s there.
@@ -79,8 +96,10 @@ static int64_t row_there(const passage *p, int64_t row) {
     return row - within + 2 * (within % p->half) + within / p->half;
 }
 
-static eng_status read_piece(void *context, int64_t first, int64_t count, float *values, eng_error *error) {
+// Rows and pieces hold whole units.
+static eng_status read_piece(void *context, int64_t first, int64_t count, void *values, eng_error *error) {
     const passage *p = context;
+    const int64_t bytes = (int64_t)eng_block_part_bytes(p->tensor->format, p->part) / p->unit; // of an element
     eng_status status = ENG_OK;
     for (int64_t done = 0; done < count && status == ENG_OK;) {
         int64_t at = first + done, piece = count - done;
@@ -90,10 +109,14 @@ static eng_status read_piece(void *context, int64_t first, int64_t count, float 
                 piece = p->columns - column;
             at = row_there(p, at / p->columns) * p->columns + column;
         }
-        status = eng_gguf_read_f32(p->file, p->tensor, at, piece, values + done, error);
+        status = eng_gguf_read_blocks(p->file, p->tensor, p->part, at / p->unit, piece / p->unit,
+                                      (char *)values + done * bytes, error);
         done += piece;
     }
-    return status == ENG_OK ? check_values(p, values, count, error) : status;
+    if (status != ENG_OK || count_nonfinite(p->dtype, values, count) == 0)
+        return status;
+    return eng_fail(error, ENG_NUMERIC, "%s: tensor '%.64s': values that are not finite as %s",
+                    eng_path_tail(eng_gguf_path(p->file)), p->tensor->name, eng_dtype_name(p->dtype));
 }
 
 // ---- tensors
@@ -131,6 +154,46 @@ static eng_status check_shape(const importing *im, const eng_tensor *wanted, con
                     wanted->ndim > 1 ? " x " : "", (long long)(wanted->ndim > 1 ? wanted->shape[1] : 0));
 }
 
+// What the folder calls a part of a tensor, its type there and its elements a block.
+static void add_part(importing *im, const eng_tensor *tensor, const eng_gguf_tensor *found, eng_block_part part,
+                     int64_t half) {
+    static const char *const suffix[PARTS] = {"", "", ".scale", ".minimum"};
+    const eng_block_format *format = found->format;
+    const bool codes = part == ENG_BLOCK_CODES, values = part == ENG_BLOCK_VALUES;
+    passage *p = &im->passages[im->count];
+    *p = (passage){.file = im->file, .tensor = found, .part = part, .half = half};
+    snprintf(p->name, sizeof p->name, "%s%s", tensor->name, suffix[part]);
+    p->dtype = values ? im->told.dtype : codes ? format->bits == 8 ? ENG_I8 : ENG_U8 : ENG_F16;
+    p->unit = values ? format->elements : codes ? format->elements * format->bits / 8 : 1;
+    p->columns = tensor->ndim > 1 ? tensor->shape[1] / format->elements * p->unit : 1;
+    eng_st_source *source = &im->sources[im->count++];
+    *source =
+        (eng_st_source){.name = p->name, .dtype = p->dtype, .ndim = tensor->ndim, .read = read_piece, .context = p};
+    memcpy(source->shape, tensor->shape, (size_t)tensor->ndim * sizeof *source->shape);
+    if (tensor->ndim > 1)
+        source->shape[1] = p->columns;
+}
+
+static bool stays_in_blocks(const importing *im, const eng_gguf_tensor *tensor) {
+    return im->bits > 0 && tensor->ndim == 2 && tensor->format->bits > 0;
+}
+
+static void add_parts(importing *im, const eng_tensor *tensor, const eng_gguf_tensor *found, rows kind) {
+    const int64_t half = kind == ROWS_PLAIN ? 0 : im->model->config.layer[0].attention.head_width / 2;
+    const eng_block_format *format = found->format;
+    if (stays_in_blocks(im, found)) {
+        im->told.blocks++;
+        add_part(im, tensor, found, ENG_BLOCK_CODES, half);
+        add_part(im, tensor, found, ENG_BLOCK_SCALE, half);
+        if (format->minimum)
+            add_part(im, tensor, found, ENG_BLOCK_MINIMUM, half);
+        return;
+    }
+    if (format->elements > 1 && im->told.widened++ == 0)
+        im->told.widened_format = format->name;
+    add_part(im, tensor, found, ENG_BLOCK_VALUES, half);
+}
+
 static eng_status place_tensor(importing *im, int32_t index) {
     const eng_tensor *tensor = &im->model->tensor[index];
     char name[ENG_NAME_SIZE];
@@ -141,70 +204,58 @@ static eng_status place_tensor(importing *im, int32_t index) {
     if (!found)
         return eng_fail(im->error, ENG_FORMAT, "%s: tensor '%.64s' is missing", eng_path_tail(eng_gguf_path(im->file)),
                         name);
+    im->found[index] = found;
     eng_status status = check_shape(im, tensor, found);
-    if (status != ENG_OK)
-        return status;
-    int64_t half = im->model->config.layer[0].attention.head_width / 2;
-    im->passages[index] = (passage){.file = im->file,
-                                    .tensor = found,
-                                    .dtype = im->dtype,
-                                    .columns = tensor->ndim > 1 ? tensor->shape[1] : 1,
-                                    .half = kind == ROWS_PLAIN ? 0 : half};
-    eng_st_source *source = &im->sources[index];
-    *source = (eng_st_source){.name = tensor->name,
-                              .dtype = im->dtype,
-                              .ndim = tensor->ndim,
-                              .read = read_piece,
-                              .context = &im->passages[index]};
-    memcpy(source->shape, tensor->shape, (size_t)tensor->ndim * sizeof *source->shape);
-    return ENG_OK;
+    if (status == ENG_OK)
+        add_parts(im, tensor, found, kind);
+    return status;
 }
 
 static int by_address(const void *left, const void *right) {
-    const eng_gguf_tensor *a = ((const passage *)left)->tensor, *b = ((const passage *)right)->tensor;
+    const eng_gguf_tensor *a = *(const eng_gguf_tensor *const *)left, *b = *(const eng_gguf_tensor *const *)right;
     return a < b ? -1 : a > b;
 }
 
 // The rotation's divisors became keys of the config; anything else that the model does not have is another model.
 static eng_status refuse_left_over(const importing *im) {
-    size_t count = (size_t)im->model->tensors;
-    passage *used = malloc(count * sizeof *used);
-    if (!used)
-        return no_memory(im->error);
-    memcpy(used, im->passages, count * sizeof *used);
-    qsort(used, count, sizeof *used, by_address);
+    const size_t count = (size_t)im->model->tensors;
+    qsort(im->found, count, sizeof *im->found, by_address);
     eng_status status = ENG_OK;
     for (size_t i = 0, k = 0; i < eng_gguf_tensor_count(im->file) && status == ENG_OK; i++) {
         const eng_gguf_tensor *tensor = eng_gguf_tensor_at(im->file, i);
-        if (k < count && used[k].tensor == tensor)
+        if (k < count && im->found[k] == tensor)
             k++;
         else if (strcmp(tensor->name, "rope_freqs.weight") != 0)
             status = eng_fail(im->error, ENG_UNSUPPORTED, "%s: tensor '%.64s' is not supported",
                               eng_path_tail(eng_gguf_path(im->file)), tensor->name);
     }
-    free(used);
     return status;
 }
 
 static eng_status place_tensors(importing *im) {
-    size_t count = (size_t)im->model->tensors;
-    im->passages = calloc(count, sizeof *im->passages);
-    im->sources = calloc(count, sizeof *im->sources);
-    eng_status status = im->passages && im->sources ? ENG_OK : no_memory(im->error);
+    const size_t count = (size_t)im->model->tensors;
+    im->found = calloc(count, sizeof *im->found);
+    im->passages = calloc(3 * count, sizeof *im->passages);
+    im->sources = calloc(3 * count, sizeof *im->sources);
+    eng_status status = im->found && im->passages && im->sources ? ENG_OK : no_memory(im->error);
     for (int32_t i = 0; i < im->model->tensors && status == ENG_OK; i++)
         status = place_tensor(im, i);
     return status == ENG_OK ? refuse_left_over(im) : status;
 }
 
-static void choose_dtype(importing *im, const eng_dtype *dtype) {
-    im->dtype = ENG_BF16;
+// Without a wish nothing is lost: blocks stay blocks, and beside them vectors stay float32.
+static void choose_form(importing *im, const eng_dtype *dtype) {
+    im->told.dtype = ENG_BF16;
     for (size_t i = 0; i < eng_gguf_tensor_count(im->file); i++) {
         const eng_gguf_tensor *tensor = eng_gguf_tensor_at(im->file, i);
+        const int bits = tensor->format->bits;
         if (tensor->ndim > 1 && strcmp(tensor->format->name, "BF16") != 0)
-            im->dtype = ENG_F32;
+            im->told.dtype = ENG_F32;
+        if (!dtype && tensor->ndim == 2 && bits > 0 && (im->bits == 0 || bits < im->bits))
+            im->bits = bits;
     }
     if (dtype)
-        im->dtype = *dtype;
+        im->told.dtype = *dtype;
 }
 
 // ---- the folder
@@ -232,8 +283,7 @@ static eng_status fill(const importing *im, const char *dir) {
         status = write_text(dir, "tokenizer_config.json", im->tokenizer_config, im->error);
     char *path = eng_join_path(dir, "model.safetensors");
     if (status == ENG_OK)
-        status = path ? eng_st_write(path, im->sources, (size_t)im->model->tensors, metadata, im->error)
-                      : no_memory(im->error);
+        status = path ? eng_st_write(path, im->sources, im->count, metadata, im->error) : no_memory(im->error);
     free(path);
     return status;
 }
@@ -275,12 +325,13 @@ static eng_status import(importing *im, const char *path, const char *dir, const
         status = eng_gguf_open(path, &im->file, im->error);
     if (status != ENG_OK)
         return status;
-    choose_dtype(im, dtype);
-    status = eng_import_config(im->file, im->dtype, &im->config, im->error);
+    choose_form(im, dtype);
+    status = eng_import_config(im->file, im->told.dtype, im->bits, &im->config, im->error);
     if (status == ENG_OK)
         status = make_model(im);
     if (status == ENG_OK)
-        status = eng_import_tokenizer(im->file, &im->tokenizer, &im->tokenizer_config, &im->chat_template, im->error);
+        status =
+            eng_import_tokenizer(im->file, &im->tokenizer, &im->tokenizer_config, &im->told.chat_template, im->error);
     if (status == ENG_OK)
         status = place_tensors(im);
     return status == ENG_OK ? write_folder(im, dir) : status;
@@ -290,13 +341,14 @@ eng_status eng_import_gguf(const char *path, const char *dir, const eng_dtype *d
                            eng_error *error) {
     importing im = {.error = error};
     eng_status status = import(&im, path, dir, dtype);
-    if (status == ENG_OK && imported)
-        *imported = (eng_imported){.parameters = im.model->parameters,
-                                   .dtype = im.dtype,
-                                   .tokenizer = im.tokenizer != NULL,
-                                   .chat_template = im.chat_template};
+    if (status == ENG_OK && imported) {
+        *imported = im.told;
+        imported->parameters = im.model->parameters;
+        imported->tokenizer = im.tokenizer != NULL;
+    }
     free(im.sources);
     free(im.passages);
+    free(im.found);
     free(im.tokenizer_config);
     free(im.tokenizer);
     free(im.config);

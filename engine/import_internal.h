@@ -21,8 +21,9 @@ ENG_CHECKED eng_status eng_gguf_read_flag(const eng_gguf *file, const char *key,
 // *out is new memory, or as it was; text with a NUL in it is refused.
 ENG_CHECKED eng_status eng_gguf_read_text(const eng_gguf *file, const char *key, char **out, eng_error *error);
 
-// config.json of the Llama family, for weights of that type.
-ENG_CHECKED eng_status eng_import_config(const eng_gguf *file, eng_dtype dtype, char **config, eng_error *error);
+// config.json of the Llama family, for weights of that type, and matrices in blocks of 8 or 4 bits; 0: there are none.
+ENG_CHECKED eng_status eng_import_config(const eng_gguf *file, eng_dtype dtype, int bits, char **config,
+                                         eng_error *error);
 
 // tokenizer.json and tokenizer_config.json. Both NULL: the file holds no tokenizer. *chat_template: the latter holds
 // one.

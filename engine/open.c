@@ -49,17 +49,20 @@ static eng_status check_options(const eng_options *options, eng_error *error) {
 
 static eng_status open_device(const eng_options *options, eng_engine *engine, eng_error *error) {
     const char *name = options->device && options->device[0] ? options->device : "auto";
+    const bool chooses = strcmp(name, "auto") == 0;
+    const bool cpu_alone = chooses && eng_checkpoint_model(engine->checkpoint)->config.quantised;
     char reason[256] = "";
-    kern_status status = kern_device_open(&(kern_device_options){.name = name, .fast = options->fast}, &engine->device,
-                                          reason, sizeof reason);
+    kern_device_options device = {.name = cpu_alone ? "cpu" : name, .fast = options->fast};
+    kern_status status = kern_device_open(&device, &engine->device, reason, sizeof reason);
     if (status == KERN_INVALID)
         return eng_fail(error, ENG_INVALID, "%s", reason[0] ? reason : kern_status_text(status));
     if (status)
         return eng_fail(error, status == KERN_NO_MEMORY ? ENG_NO_MEMORY : ENG_DEVICE, "device %s: %s", name,
                         reason[0] ? reason : kern_status_text(status));
-    if (strcmp(name, "auto") == 0)
+    const char *why = cpu_alone ? "the weights are quantised" : reason;
+    if (chooses)
         log_text(options, ENG_LOG_INFO, "device auto is %s%s%s", kern_device_describe(engine->device)->description,
-                 reason[0] ? ", not CUDA: " : "", reason);
+                 why[0] ? ", not CUDA: " : "", why);
     if (options->state_storage == ENG_STATE_BF16 && !kern_device_describe(engine->device)->stores_bf16)
         return eng_fail(error, ENG_INVALID, "state_storage bf16 needs a CUDA device, this is %s",
                         kern_device_describe(engine->device)->description);
@@ -247,9 +250,9 @@ eng_status eng_open(const eng_options *options, eng_engine **out, eng_error *err
     if (!engine)
         return eng_fail(error, ENG_NO_MEMORY, "out of memory for the engine");
     pool_size size = {0};
-    status = open_device(options, engine, error);
+    status = open_files(options, engine, error);
     if (status == ENG_OK)
-        status = open_files(options, engine, error);
+        status = open_device(options, engine, error);
     if (status == ENG_OK)
         status = size_pool(options, engine, &size, error);
     if (status == ENG_OK)

@@ -83,9 +83,9 @@ typedef struct eng_st_source {
     int ndim;
     int64_t shape[ENG_MAX_DIMS];
     const void *data; // float32 elements for F32 and BF16
-    // Instead of data, for F32 and BF16: writes count float32 elements from element first, pieces in order. A piece
-    // begins at a multiple of ENG_ST_PIECE.
-    eng_status (*read)(void *context, int64_t first, int64_t count, float *values, eng_error *error);
+    // Instead of data: writes count elements from element first, as data has them, pieces in order. A piece begins at a
+    // multiple of ENG_ST_PIECE.
+    eng_status (*read)(void *context, int64_t first, int64_t count, void *values, eng_error *error);
     void *context;
 } eng_st_source;
 // Writes PATH.tmp, fsyncs, renames to PATH, fsyncs the folder. On failure (a full disk) PATH is as it was and the

@@ -42,8 +42,7 @@ static eng_status check_source(const char *path, placed *tensor, eng_error *erro
         return refuse(path, source, "this name is reserved", error);
     if (!eng_shape_size(source->dtype, source->ndim, source->shape, &tensor->count, &tensor->bytes))
         return refuse(path, source, "unknown dtype or impossible shape", error);
-    bool floats = source->dtype == ENG_F32 || source->dtype == ENG_BF16;
-    if (tensor->count > 0 && !source->data && !(source->read && floats))
+    if (tensor->count > 0 && !source->data && !source->read)
         return refuse(path, source, "no data", error);
     return ENG_OK;
 }
@@ -137,27 +136,27 @@ static eng_status make_header(const char *path, const placed *order, size_t coun
     return status;
 }
 
-static eng_status write_floats(eng_output *output, const float *values, int64_t count, bool narrow, eng_error *error) {
-    if (!narrow)
-        return eng_output_write(output, values, (size_t)count * sizeof *values, error);
+static eng_status write_narrow(eng_output *output, const float *values, int64_t count, eng_error *error) {
     uint16_t stored[ENG_ST_PIECE];
     for (int64_t i = 0; i < count; i++)
         stored[i] = eng_bf16_from_f32(values[i]);
     return eng_output_write(output, stored, (size_t)count * sizeof *stored, error);
 }
 
-// F32 and BF16, piece by piece.
 static eng_status write_pieces(eng_output *output, const placed *tensor, eng_error *error) {
     const eng_st_source *source = tensor->source;
-    float read[ENG_ST_PIECE];
+    const bool narrow = source->dtype == ENG_BF16;
+    const size_t size = narrow ? sizeof(float) : eng_dtype_size(source->dtype); // of an element of data
+    double read[ENG_ST_PIECE];                                                  // of the widest type
     eng_status status = ENG_OK;
     for (int64_t done = 0; done < tensor->count && status == ENG_OK; done += ENG_ST_PIECE) {
         int64_t piece = tensor->count - done < ENG_ST_PIECE ? tensor->count - done : ENG_ST_PIECE;
-        const float *values = source->read ? read : (const float *)source->data + done;
+        const void *values = source->read ? (const void *)read : (const char *)source->data + (size_t)done * size;
         if (source->read)
             status = source->read(source->context, done, piece, read, error);
         if (status == ENG_OK)
-            status = write_floats(output, values, piece, source->dtype == ENG_BF16, error);
+            status = narrow ? write_narrow(output, values, piece, error)
+                            : eng_output_write(output, values, (size_t)piece * size, error);
     }
     return status;
 }

@@ -74,8 +74,14 @@ static eng_status convert_gguf(const arguments *given, const eng_dtype *dtype, e
     eng_status status = eng_import_gguf(given->dir, given->out, dtype, &imported, error);
     if (status != ENG_OK)
         return status;
-    printf("%s: %llu parameters in %s, %s, %s\n", given->out, (unsigned long long)imported.parameters,
-           eng_dtype_name(imported.dtype), imported.tokenizer ? "a tokenizer" : "no tokenizer",
+    printf("%s: %llu parameters", given->out, (unsigned long long)imported.parameters);
+    if (imported.blocks > 0)
+        printf(", %d matrices in blocks as the file has them, the rest", (int)imported.blocks);
+    printf(" in %s, ", eng_dtype_name(imported.dtype));
+    if (imported.widened > 0)
+        printf("%d matrices widened from %s%s, ", (int)imported.widened, imported.widened_format,
+               imported.widened > 1 ? " and the like" : "");
+    printf("%s, %s\n", imported.tokenizer ? "a tokenizer" : "no tokenizer",
            imported.chat_template ? "a chat template" : "no chat template");
     return ENG_OK;
 }
@@ -130,6 +136,6 @@ int trn_command_import(int argc, char **argv) {
     return run("import", "import DIR|FILE.gguf --out DIR [--dtype bf16|f32]",
                "Reads a checkpoint in any spelling that is known here and writes it in this project's own: one file,\n"
                "one name a tensor, fused weights taken apart. A GGUF file of the Llama family becomes a folder, with\n"
-               "its tokenizer and its chat template; quantised weights are widened.",
+               "its tokenizer and its chat template; Q8_0, Q4_0 and Q4_1 stay in blocks unless --dtype is given.",
                false, argc, argv);
 }

@@ -9,6 +9,7 @@
 #include <sys/resource.h>
 
 #include "engine/digest.h"
+#include "engine/quantize.h"
 #include "tests/check_main.h"
 #include "tests/engine/gguf_bag.h"
 #include "tests/engine/temp_folder.h"
@@ -302,6 +303,48 @@ START_TEST(widens_blocks) {
 }
 END_TEST
 
+// What the engine's own blocks say must be what the format's values are.
+START_TEST(takes_blocks) {
+    enum { ROWS = 3, COLS = 96, BLOCKS = ROWS * COLS / 32 };
+    static const uint32_t numbers[] = {2, 3, 8};
+    const eng_block_format *format = eng_block_format_find(numbers[_i]);
+    unsigned char stored[BLOCKS * 34];
+    for (int i = 0; i < BLOCKS * format->bytes; i++)
+        stored[i] = (unsigned char)(i * 151 + 5);
+    for (int b = 0; b < BLOCKS; b++) {
+        stored[b * format->bytes + 1] = (unsigned char)(0x2c + b % 8);
+        if (format->minimum)
+            stored[b * format->bytes + 3] = (unsigned char)(0xac + b % 8);
+    }
+    gguf_bag bag = {0};
+    gguf_put_tensor(&bag, "w", format->number, 2, (const uint64_t[]){COLS, ROWS}, stored,
+                    (size_t)(BLOCKS * format->bytes));
+    gguf_write(&bag, file_name);
+    eng_gguf *file = open_good();
+    const eng_gguf_tensor *tensor = eng_gguf_find(file, "w");
+    float values[ROWS * COLS], widened[ROWS * COLS];
+    uint16_t scale;
+    eng_blocks blocks;
+    ck_assert_int_eq(eng_gguf_read_f32(file, tensor, 0, ROWS * COLS, values, NULL), ENG_OK);
+    const kern_dtype dtype = format->bits == 8 ? KERN_Q8 : KERN_Q4;
+    ck_assert_int_eq(eng_blocks_create(dtype, ROWS, COLS, format->minimum, &blocks, NULL), ENG_OK);
+    ck_assert_int_eq(eng_gguf_read_blocks(file, tensor, ENG_BLOCK_CODES, 0, BLOCKS, blocks.code, NULL), ENG_OK);
+    ck_assert_int_eq(eng_gguf_read_blocks(file, tensor, ENG_BLOCK_SCALE, 0, BLOCKS, blocks.scale, NULL), ENG_OK);
+    if (format->minimum)
+        ck_assert_int_eq(eng_gguf_read_blocks(file, tensor, ENG_BLOCK_MINIMUM, 0, BLOCKS, blocks.minimum, NULL),
+                         ENG_OK);
+    eng_blocks_widen(&blocks, widened);
+    ck_assert_mem_eq(widened, values, sizeof values);
+    ck_assert_int_eq(eng_gguf_read_blocks(file, tensor, ENG_BLOCK_SCALE, BLOCKS - 1, 1, &scale, NULL), ENG_OK);
+    ck_assert_uint_eq(scale, blocks.scale[BLOCKS - 1]);
+    ck_assert_int_eq(eng_gguf_read_blocks(file, tensor, ENG_BLOCK_SCALE, BLOCKS, 1, &scale, NULL), ENG_INVALID);
+    ck_assert_int_eq(eng_gguf_read_blocks(file, tensor, ENG_BLOCK_SCALE, -1, 1, &scale, NULL), ENG_INVALID);
+    eng_blocks_free(&blocks);
+    eng_gguf_close(file);
+    gguf_bag_free(&bag);
+}
+END_TEST
+
 START_TEST(reads_long_tensors_in_pieces) {
     enum { BLOCKS = 5000 };
     unsigned char *stored = calloc(BLOCKS, 34);
@@ -568,6 +611,7 @@ static Suite *gguf_suite(void) {
     tcase_add_loop_test(reading, reads_what_stands_there, 0, 2);
     tcase_add_test(reading, keeps_another_alignment);
     tcase_add_loop_test(reading, widens_blocks, 0, COUNT(formats));
+    tcase_add_loop_test(reading, takes_blocks, 0, 3);
     tcase_add_test(reading, reads_long_tensors_in_pieces);
     tcase_add_loop_test(reading, refuses, 0, COUNT(refused));
     tcase_add_test(reading, refuses_every_truncation);

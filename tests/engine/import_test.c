@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// Import from GGUF: a checkpoint written as such a file comes back bit for bit, rows of queries and keys included; its
-// tokenizer gives known ids; what is not supported is refused by its name and leaves nothing behind.
+// Import from GGUF: a checkpoint written as such a file comes back bit for bit, rows of queries and keys included;
+// blocks stay blocks of the same numbers; its tokenizer gives known ids; what is not supported is refused by its name
+// and leaves nothing behind.
 //
 // The file is made from a checkpoint of random weights by the rules that public converters follow, written down here
 // once more.
@@ -109,6 +110,53 @@ static void put_checkpoint(gguf_bag *bag, tensor_bag *tensors, const char *more)
         put_tensor(bag, &tensors->tensor[i]);
 }
 
+// Rows in a format, any codes; two bytes of each block are a scale, two more a minimum where there is one.
+static void put_rows(gguf_bag *bag, const char *name, uint32_t number, int64_t rows, int64_t columns) {
+    const eng_block_format *format = eng_block_format_find(number);
+    const int64_t blocks = rows * columns / format->elements;
+    uint8_t *stored = malloc((size_t)(blocks * format->bytes));
+    ck_assert_ptr_nonnull(stored);
+    for (int64_t i = 0; i < blocks * format->bytes; i++)
+        stored[i] = (uint8_t)(i * 151 + i / 256 * 7 + rows);
+    for (int64_t b = 0; b < blocks; b++) {
+        stored[b * format->bytes + 1] = (uint8_t)(0x20 + b % 8);
+        if (format->minimum)
+            stored[b * format->bytes + 3] = (uint8_t)(0xa8 + b % 4);
+    }
+    gguf_put_tensor(bag, name, number, 2, (const uint64_t[]){(uint64_t)columns, (uint64_t)rows}, stored,
+                    (size_t)(blocks * format->bytes));
+    free(stored);
+}
+
+// A whole model, its matrices in Q4_1 but for the embedding and one that is widened.
+static void put_quantised(gguf_bag *bag, uint32_t embedding, uint32_t output) {
+    static const struct {
+        const char *name;
+        int64_t rows, columns;
+    } matrices[] = {{"attn_q", 32, 32},   {"attn_k", 16, 32}, {"attn_v", 16, 32},  {"attn_output", 32, 32},
+                    {"ffn_gate", 64, 32}, {"ffn_up", 64, 32}, {"ffn_down", 32, 64}};
+    static const char *const norms[] = {"attn_norm", "ffn_norm"};
+    float ones[HIDDEN];
+    char name[64];
+    for (int i = 0; i < HIDDEN; i++)
+        ones[i] = 1 + 0x1p-12f * (float)i; // not in bfloat16
+    put_keys(bag);
+    put_rows(bag, "token_embd.weight", embedding, VOCABULARY, HIDDEN);
+    gguf_put_tensor(bag, "output_norm.weight", 0, 1, (const uint64_t[]){HIDDEN}, ones, sizeof ones);
+    for (int layer = 0; layer < LAYERS; layer++) {
+        for (size_t i = 0; i < sizeof norms / sizeof *norms; i++) {
+            snprintf(name, sizeof name, "blk.%d.%s.weight", layer, norms[i]);
+            gguf_put_tensor(bag, name, 0, 1, (const uint64_t[]){HIDDEN}, ones, sizeof ones);
+        }
+        for (size_t i = 0; i < sizeof matrices / sizeof *matrices; i++) {
+            snprintf(name, sizeof name, "blk.%d.%s.weight", layer, matrices[i].name);
+            put_rows(bag, name, strcmp(matrices[i].name, "attn_output") == 0 ? output : 3, matrices[i].rows,
+                     matrices[i].columns);
+        }
+    }
+    gguf_write(bag, "model.gguf");
+}
+
 // Bytes as characters, two special tokens, one of the user's, "he", "hel" and " he".
 static void put_tokenizer(gguf_bag *bag) {
     static const char *const more[] = {"<|end|>", "<|im_start|>", "<|mine|>", "he", "hel", "\xc4\xa0he"};
@@ -181,6 +229,65 @@ START_TEST(weights_come_back) {
     ck_assert_int_eq(read->max_positions, 512);
     eng_checkpoint_close(checkpoint);
     bag_free(&tensors);
+    gguf_bag_free(&bag);
+}
+END_TEST
+
+static float *loaded_values(const char *dir, int64_t *count) {
+    eng_checkpoint *checkpoint;
+    eng_weights *weights;
+    kern_device *device = open_cpu();
+    eng_error error = {0};
+    ck_assert_msg(eng_checkpoint_open(temp_path(dir), &checkpoint, &error) == ENG_OK, "%s", error.text);
+    ck_assert_msg(eng_weights_load(checkpoint, device, true, &weights, &error) == ENG_OK, "%s", error.text);
+    float *values = master_values(weights);
+    *count = weights->count;
+    eng_weights_free(weights);
+    eng_checkpoint_close(checkpoint);
+    kern_device_close(device);
+    return values;
+}
+
+// What is kept in blocks is, weight by weight, what is widened on request; rows of queries and keys included.
+START_TEST(blocks_stay) {
+    static const struct {
+        uint32_t embedding, output; // Q8_0, Q4_0, Q4_1; Q5_0 has no blocks here
+        int32_t blocks, widened;
+    } cases[] = {{8, 3, 15, 0}, {2, 3, 15, 0}, {3, 8, 15, 0}, {8, 6, 13, 2}};
+    gguf_bag bag = {0};
+    eng_imported kept, wide;
+    eng_error error = {0};
+    int64_t count, wanted_count;
+    const eng_dtype f32 = ENG_F32;
+    put_quantised(&bag, cases[_i].embedding, cases[_i].output);
+    ck_assert_msg(import(NULL, &kept, &error) == ENG_OK, "%s", error.text);
+    ck_assert_int_eq(kept.blocks, cases[_i].blocks);
+    ck_assert_int_eq(kept.widened, cases[_i].widened);
+    ck_assert(kept.widened == 0 || strcmp(kept.widened_format, "Q5_0") == 0);
+    ck_assert_int_eq(kept.dtype, ENG_F32);
+    ck_assert_int_eq(eng_import_gguf(temp_path("model.gguf"), temp_path("wide"), &f32, &wide, NULL), ENG_OK);
+    ck_assert_int_eq(wide.blocks, 0);
+    ck_assert_int_eq(wide.widened, 15);
+    float *values = loaded_values("to", &count), *wanted = loaded_values("wide", &wanted_count);
+    ck_assert_int_eq(count, wanted_count);
+    ck_assert_mem_eq(values, wanted, (size_t)count * sizeof *values);
+    free(wanted);
+    free(values);
+    gguf_bag_free(&bag);
+}
+END_TEST
+
+START_TEST(refuses_a_scale_that_is_not_finite) {
+    gguf_bag bag = {0};
+    eng_error error = {0};
+    const eng_dtype bf16 = ENG_BF16;
+    put_quantised(&bag, 8, 3);
+    bag.data.bytes[34 * 5 + 1] = 0x7c; // of the embedding
+    gguf_write(&bag, "model.gguf");
+    ck_assert_int_eq(import(NULL, NULL, &error), ENG_NUMERIC);
+    ck_assert_ptr_nonnull(strstr(error.text, "token_embd.weight"));
+    ck_assert_int_eq(import(&bf16, NULL, NULL), ENG_NUMERIC);
+    ck_assert(!temp_exists("to"));
     gguf_bag_free(&bag);
 }
 END_TEST
@@ -437,6 +544,8 @@ static Suite *import_suite(void) {
     TCase *all = tcase_create("gguf");
     tcase_add_checked_fixture(all, temp_folder_make, temp_folder_remove);
     tcase_add_loop_test(all, weights_come_back, 0, 4);
+    tcase_add_loop_test(all, blocks_stay, 0, 4);
+    tcase_add_test(all, refuses_a_scale_that_is_not_finite);
     tcase_add_test(all, tokenizer_comes_along);
     tcase_add_test(all, sentencepiece_joins_by_score);
     tcase_add_loop_test(all, refuses, 0, COUNT(refused));

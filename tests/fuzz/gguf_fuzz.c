@@ -46,6 +46,8 @@ static void check_tensors(const eng_gguf *file, size_t size) {
         float *values = malloc((size_t)tensor->count * sizeof *values + 1);
         require(values != NULL);
         require(eng_gguf_read_f32(file, tensor, 0, tensor->count, values, NULL) == ENG_OK);
+        for (eng_block_part part = ENG_BLOCK_CODES; tensor->format->bits > 0 && part <= ENG_BLOCK_MINIMUM; part++)
+            require(eng_gguf_read_blocks(file, tensor, part, 0, tensor->count / 32, values, NULL) == ENG_OK);
         free(values);
     }
 }
@@ -55,7 +57,7 @@ static void check_import(const eng_gguf *file) {
     char *config = NULL, *tokenizer, *tokenizer_config;
     bool chat_template;
     eng_error error = {0};
-    eng_status status = eng_import_config(file, ENG_F32, &config, &error);
+    eng_status status = eng_import_config(file, ENG_F32, 4, &config, &error);
     require((status == ENG_OK) == (config != NULL) && (status == ENG_OK || *error.text));
     free(config);
     error = (eng_error){0};

@@ -35,6 +35,13 @@ stop_server
 start_server --device auto
 grep -q 'device auto is cuda:0 (pretended)"' "$folder/server.log" || fail "auto does not tell what it took"
 stop_server
+if [ -x "$build/mesa-trainer" ]; then
+    expect 0 '^all ' '' "$build/mesa-trainer" quantize "$model" --out "$folder/q8"
+    model=$folder/q8 start_server --device auto
+    grep -q 'device auto is cpu (.*), not CUDA: the weights are quantised"' "$folder/server.log" ||
+        fail "auto does not leave quantised weights on the CPU"
+    stop_server
+fi
 
 # ---- two devices -----------------------------------------------------------------------------------------------------
 
