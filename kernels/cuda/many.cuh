@@ -11,13 +11,11 @@
 // shared memory into registers, vectors are read where they lie. The products of up to two slots, at common widths a
 // whole part, are under way together. Where a block is alone on its multiprocessor its warpgroups take turns, a part
 // each: one adds its sums while the other multiplies; else another block does.
-//   Many items: a block has all parts of K of an item, adds each part's sums to the total in registers, and goes on to
-//   its next item.
-//   Where many blocks would ask the second-level cache for more than it gives, two of them share what they have in
-//   common, the vectors of two row blocks or the weights of two vector tiles: each fetches one half for both.
-//   Few items: the parts are spread over a cluster of blocks, each part's sums stay in shared memory, and every block
-//   adds up and writes its share of the outputs, reading the others' shared memory. Where a block's columns fit whole
-//   and no norm comes before, those who multiply split them themselves, and the first launch falls away.
+// A block has all parts of K of an item, adds each part's sums to the total in registers, and goes on to its next item.
+// Where many blocks would ask the second-level cache for more than it gives, two of them share what they have in
+// common, the vectors of two row blocks or the weights of two vector tiles: each fetches one half for both.
+//
+// Where rows are few: many_spread.cuh, which has rings, items and their products from here.
 #ifndef KERNELS_CUDA_MANY_CUH
 #define KERNELS_CUDA_MANY_CUH
 
@@ -78,6 +76,13 @@ struct many_work {
         return shared == SHARE_WEIGHTS ? 2 * index + rank : index;
     }
     __device__ __forceinline__ int first_tile(int part) const { return tiles * part >> shift; }
+    __device__ __forceinline__ void take_parts(int32_t cols, int first, int count) {
+        const int split = product_warps(cols);
+        tiles = product_tiles(cols);
+        shift = split == 16 ? 4 : split == 8 ? 3 : split == 4 ? 2 : 0;
+        part0 = first;
+        part1 = first + count;
+    }
 };
 
 template <typename Visit> static __device__ __forceinline__ void each_stage(const many_work &w, const Visit &visit) {
@@ -98,6 +103,18 @@ struct many_ring {
     int slots, slot_bytes;
     char *vectors; // of the block's parts of K, where they do not come through the ring
 };
+
+// By one thread; a barrier of all who use it follows.
+static __device__ __forceinline__ void make_ring(const many_ring &ring, int readers) {
+    if (threadIdx.x != 0)
+        return;
+    for (int i = 0; i < ring.slots; i++) {
+        cuda_mbarrier_make(&ring.full[i], 1);
+        cuda_mbarrier_make(&ring.empty[i], readers);
+    }
+    cuda_mbarrier_made();
+    cuda_mbarrier_made_for_cluster();
+}
 
 // A place in the ring.
 struct many_turn {
@@ -286,7 +303,7 @@ struct many_reader {
 
 // COUNT tiles of K of one slot or of two that follow each other; the second's products are asked for before the first's
 // are waited for.
-template <int N, int SIDES, int LIMBS, int COUNT>
+template <int N, int SIDES, int LIMBS, bool ORDERED, int COUNT>
 static __device__ __forceinline__ void multiply_tiles(float (&sum)[SIDES][N / 2], many_reader &reader) {
     typedef many_layout<N, SIDES, LIMBS> layout;
     constexpr int FIRST = COUNT < PIECE ? COUNT : PIECE, SECOND = COUNT - FIRST;
@@ -295,7 +312,7 @@ static __device__ __forceinline__ void multiply_tiles(float (&sum)[SIDES][N / 2]
     int held = reader.turn.slot;
     load_tiles(a, reader.ring.slot + slot + reader.weights);
     hold_all(sum);
-    if (layout::ORDERED)
+    if (ORDERED)
         await_turn();
     start_tiles<N, SIDES, LIMBS>(sum, a, reader.ring.slot + reader.vectors_of<layout>(slot, FIRST));
     reader.turn.next(reader.ring.slots);
@@ -304,7 +321,7 @@ static __device__ __forceinline__ void multiply_tiles(float (&sum)[SIDES][N / 2]
         load_tiles(a2, reader.ring.slot + slot + reader.weights);
         start_tiles<N, SIDES, LIMBS>(sum, a2, reader.ring.slot + reader.vectors_of<layout>(slot, SECOND));
     }
-    if (layout::ORDERED)
+    if (ORDERED)
         pass_turn();
     if constexpr (SECOND > 0) {
         cuda_wgmma_wait<1>();
@@ -322,51 +339,22 @@ static __device__ __forceinline__ void multiply_tiles(float (&sum)[SIDES][N / 2]
     reader.leave(held);
 }
 
-// The block's vectors of its parts of K, by all who multiply. A warp: 8 vectors, 32 columns; several loads under way.
-template <int N, int LIMBS>
-static __device__ __forceinline__ void split_vectors(const cuda_table *table, const cuda_product &p,
-                                                     const many_shape &shape, char *to, int begin, int end,
-                                                     int32_t vector0, int32_t vectors) {
-    enum { BATCH = 4, GROUPS = N / PRODUCT_VECTORS, WARPS = CONSUMERS / 32 };
-    typedef many_layout<N, 1, LIMBS> layout;
-    const int lane = threadIdx.x % 32, k = lane / 8, units = (end - begin + 1) / 2 * GROUPS;
-    for (int first = threadIdx.x / 32; first < units; first += BATCH * WARPS) {
-        many_eight eight[BATCH] = {};
-#pragma unroll
-        for (int i = 0; i < BATCH; i++) {
-            const int unit = first + i * WARPS, tile = begin + unit / GROUPS * 2 + k / 2;
-            const int32_t v = vector0 + unit % GROUPS * PRODUCT_VECTORS + lane % 8;
-            if (tile < end && v < vectors)
-                eight[i].load(table, p, shape, v, tile * PRODUCT_TILE + k % 2 * 8);
-        }
-#pragma unroll
-        for (int i = 0; i < BATCH; i++) {
-            const int unit = first + i * WARPS, tile = unit / GROUPS * 2 + k / 2;
-            if (begin + tile < end)
-                eight[i].template store<LIMBS>(to + tile * layout::VECTOR_TILE + unit % GROUPS * layout::GROUP_BYTES +
-                                               k % 2 * CORE + lane % 8 * 16);
-        }
-    }
-    cuda_bulk_fence(); // the tensor cores read them
-    cuda_team<CONSUMERS>::sync();
-}
-
 // `count` tiles, MOST if there are more.
-template <int N, int SIDES, int LIMBS, int MOST>
+template <int N, int SIDES, int LIMBS, bool ORDERED, int MOST>
 static __device__ __forceinline__ void multiply_up_to(float (&sum)[SIDES][N / 2], many_reader &reader, int count) {
     if constexpr (MOST > 1)
         if (count < MOST) {
-            multiply_up_to<N, SIDES, LIMBS, MOST - 1>(sum, reader, count);
+            multiply_up_to<N, SIDES, LIMBS, ORDERED, MOST - 1>(sum, reader, count);
             return;
         }
-    multiply_tiles<N, SIDES, LIMBS, MOST>(sum, reader);
+    multiply_tiles<N, SIDES, LIMBS, ORDERED, MOST>(sum, reader);
 }
 
 // The sums of one part of K, `count` tiles.
-template <int N, int SIDES, int LIMBS>
+template <int N, int SIDES, int LIMBS, bool ORDERED>
 static __device__ __forceinline__ void multiply_part(float (&sum)[SIDES][N / 2], many_reader &reader, int count) {
     for (; count > 0; count -= 2 * PIECE)
-        multiply_up_to<N, SIDES, LIMBS, 2 * PIECE>(sum, reader, count);
+        multiply_up_to<N, SIDES, LIMBS, ORDERED, 2 * PIECE>(sum, reader, count);
 }
 
 // ------------------------------------------------------------------------------------------------------------ outputs
@@ -555,78 +543,19 @@ static __device__ __forceinline__ void finish_item(const cuda_product &p, const 
     }
 }
 
-static __device__ __forceinline__ void cluster_barrier(void) {
-    __syncwarp();
-    asm volatile("barrier.cluster.arrive.release.aligned;" ::: "memory");
-    asm volatile("barrier.cluster.wait.acquire.aligned;" ::: "memory");
-}
-
-// The same where nothing but what cuda_mbarrier_made_for_cluster publishes is to be seen.
+// Nothing but what cuda_mbarrier_made_for_cluster publishes is to be seen behind it.
 static __device__ __forceinline__ void cluster_start(void) {
     __syncwarp();
     asm volatile("barrier.cluster.arrive.relaxed.aligned;" ::: "memory");
     asm volatile("barrier.cluster.wait.acquire.aligned;" ::: "memory");
 }
 
-// What another block of the cluster has at the same place of its shared memory.
-static __device__ __forceinline__ const float *shared_of(const float *own, int block) {
-    const float *theirs;
-    asm("mapa.u64 %0, %1, %2;" : "=l"(theirs) : "l"(own), "r"(block));
-    return theirs;
-}
-
-// This block's share of the outputs, from the sums of all parts.
 template <int N, int SIDES, int LIMBS>
-static __device__ __forceinline__ void add_cluster(const cuda_product &p, const many_shape &shape,
-                                                   const many_place &place, const float *partial, int block) {
-    typedef many_layout<N, SIDES, LIMBS> layout;
-    constexpr int HALF = layout::HALF, LEAST = HALF / MAX_CLUSTER;              // sums of a thread, at least
-    constexpr int SHARE = LEAST > 4 ? LEAST / 2 : LEAST;                        // of them together
-    const int split = product_warps(p.cols), pairs = split / shape.cluster - 1; // 1: two parts a block, 0: one
-    const int lane = threadIdx.x % 32, end = HALF * (block + 1) / shape.cluster;
-    for (int first = HALF * block / shape.cluster; first < end; first += SHARE) {
-        many_addends<SIDES> addends[SHARE] = {};
-        float total[SHARE][SIDES];
-#pragma unroll
-        for (int i = 0; i < SHARE; i++) {
-            const int32_t vector = place.v + ((first + i) >> 2) * 8 + lane % 4 * 2 + ((first + i) & 1);
-            const int row = place.row + lane / 4 + ((first + i) >> 1 & 1) * 8;
-            if (place.has(p, vector, row))
-                addends[i].load(p, place.own, shape.vector0 + vector, row);
-#pragma unroll
-            for (int side = 0; side < SIDES; side++)
-                total[i][side] = -0.0f;
-        }
-#pragma unroll 4
-        for (int part = 0; part < split; part++) {
-            const float *from = shared_of(partial + first * CONSUMERS + threadIdx.x, part >> pairs) +
-                                (part & pairs) * layout::PART_FLOATS;
-#pragma unroll
-            for (int i = 0; i < SHARE; i++)
-#pragma unroll
-                for (int side = 0; side < SIDES; side++)
-                    total[i][side] += from[(side * HALF + i) * CONSUMERS];
-        }
-#pragma unroll
-        for (int i = 0; i < SHARE; i++) {
-            const int32_t vector = place.v + ((first + i) >> 2) * 8 + lane % 4 * 2 + ((first + i) & 1);
-            const int row = place.row + lane / 4 + ((first + i) >> 1 & 1) * 8;
-            if (place.has(p, vector, row))
-                finish<SIDES>(p, place.own, shape.vector0 + vector, row, total[i], addends[i]);
-        }
-    }
-}
-
-template <int N, int SIDES, int LIMBS>
-static __device__ __forceinline__ void consume(const cuda_table *table, const cuda_product &p, const many_shape &shape,
-                                               const many_work &work, const many_ring &ring, int32_t vectors,
-                                               float *partial) {
+static __device__ __forceinline__ void consume(const cuda_product &p, const many_shape &shape, const many_work &work,
+                                               const many_ring &ring, int32_t vectors, float *staged) {
     typedef many_layout<N, SIDES, LIMBS> layout;
     constexpr int HALF = layout::HALF;
     many_reader reader(ring, work.shared != SHARE_NOTHING);
-    if (ring.vectors) // one item
-        split_vectors<N, LIMBS>(table, p, shape, ring.vectors, work.first_tile(work.part0), work.first_tile(work.part1),
-                                work.vector_tile(work.item0) * N, vectors);
     for (int item = work.item0; item < work.items; item += work.step) {
         const many_place place = place_of<N, SIDES>(p, shape, work, item, vectors);
         float total[SIDES][HALF];
@@ -635,21 +564,13 @@ static __device__ __forceinline__ void consume(const cuda_table *table, const cu
             total[i / HALF][i % HALF] = -0.0f; // leaves the first part's sum as it is
         for (int part = work.part0; part < work.part1; part++) {
             float sum[SIDES][HALF] = {};
-            multiply_part<N, SIDES, LIMBS>(sum, reader, work.first_tile(part + 1) - work.first_tile(part));
-            if (shape.cluster > 1) {
-                float *to = partial + (part - work.part0) * layout::PART_FLOATS + threadIdx.x;
+            multiply_part<N, SIDES, LIMBS, layout::ORDERED>(sum, reader,
+                                                            work.first_tile(part + 1) - work.first_tile(part));
 #pragma unroll
-                for (int i = 0; i < SIDES * HALF; i++)
-                    to[i * CONSUMERS] = sum[i / HALF][i % HALF];
-            } else {
-#pragma unroll
-                for (int i = 0; i < SIDES * HALF; i++)
-                    total[i / HALF][i % HALF] += sum[i / HALF][i % HALF];
-            }
+            for (int i = 0; i < SIDES * HALF; i++)
+                total[i / HALF][i % HALF] += sum[i / HALF][i % HALF];
         }
-        if (shape.cluster > 1)
-            return;
-        finish_item<N, SIDES>(p, shape, place, total, partial + threadIdx.x / 32 * layout::STAGED);
+        finish_item<N, SIDES>(p, shape, place, total, staged);
     }
 }
 
@@ -660,40 +581,28 @@ static __global__ void __launch_bounds__(many_layout<N, SIDES, LIMBS>::THREADS, 
     many_kernel(const cuda_table *table, const __grid_constant__ cuda_product p, const many_shape shape) {
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
     typedef many_layout<N, SIDES, LIMBS> layout;
-    extern __shared__ __align__(128) char memory[]; // barriers, ring, sums of the parts
+    extern __shared__ __align__(128) char memory[]; // barriers, ring, sums on their way out
     cuda_begin();
-    char *behind = memory + HEAD_BYTES + shape.slots * shape.slot_bytes;
     const many_ring ring = {(cuda_mbarrier *)memory, (cuda_mbarrier *)memory + MAX_SLOTS,
                             memory + HEAD_BYTES,     shape.slots,
-                            shape.slot_bytes,        shape.vector_bytes ? behind : NULL};
-    float *partial = (float *)(behind + shape.vector_bytes);
+                            shape.slot_bytes,        NULL};
+    float *staged = (float *)(ring.slot + ring.slots * ring.slot_bytes) + threadIdx.x / 32 * layout::STAGED;
     const int32_t vectors = slice_vectors(table, p, shape);
-    const int pair = shape.shared ? 2 : 1, blocks = shape.cluster * pair; // one of the two is 1
-    const int block = (int)blockIdx.x % blocks, split = product_warps(p.cols);
+    const int pair = shape.shared ? 2 : 1, rank = (int)blockIdx.x % pair;
     const int row_blocks = (shape.row_tiles + ROW_TILES - 1) / ROW_TILES, vector_tiles = (vectors + N - 1) / N;
     many_work work;
     work.vector_tiles = shape.shared == SHARE_WEIGHTS ? (vector_tiles + 1) / 2 : vector_tiles;
     work.items = (shape.shared == SHARE_VECTORS ? (row_blocks + 1) / 2 : row_blocks) * work.vector_tiles;
-    work.item0 = (int)blockIdx.x / blocks;
-    work.step = (int)gridDim.x / blocks;
-    work.tiles = product_tiles(p.cols);
-    work.shift = split == 16 ? 4 : split == 8 ? 3 : split == 4 ? 2 : 0;
-    work.part0 = pair == 1 ? split * block / shape.cluster : 0;
-    work.part1 = pair == 1 ? split * (block + 1) / shape.cluster : split;
+    work.item0 = (int)blockIdx.x / pair;
+    work.step = (int)gridDim.x / pair;
+    work.take_parts(p.cols, 0, product_warps(p.cols));
     work.shared = shape.shared;
-    work.rank = block;
-    if (vectors <= 0 || work.item0 >= work.items) { // the whole cluster
+    work.rank = rank;
+    if (vectors <= 0 || work.item0 >= work.items) { // both of a pair
         cuda_await();
         return;
     }
-    if (threadIdx.x == 0) {
-        for (int i = 0; i < shape.slots; i++) {
-            cuda_mbarrier_make(&ring.full[i], 1);
-            cuda_mbarrier_make(&ring.empty[i], pair * CONSUMERS / 32);
-        }
-        cuda_mbarrier_made();
-        cuda_mbarrier_made_for_cluster();
-    }
+    make_ring(ring, pair * CONSUMERS / 32);
     if (pair == 2)
         cluster_start();
     else
@@ -706,25 +615,16 @@ static __global__ void __launch_bounds__(many_layout<N, SIDES, LIMBS>::THREADS, 
             producer.run();
         else
             cuda_await();
-        if (shape.cluster > 1)
-            cluster_barrier();
     } else {
         if (layout::RESIDENT == 1)
             asm volatile("setmaxnreg.inc.sync.aligned.u32 232;");
         cuda_await();
         if (layout::ORDERED && threadIdx.x / 128 == 1)
             pass_turn();
-        consume<N, SIDES, LIMBS>(table, p, shape, work, ring, vectors, partial);
+        consume<N, SIDES, LIMBS>(p, shape, work, ring, vectors, staged);
         if (layout::ORDERED && threadIdx.x / 128 == 0)
             await_turn();
-        if (shape.cluster > 1) { // one item
-            cluster_barrier();
-            add_cluster<N, SIDES, LIMBS>(p, shape, place_of<N, SIDES>(p, shape, work, work.item0, vectors), partial,
-                                         block);
-        }
     }
-    if (shape.cluster > 1)
-        cluster_barrier(); // nobody leaves while others read its memory
 #else
     (void)table, (void)shape;
 #endif

@@ -25,7 +25,6 @@ struct many_shape {
     int32_t row_tiles, shared;
     int32_t cluster;           // blocks that the parts of K are spread over
     int32_t slots, slot_bytes; // of the ring
-    int32_t vector_bytes;      // behind the ring where blocks split the vectors themselves, else 0
     bool wide;                 // x is read four columns at a time
 };
 

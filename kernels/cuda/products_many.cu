@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
-// Launches of products with many vectors (many.cuh). The form of a launch, vectors an item and one block or a cluster
-// for it, is the cheapest by an estimate of cycles; it never changes a bit.
+// Launches of products with many vectors (many.cuh, many_spread.cuh). The form of a launch, vectors an item and one
+// block, two or a cluster for it, is the cheapest by an estimate of cycles; it never changes a bit.
 #include "kernels/cuda/products_many.cuh"
 
-#include "kernels/cuda/many.cuh"
+#include "kernels/cuda/many_spread.cuh"
 
 size_t cuda_product_workspace(const kern_cuda *cuda, int32_t cols) {
     const int limbs = cuda->fast ? 1 : 2;
@@ -40,7 +40,7 @@ struct many_cut {
 };
 struct many_plan {
     many_cut cut;
-    int slots, slot_bytes, vector_bytes;
+    int slots, slot_bytes;
     size_t bytes;
     int64_t cost; // cycles, about
 };
@@ -56,30 +56,23 @@ static int blocks_of(const many_cut &cut) {
     return cut.cluster * (cut.shared ? 2 : 1);
 }
 
-// The most slots that fit beside `taken` bytes, for `resident` blocks a multiprocessor or else for one.
-static int slots_of(const kern_cuda *cuda, int resident, size_t taken, int slot_bytes, int most) {
+static int slots_in(size_t room, size_t taken, int slot_bytes) {
+    return taken < room ? (int)((room - taken) / (size_t)slot_bytes) : 0;
+}
+// Shared memory that each of `resident` blocks of a multiprocessor may have.
+static size_t room_of(const kern_cuda *cuda, int resident) {
     enum { RESERVED = 1024 }; // of a block, by the system
-    const size_t whole = cuda->shared_limit, shared = (whole + RESERVED) / (size_t)resident - RESERVED;
-    const int least = most < 2 ? most : 2;
-    for (size_t room : {shared, whole}) {
-        const int slots = taken < room ? (int)((room - taken) / (size_t)slot_bytes) : 0;
-        if (slots >= least)
-            return slots < most ? slots : most;
-    }
-    return 0;
+    return (cuda->shared_limit + RESERVED) / (size_t)resident - RESERVED;
 }
 
-// Cycles: the second-level cache gives 28 bytes a cycle for every multiprocessor, 40 to one of few that ask, the shared
-// memory of others 12; tensor cores do four fifths of 2048 multiplications; what a warpgroup does at the end of a part
-// is 400, while which the other one multiplies if it is ordered; an item's outputs are 20 for each vector and side, a
-// launch more is 3500, a cluster with its barriers 4000, two blocks' start 500. Clusters find place on seven eighths of
-// the multiprocessors: a group of them is seldom a multiple of a cluster.
+// Cycles: the second-level cache gives 28 bytes a cycle for every multiprocessor, 40 to one of few that ask; tensor
+// cores do four fifths of 2048 multiplications; what a warpgroup does at the end of a part is 400, while which the
+// other one multiplies if it is ordered; an item's outputs are 20 for each vector and side, a launch more is 5000, two
+// blocks' start 500.
 template <int N, int SIDES, int LIMBS>
-static int64_t cost_of(const kern_cuda *cuda, const cuda_product *p, const many_plan &plan, int64_t items) {
-    const many_cut &cut = plan.cut;
-    const int64_t processors = cuda->processors;
-    const int64_t places = cut.cluster > 1 ? processors * 7 / 8 : processors / (cut.shared ? 2 : 1);
-    const int64_t blocks = items * blocks_of(cut), turns = (items * cut.cluster + places - 1) / places;
+static int64_t cost_of(const kern_cuda *cuda, const cuda_product *p, const many_cut &cut, int64_t items) {
+    const int64_t processors = cuda->processors, places = processors / (cut.shared ? 2 : 1);
+    const int64_t blocks = items * blocks_of(cut), turns = (items + places - 1) / places;
     const int64_t rate = blocks >= processors ? 28 : blocks * 10 <= processors * 7 ? 40 : 28 * processors / blocks;
     const int64_t weights = SIDES * 256 / (cut.shared == SHARE_WEIGHTS ? 2 : 1);
     const int64_t vectors = 4 * N / (cut.shared == SHARE_VECTORS ? 2 : 1);
@@ -88,32 +81,22 @@ static int64_t cost_of(const kern_cuda *cuda, const cuda_product *p, const many_
     const int64_t products = many_layout<N, SIDES, LIMBS>::ORDERED ? (both > least ? both : least)
                              : blocks > processors                 ? both
                                                                    : both + waits;
-    int64_t turn = (loads > products ? loads : products) / cut.cluster + SIDES * N * 20 / cut.cluster;
-    if (cut.cluster > 1)
-        turn += (int64_t)SIDES * N * 512 * (product_warps(p->cols) / cut.cluster) / 12 + 4000;
-    return turns * turn + (cut.shared ? 500 : 0) + (plan.vector_bytes || p->norm.y ? 0 : 3500);
+    const int64_t turn = (loads > products ? loads : products) + SIDES * N * 20;
+    return turns * turn + (cut.shared ? 500 : 0) + 5000;
 }
 
 // slots 0: it does not fit into shared memory.
 template <int N, int SIDES, int LIMBS>
-static many_plan plan_of(const kern_cuda *cuda, const cuda_product *p, int64_t items, const many_cut &cut) {
+static many_plan plan_many(const kern_cuda *cuda, const cuda_product *p, int64_t items, const many_cut &cut) {
     typedef many_layout<N, SIDES, LIMBS> layout;
-    const int split = product_warps(p->cols), each = split / cut.cluster;
-    const int longest = cuda_blocks(product_tiles(p->cols), split), stages = each * cuda_blocks(longest, PIECE);
-    const size_t partial = sizeof(float) * (cut.cluster > 1 ? each * layout::PART_FLOATS : layout::STAGED * ROW_TILES);
-    const size_t taken = HEAD_BYTES + partial;
+    const size_t taken = HEAD_BYTES + sizeof(float) * layout::STAGED * ROW_TILES;
     const int resident = items * blocks_of(cut) > cuda->processors ? layout::RESIDENT : 1;
-    many_plan plan = {cut, 0, layout::WEIGHT_BYTES, each * longest * layout::VECTOR_TILE, 0, 0};
-    if (cut.cluster > 1 && !p->norm.y && stages <= MAX_SLOTS)
-        plan.slots = slots_of(cuda, resident, taken + (size_t)plan.vector_bytes, plan.slot_bytes, stages);
-    if (plan.slots < stages) { // the vectors are split by a launch before and come through the ring
-        plan.slot_bytes = layout::SLOT;
-        plan.vector_bytes = 0;
-        plan.slots = slots_of(cuda, resident, taken, plan.slot_bytes,
-                              cut.cluster > 1 && stages < MAX_SLOTS ? stages : (int)MAX_SLOTS);
-    }
-    plan.bytes = taken + (size_t)plan.slots * (size_t)plan.slot_bytes + (size_t)plan.vector_bytes;
-    plan.cost = cost_of<N, SIDES, LIMBS>(cuda, p, plan, items);
+    many_plan plan = {cut, 0, layout::SLOT, 0, 0};
+    for (int blocks = resident; blocks > 0 && plan.slots < 2; blocks--)
+        plan.slots = slots_in(room_of(cuda, blocks), taken, plan.slot_bytes);
+    plan.slots = plan.slots < 2 ? 0 : plan.slots < MAX_SLOTS ? plan.slots : (int)MAX_SLOTS;
+    plan.bytes = taken + (size_t)plan.slots * (size_t)plan.slot_bytes;
+    plan.cost = cost_of<N, SIDES, LIMBS>(cuda, p, cut, items);
     return plan;
 }
 
@@ -126,9 +109,44 @@ static kern_status start_many(const cuda_step *step, const cuda_product *p, cons
         return status;
     const int64_t items = items_of(shape, vectors, plan.cut), each = blocks_of(plan.cut);
     const int64_t most = (int64_t)step->cuda->processors * many_layout<N, SIDES, LIMBS>::RESIDENT / each;
-    const int64_t clusters = plan.cut.cluster > 1 || items < most ? items : most;
-    return cuda_start_clusters(step, kernel, (int)each, dim3((unsigned)(clusters * each)),
+    return cuda_start_clusters(step, kernel, (int)each, dim3((unsigned)((items < most ? items : most) * each)),
                                many_layout<N, SIDES, LIMBS>::THREADS, plan.bytes, step->table, *p, shape);
+}
+
+// The same for items of which a cluster's blocks have EACH parts of K each. Cycles: all blocks of a multiprocessor
+// fetch by turns and give their sums away at 16 bytes a cycle; what there is only once is 5000.
+template <int N, int EACH, int LIMBS>
+static many_plan plan_spread(const kern_cuda *cuda, const cuda_product *p, int64_t items, const many_cut &asked) {
+    typedef many_layout<N, 1, LIMBS> layout;
+    const int split = product_warps(p->cols), cluster = split / EACH;
+    many_plan plan = {{N, cluster, SHARE_NOTHING}, 0, layout::WEIGHT_BYTES, 0, 0};
+    if (asked.shared || p->norm.y || cluster < 2 || cluster > MAX_CLUSTER || N % (8 * cluster) != 0)
+        return plan;
+    const int longest = cuda_blocks(product_tiles(p->cols), split), least = cuda_blocks(longest, PIECE);
+    const size_t sums = sizeof(float) * EACH * layout::PART_FLOATS;
+    const size_t vector_bytes = (size_t)(EACH * longest * layout::VECTOR_TILE);
+    for (int blocks = 2; blocks > 0 && plan.slots < least; blocks--)
+        plan.slots = slots_in(room_of(cuda, blocks), HEAD_BYTES + vector_bytes, plan.slot_bytes);
+    const int most = EACH * least < MAX_SLOTS ? EACH * least : (int)MAX_SLOTS;
+    plan.slots = plan.slots < least ? 0 : plan.slots < most ? plan.slots : most;
+    const size_t operands = (size_t)plan.slots * (size_t)plan.slot_bytes + vector_bytes;
+    plan.bytes = HEAD_BYTES + (operands > sums ? operands : sums);
+    if (plan.bytes > cuda->shared_limit)
+        plan.slots = 0;
+    const int64_t turns = (items * cluster + cuda->processors - 1) / cuda->processors;
+    plan.cost = turns * ((256 + 4 * N) * (int64_t)p->cols / cluster / 28 + (int64_t)sums / 16) + 5000;
+    return plan;
+}
+
+template <int N, int EACH, int LIMBS>
+static kern_status start_spread(const cuda_step *step, const cuda_product *p, const many_shape &shape,
+                                const many_plan &plan, int64_t vectors) {
+    auto *kernel = spread_kernel<N, EACH, LIMBS>;
+    const kern_status status = cuda_allow_shared(kernel, plan.bytes);
+    const int64_t blocks = items_of(shape, vectors, plan.cut) * plan.cut.cluster;
+    return status ? status
+                  : cuda_start_clusters(step, kernel, plan.cut.cluster, dim3((unsigned)blocks), CONSUMERS, plan.bytes,
+                                        step->table, *p, shape);
 }
 
 // A kernel's part in the choice.
@@ -139,20 +157,22 @@ struct many_form {
                          int64_t vectors);
 };
 template <int N, int SIDES, int LIMBS> static constexpr many_form form_of(void) {
-    return {N, plan_of<N, SIDES, LIMBS>, start_many<N, SIDES, LIMBS>};
+    return {N, plan_many<N, SIDES, LIMBS>, start_many<N, SIDES, LIMBS>};
+}
+template <int N, int EACH, int LIMBS> static constexpr many_form spread_of(void) {
+    return {N, plan_spread<N, EACH, LIMBS>, start_spread<N, EACH, LIMBS>};
 }
 
-// The cheapest form for a slice, and the two launches of it.
+// The cheapest form for a slice, and its launches.
 template <int LIMBS, size_t FORMS>
 static kern_status launch_slice(const cuda_step *step, const cuda_product *p, const many_form (&forms)[FORMS],
                                 many_shape shape, int64_t vectors) {
-    const int split = product_warps(p->cols), spread = split < MAX_CLUSTER ? split : (int)MAX_CLUSTER;
     const int64_t rows = cuda_blocks(shape.row_tiles, ROW_TILES);
     many_plan best = {};
     size_t chosen = 0;
     for (size_t i = 0; i < FORMS; i++)
-        for (int shared = SHARE_NOTHING; shared <= SHARES; shared++) {
-            const many_cut cut = {forms[i].n, shared == SHARES ? spread : 1, shared == SHARES ? 0 : shared};
+        for (int shared = SHARE_NOTHING; shared < SHARES; shared++) {
+            const many_cut cut = {forms[i].n, 1, shared};
             if ((shared == SHARE_VECTORS && rows < 2) || (shared == SHARE_WEIGHTS && vectors <= cut.n))
                 continue; // there is no second
             const many_plan plan = forms[i].plan(step->cuda, p, items_of(shape, vectors, cut), cut);
@@ -168,14 +188,14 @@ static kern_status launch_slice(const cuda_step *step, const cuda_product *p, co
     shape.shared = best.cut.shared;
     shape.slots = best.slots;
     shape.slot_bytes = best.slot_bytes;
-    shape.vector_bytes = best.vector_bytes;
-    const kern_status status = best.vector_bytes ? KERN_OK : start_split<LIMBS>(step, p, shape, vectors);
+    const kern_status status = best.cut.cluster > 1 ? KERN_OK : start_split<LIMBS>(step, p, shape, vectors);
     return status ? status : forms[chosen].start(step, p, shape, best, vectors);
 }
 
 template <int LIMBS> static kern_status launch_slices(const cuda_step *step, const cuda_product *p, int64_t vectors) {
-    static constexpr many_form plain[] = {form_of<16, 1, LIMBS>(), form_of<32, 1, LIMBS>(), form_of<64, 1, LIMBS>(),
-                                          form_of<96, 1, LIMBS>(), form_of<128, 1, LIMBS>()};
+    static constexpr many_form plain[] = {
+        form_of<16, 1, LIMBS>(),  form_of<32, 1, LIMBS>(),   form_of<64, 1, LIMBS>(),    form_of<96, 1, LIMBS>(),
+        form_of<128, 1, LIMBS>(), spread_of<64, 1, LIMBS>(), spread_of<128, 1, LIMBS>(), spread_of<64, 2, LIMBS>()};
     static constexpr many_form gated[] = {form_of<16, 2, LIMBS>(), form_of<32, 2, LIMBS>(), form_of<64, 2, LIMBS>()};
     many_shape shape = {};
     shape.scratch = step->cuda->workspace;
