@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // A plan's operations as launches: neighbours that do not wait for one another become one launch, and so do a norm
 // with the products that read it, a gated product with the two products before it, and convolutions with the norms of
-// their heads and the gates.
+// their heads, the gates and the recurrence.
 //
 // Nothing changes its place. A launch leaves in memory what its operations would have, bit for bit, also what nobody
 // reads again. Whether operations may run together is decided by the ranges of memory that they read and write at this
@@ -204,13 +204,11 @@ static company company_of(const cuda_step *step, const kern_call *call, size_t c
 static kern_status run_convs(const cuda_step *step, const kern_call *call, size_t count, size_t *taken) {
     const size_t convs = neighbours(step, call, count, CUDA_CONVS, conv_footprint, same_conv);
     const company more = company_of(step, call, convs, count);
-    const size_t before = convs + more.norms;
-    if (before > convs || more.gates) {
-        bool fits = false;
-        const kern_status status =
-            cuda_prepare_run(step, call, (int)convs, (int)more.norms, more.gates ? &call[before] : NULL, &fits);
-        *taken = before + (more.gates ? 1 : 0);
-        if (status || fits)
+    const size_t before = convs + more.norms + (more.gates ? 1 : 0);
+    if (before > convs) {
+        const kern_call *core = before < count && call[before].op == KERN_OP_RECURRENCE ? &call[before] : NULL;
+        const kern_status status = cuda_prepare_run(step, call, (int)convs, (int)more.norms, more.gates, core, taken);
+        if (status || *taken > 0)
             return status;
     }
     *taken = convs;

@@ -57,25 +57,34 @@ static __device__ __forceinline__ cuda_gate_pair cuda_gate_of(const kern_gates &
 }
 
 // c: of the token's heads * channels.
-static __device__ __forceinline__ void cuda_gate(const kern_gates_args &a, int32_t channels, int32_t t, int32_t c) {
+static __device__ __forceinline__ cuda_gate_inputs cuda_gate_fetch(const kern_gates_args &a, int32_t channels,
+                                                                   int32_t t, int32_t c) {
     const kern_gates &f = a.gates;
-    const int32_t width = f.heads * channels;
     const int32_t head = c / channels;
-    const int64_t at = (int64_t)t * width + c, write = (int64_t)t * f.heads + head;
     cuda_gate_inputs in = {};
     if (f.write_law == KERN_WRITE_LAW_SIGMOID)
-        in.b = a.b.f[write];
+        in.b = a.b.f[(int64_t)t * f.heads + head];
     if (f.decay_law != KERN_DECAY_LAW_NONE)
-        in.a = a.a.f[at];
+        in.a = a.a.f[(int64_t)t * f.heads * channels + c];
     if (cuda_gate_has_parameters(f)) {
         in.dt_bias = a.dt_bias.f[c];
         in.A_log = a.A_log.f[head];
     }
-    const cuda_gate_pair made = cuda_gate_of(f, in);
+    return in;
+}
+
+static __device__ __forceinline__ void cuda_gate_keep(const kern_gates_args &a, int32_t channels, int32_t t, int32_t c,
+                                                      const cuda_gate_pair &made) {
+    const kern_gates &f = a.gates;
+    const int32_t head = c / channels;
     if (f.decay_law != KERN_DECAY_LAW_NONE)
-        a.g.f[at] = made.g;
+        a.g.f[(int64_t)t * f.heads * channels + c] = made.g;
     if (f.write_law != KERN_WRITE_LAW_NONE && c == head * channels)
-        a.beta.f[write] = made.beta;
+        a.beta.f[(int64_t)t * f.heads + head] = made.beta;
+}
+
+static __device__ __forceinline__ void cuda_gate(const kern_gates_args &a, int32_t channels, int32_t t, int32_t c) {
+    cuda_gate_keep(a, channels, t, c, cuda_gate_of(a.gates, cuda_gate_fetch(a, channels, t, c)));
 }
 
 #endif

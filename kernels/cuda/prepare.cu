@@ -8,6 +8,7 @@
 #include "kernels/cuda/prepare.cuh"
 
 #include "kernels/cuda/chain.cuh"
+#include "kernels/cuda/recurrence.cuh"
 
 enum { WARPS = 4 };
 
@@ -32,40 +33,22 @@ static __global__ void __launch_bounds__(WARPS *CUDA_WARP)
 
 constexpr int HEADS_BLOCKS = 6; // a processor
 
-// A lane's channels, from c on, and whether the piece has them.
-struct lane_place {
-    int32_t c;
-    bool inside;
-};
-
-static __device__ __forceinline__ prepare_inputs fetch_inputs(const prepare_part &p, int32_t t, float *window,
-                                                              const lane_place &lane) {
-    prepare_inputs input = {};
-    if (!lane.inside)
-        return input;
-    input.state = window ? window + lane.c : NULL;
-    if (window)
-#pragma unroll
-        for (int tap = 0; tap < PREPARE_TAPS - 1; tap++)
-            input.tap[tap] = cuda_load(cuda_in_global(input.state + (int64_t)tap * p.conv.channels), CUDA_QUAD, true);
-    const float *x = p.conv.x.f + (int64_t)t * p.conv.channels + lane.c;
-    input.tap[PREPARE_TAPS - 1] = cuda_load(cuda_in_global(x), CUDA_QUAD, true);
-    return input;
-}
-
 // Tokens first to end, a lane's window that of token first + lane.
 static __device__ __forceinline__ void make_pieces(const prepare_part &p, int32_t index, int32_t first, int32_t end,
                                                    float *window, const prepare_fetched<1> &fetched) {
     const int32_t i = (int32_t)threadIdx.x % CUDA_WARP * CUDA_QUAD, c = index * p.width + i;
-    const lane_place lane = {c, i < p.width && c < p.conv.channels};
-    const auto window_of = [&](int32_t t) { return (float *)__shfl_sync(~0u, (unsigned long long)window, t - first); };
-    prepare_inputs next = fetch_inputs(p, first, window_of(first), lane);
+    const bool inside = i < p.width && c < p.conv.channels;
+    const auto fetch = [&](int32_t t) {
+        float *own = (float *)__shfl_sync(~0u, (unsigned long long)window, t - first);
+        return inside ? prepare_fetch_inputs(p.conv, t, c, own) : prepare_inputs{};
+    };
+    prepare_inputs next = fetch(first);
     for (int32_t t = first; t < end; t++) {
         const prepare_inputs now = next;
         if (t + 1 < end)
-            next = fetch_inputs(p, t + 1, window_of(t + 1), lane);
-        const prepare_outputs made = prepare_make<CUDA_WARP>(p, fetched.weight[0], fetched.bias[0], now, lane.inside);
-        if (lane.inside)
+            next = fetch(t + 1);
+        const prepare_outputs made = prepare_make<CUDA_WARP>(p, fetched.weight[0], fetched.bias[0], now, inside);
+        if (inside)
             prepare_keep(p, (int64_t)t * p.conv.channels + c, now, made);
     }
 }
@@ -140,36 +123,53 @@ static prepare_part *normed_by(preparation *p, const cuda_norm *n) {
     return NULL;
 }
 
-kern_status cuda_prepare_run(const cuda_step *step, const kern_call *call, int convs, int norms, const kern_call *gates,
-                             bool *fits) {
-    preparation p = {};
-    int32_t pieces = 0;
-    *fits = step->generated;
-    for (int i = 0; i < convs && *fits; i++) {
-        p.part[p.parts].conv = *(const kern_short_conv_args *)call[i].args;
-        p.part[p.parts].width = PREPARE_PIECE;
-        *fits = conv_fits(&p.part[p.parts++].conv);
+static bool gather(const kern_call *call, int convs, int norms, bool gates, preparation *p) {
+    *p = {};
+    for (int i = 0; i < convs; i++) {
+        p->part[p->parts].conv = *(const kern_short_conv_args *)call[i].args;
+        p->part[p->parts].width = PREPARE_PIECE;
+        if (!conv_fits(&p->part[p->parts++].conv))
+            return false;
     }
-    for (int i = 0; i < norms && *fits; i++) {
+    for (int i = 0; i < norms; i++) {
         const cuda_norm n = cuda_l2norm_of((const kern_l2norm_args *)call[convs + i].args);
-        prepare_part *own = normed_by(&p, &n);
-        *fits = own != NULL;
-        if (own) {
-            own->norm = n;
-            own->width = n.width;
-        }
+        prepare_part *own = normed_by(p, &n);
+        if (!own)
+            return false;
+        own->norm = n;
+        own->width = n.width;
     }
-    if (!*fits)
-        return KERN_OK;
+    if (gates) {
+        p->gates = *(const kern_gates_args *)call[convs + norms].args;
+        p->gate_channels = cuda_gate_channels(&p->gates.gates);
+    }
+    return true;
+}
+
+static int32_t pieces_of(const preparation &p) {
+    int32_t pieces = 0;
     for (int32_t i = 0; i < p.parts; i++)
         pieces += prepare_pieces(p.part[i]);
-    if (gates) {
-        p.gates = *(const kern_gates_args *)gates->args;
-        p.gate_channels = cuda_gate_channels(&p.gates.gates);
-        pieces += cuda_blocks(p.gates.gates.heads * p.gate_channels, CUDA_WARP);
-    }
+    return p.gate_channels > 0 ? pieces + cuda_blocks(p.gates.gates.heads * p.gate_channels, CUDA_WARP) : pieces;
+}
+
+kern_status cuda_prepare_run(const cuda_step *step, const kern_call *call, int convs, int norms, bool gates,
+                             const kern_call *core, size_t *taken) {
+    preparation p;
+    *taken = 0;
+    if (!step->generated || !gather(call, convs, norms, gates, &p))
+        return KERN_OK;
+    *taken = (size_t)(convs + norms + (gates ? 1 : 0));
+    const int32_t pieces = pieces_of(p);
     if (cuda_chain_takes(step, 0))
         return cuda_chain_prepare(step, &p, pieces);
+    if (core) {
+        bool joined = false;
+        const kern_status status = cuda_recurrence_behind(step, p, (const kern_recurrence_args *)core->args, &joined);
+        *taken += joined ? 1 : 0;
+        if (status || joined)
+            return status;
+    }
     if (has_heads(p))
         return launch_heads(step, p, pieces);
     const dim3 grid((unsigned)cuda_blocks(step->tokens, 1), (unsigned)cuda_blocks(pieces, WARPS));

@@ -53,16 +53,21 @@ static __device__ __forceinline__ void prepare_quads(const prepare_part &p, int3
     }
 }
 
+// Of four channels, c the first.
+static __device__ __forceinline__ void prepare_fetch_taps(const kern_short_conv_args &a, int32_t c,
+                                                          cuda_quad (&weight)[CUDA_QUAD], cuda_quad &bias) {
+    const int32_t own = a.channel0 + c;
+#pragma unroll
+    for (int j = 0; j < CUDA_QUAD; j++)
+        weight[j] = cuda_load(a.weight.f + (int64_t)(own + j) * PREPARE_TAPS, CUDA_QUAD, true);
+    bias = a.bias.f ? cuda_load(a.bias.f + own, CUDA_QUAD, false) : cuda_quad{};
+}
+
 template <int QUADS>
 static __device__ __forceinline__ void prepare_fetch_weights(const prepare_part &p, int32_t index,
                                                              prepare_fetched<QUADS> &fetched) {
-    prepare_quads<QUADS>(p, index, [&](int k, int32_t c) {
-        const int32_t own = p.conv.channel0 + c;
-#pragma unroll
-        for (int j = 0; j < CUDA_QUAD; j++)
-            fetched.weight[k][j] = cuda_load(p.conv.weight.f + (int64_t)(own + j) * PREPARE_TAPS, CUDA_QUAD, true);
-        fetched.bias[k] = p.conv.bias.f ? cuda_load(p.conv.bias.f + own, CUDA_QUAD, false) : cuda_quad{};
-    });
+    prepare_quads<QUADS>(p, index,
+                         [&](int k, int32_t c) { prepare_fetch_taps(p.conv, c, fetched.weight[k], fetched.bias[k]); });
 }
 
 template <int QUADS>
@@ -174,6 +179,19 @@ struct prepare_inputs {
     cuda_quad tap[PREPARE_TAPS];
     float *state;
 };
+// Channels from c on of token t; window: the slot's.
+static __device__ __forceinline__ prepare_inputs prepare_fetch_inputs(const kern_short_conv_args &a, int32_t t,
+                                                                      int32_t c, float *window) {
+    prepare_inputs input = {};
+    input.state = window ? window + c : NULL;
+    if (window)
+#pragma unroll
+        for (int tap = 0; tap < PREPARE_TAPS - 1; tap++)
+            input.tap[tap] = cuda_load(cuda_in_global(input.state + (int64_t)tap * a.channels), CUDA_QUAD, true);
+    input.tap[PREPARE_TAPS - 1] = cuda_load(cuda_in_global(a.x.f + (int64_t)t * a.channels + c), CUDA_QUAD, true);
+    return input;
+}
+
 // What comes out of the convolution, and of the norm behind it or, without one, the same.
 struct prepare_outputs {
     cuda_quad y, out;
@@ -257,9 +275,10 @@ static __device__ __forceinline__ void prepare_gates(const preparation &p, int32
         cuda_gate(p.gates, p.gate_channels, t, c);
 }
 
-// call: `convs` short convolutions, then `norms` L2 norms; gates: a call or NULL. The caller has seen that none of them
-// writes what another reads or writes, but for the norms' x. *fits: false, and nothing ran, where shapes are others.
-kern_status cuda_prepare_run(const cuda_step *step, const kern_call *call, int convs, int norms, const kern_call *gates,
-                             bool *fits);
+// call: `convs` short convolutions, `norms` L2 norms, gates or not. The caller has seen that none of them writes what
+// another reads or writes, but for the norms' x. core: the recurrence behind them, which may join them, or NULL.
+// *taken: how many calls ran, 0 where shapes are others.
+kern_status cuda_prepare_run(const cuda_step *step, const kern_call *call, int convs, int norms, bool gates,
+                             const kern_call *core, size_t *taken);
 
 #endif

@@ -201,3 +201,9 @@ kern_status cuda_recurrence_run(const cuda_step *step, const void *args) {
     const kern_recurrence_args *a = (const kern_recurrence_args *)args;
     return a->family.storage == KERN_STORE_BF16 ? run<cuda_bf16>(step, a) : run<float>(step, a);
 }
+
+kern_status cuda_recurrence_behind(const cuda_step *step, const preparation &before, const kern_recurrence_args *args,
+                                   bool *fits) {
+    const recurrence a = recurrence_of(args, RECURRENCE_SLICE);
+    return cuda_recurrence_stream_behind(step, before, a, (kern_storage)args->family.storage, fits);
+}

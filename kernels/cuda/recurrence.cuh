@@ -389,6 +389,13 @@ static __device__ __forceinline__ void recurrence_tokens(const cuda_table *table
 // block it is (recurrence.cu), with the same bits.
 kern_status cuda_recurrence_stream(const cuda_step *step, const recurrence &a, kern_storage storage, bool *fits);
 
+// The same behind the preparation of its operands (prepare.cuh), one launch.
+struct preparation;
+kern_status cuda_recurrence_stream_behind(const cuda_step *step, const preparation &before, const recurrence &a,
+                                          kern_storage storage, bool *fits);
+kern_status cuda_recurrence_behind(const cuda_step *step, const preparation &before, const kern_recurrence_args *args,
+                                   bool *fits);
+
 template <int R, bool VECTOR, bool CHANNEL, typename Stored, typename Team>
 static __device__ __forceinline__ void recurrence_row(const cuda_table *table, const recurrence &a, const kern_row &row,
                                                       const recurrence_piece &p, recurrence_memory<R> &memory) {

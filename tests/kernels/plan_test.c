@@ -583,6 +583,182 @@ START_TEST(long_prompts_equal_launches) {
 }
 END_TEST
 
+// ---------------------------------------------------------------------------------------- a recurrence and what it
+// reads
+
+// Convolutions of q, k and v, norms, gates and the recurrence behind them, of so many heads that a CUDA device may run
+// all of them as one stream; windows behind the states of a slot.
+enum {
+    CORE_ROWS = 64,
+    CORE_PLACES = 13,
+    CORE_X = 0,
+    CORE_A = 3,
+    CORE_Y = 5,
+    CORE_NORMED = 8,
+    CORE_G = 10,
+    CORE_O = 12
+};
+
+typedef struct core_shape {
+    int32_t heads, width, norms; // D = V
+    kern_storage storage;
+    kern_decay decay;
+    kern_activation activation;
+} core_shape;
+
+static const core_shape core_shapes[] = {
+    {5, 128, 2, KERN_STORE_F32, KERN_DECAY_SCALAR, KERN_SILU},
+    {17, 64, 1, KERN_STORE_F32, KERN_DECAY_NONE, KERN_IDENTITY},
+    {6, 128, 0, KERN_STORE_F32, KERN_DECAY_SCALAR, KERN_SIGMOID}, // which no stream prepares
+    {9, 128, 2, KERN_STORE_BF16, KERN_DECAY_SCALAR, KERN_SILU},
+    {34, 64, 2, KERN_STORE_BF16, KERN_DECAY_SCALAR, KERN_SILU},
+};
+
+static size_t core_state_floats(const core_shape *c) {
+    return (size_t)c->heads * (size_t)c->width * (size_t)c->width / (c->storage == KERN_STORE_BF16 ? 2 : 1);
+}
+static size_t core_channels(const core_shape *c) {
+    return (size_t)c->heads * (size_t)c->width;
+}
+static size_t core_slot_floats(const core_shape *c) {
+    return core_state_floats(c) + 3 * (TAPS - 1) * core_channels(c);
+}
+
+static void core_calls(session_test *s, const core_shape *c, const session_memory *m, step_call call) {
+    const size_t channels = core_channels(c), window = (TAPS - 1) * channels;
+    const bool decays = c->decay != KERN_DECAY_NONE;
+    kern_ptr at[CORE_PLACES], own[STEP_PARAMS];
+    const kern_ptr none = {.ref = 0};
+    for (size_t i = 0; i < CORE_PLACES; i++)
+        at[i] = place(m, KERN_CLASS_SCRATCH, i * CORE_ROWS * channels);
+    for (uint64_t i = 0; i < STEP_PARAMS; i++)
+        own[i] = m ? (kern_ptr){.p = s->param[i]} : param(i);
+    for (size_t i = 0; i < 3; i++)
+        call(s, KERN_OP_SHORT_CONV,
+             &(kern_short_conv_args){at[CORE_X + i], own[CONV], i == 1 ? own[BIAS] : none,
+                                     place(m, KERN_CLASS_STATE, core_state_floats(c) + i * window), at[CORE_Y + i],
+                                     (int32_t)channels, TAPS, c->activation, (int32_t)(i * channels)});
+    for (int32_t i = 0; i < c->norms; i++)
+        call(s, KERN_OP_L2NORM, &(kern_l2norm_args){at[CORE_Y + i], at[CORE_NORMED + i], c->heads, c->width, 1e-6f});
+    call(s, KERN_OP_GATES,
+         &(kern_gates_args){.a = decays ? at[CORE_A] : none,
+                            .b = at[CORE_A + 1],
+                            .A_log = decays ? own[NORM] : none,
+                            .dt_bias = decays ? own[BIAS] : none,
+                            .g = decays ? at[CORE_G] : none,
+                            .beta = at[CORE_G + 1],
+                            .gates = {.heads = c->heads,
+                                      .channels = 1,
+                                      .decay_law = decays ? KERN_DECAY_LAW_EXPONENTIAL : KERN_DECAY_LAW_NONE,
+                                      .write_law = KERN_WRITE_LAW_SIGMOID,
+                                      .write_factor = 1}});
+    call(s, KERN_OP_RECURRENCE,
+         &(kern_recurrence_args){.q = at[c->norms > 0 ? CORE_NORMED : CORE_Y],
+                                 .k = at[c->norms > 1 ? CORE_NORMED + 1 : CORE_Y + 1],
+                                 .v = at[CORE_Y + 2],
+                                 .g = decays ? at[CORE_G] : none,
+                                 .beta = at[CORE_G + 1],
+                                 .state = place(m, KERN_CLASS_STATE, 0),
+                                 .o = at[CORE_O],
+                                 .family = {.decay = c->decay,
+                                            .update = KERN_UPDATE_DELTA,
+                                            .weighted = 1,
+                                            .heads = c->heads,
+                                            .key_width = c->width,
+                                            .value_width = c->width,
+                                            .scale = 0.125f,
+                                            .storage = c->storage}});
+}
+
+// Numbers that are some in either storage: of bf16 both halves of a word are one.
+static const float *core_states(session_test *s, const core_shape *c) {
+    const size_t count = CORE_ROWS * core_slot_floats(c);
+    float *state = kernel_test_floats(&s->test, count, -1, 1);
+    for (size_t i = 0; i < count; i++) {
+        uint32_t bits;
+        memcpy(&bits, &state[i], sizeof bits);
+        bits = (bits & 0xFFFF0000u) | bits >> 16;
+        memcpy(&state[i], &bits, sizeof bits);
+    }
+    return state;
+}
+
+static void make_core(session_test *s, const core_shape *c) {
+    kernel_test *test = &s->test;
+    const size_t channels = core_channels(c), slot = core_slot_floats(c), places = CORE_PLACES * CORE_ROWS * channels;
+    s->param[CONV] = sent(test, kernel_test_floats(test, 3 * channels * TAPS, -1, 1), 3 * channels * TAPS);
+    s->param[BIAS] = sent(test, kernel_test_floats(test, 3 * channels, -1, 1), 3 * channels);
+    s->param[NORM] = sent(test, kernel_test_floats(test, (size_t)c->heads, -1, 1), (size_t)c->heads);
+    const float *state = core_states(s, c), *zeros = kernel_test_zero_floats(test, places);
+    for (int i = 0; i < 2; i++)
+        s->memory[i] = (session_memory){sent(test, state, CORE_ROWS * slot), NULL, sent(test, zeros, places)};
+    test->rows->slot_stride = sizeof(float) * slot;
+}
+
+static void core_rows(kernel_test *test, int rows, int step, bool prompt) {
+    kernel_test_clear_rows(test);
+    for (int r = 0; r < rows; r++)
+        kernel_test_row(test, KERN_ROW_GENERATED, r == 3 ? -1 : (37 * r + 11 * step) % (CORE_ROWS - 1), 1,
+                        100 * r + step);
+    if (prompt) {
+        kernel_test_row(test, KERN_ROW_PROMPT, CORE_ROWS - 1, CORE_ROWS - rows, 0);
+        kernel_test_boundary(test, 2);
+    }
+    kernel_test_prepare(test);
+}
+
+static void compare_cores(session_test *s, const core_shape *c) {
+    static const struct {
+        int rows;
+        bool prompt;
+    } steps[] = {{61, false}, {1, false}, {9, false}, {59, true}, {61, false}, {37, false}, {9, true}};
+    const size_t channels = core_channels(c), inputs = CORE_Y * CORE_ROWS * channels;
+    for (int step = 0; step < (int)(sizeof steps / sizeof steps[0]); step++) {
+        const float *x = kernel_test_floats(&s->test, inputs, -2, 2);
+        core_rows(&s->test, steps[step].rows, step, steps[step].prompt);
+        for (int i = 0; i < 2; i++)
+            ck_assert_int_eq(kern_upload(s->test.stream, s->memory[i].scratch, x, inputs * sizeof *x), KERN_OK);
+        const kern_memory memory = {s->param, NULL, s->memory[0].state, NULL, NULL, s->memory[0].scratch};
+        ck_assert_int_eq(kern_plan_run(s->plan, s->test.stream, s->test.rows, &memory), KERN_OK);
+        core_calls(s, c, &s->memory[1], launch_call);
+        for (size_t i = CORE_Y; i < CORE_PLACES; i++) {
+            const size_t at = i * CORE_ROWS * channels;
+            const bool used =
+                (i < CORE_NORMED + (size_t)c->norms || i >= CORE_G) && (i != CORE_G || c->decay != KERN_DECAY_NONE);
+            if (used)
+                assert_same_memory(s, (const float *const[]){s->memory[0].scratch + at, s->memory[1].scratch + at},
+                                   CORE_ROWS * channels);
+        }
+        assert_same_memory(s, (const float *const[]){s->memory[0].state, s->memory[1].state},
+                           CORE_ROWS * core_slot_floats(c));
+    }
+}
+
+START_TEST(recurrences_behind_preparations_equal_launches) {
+    for (size_t i = 0; i < sizeof core_shapes / sizeof core_shapes[0]; i++) {
+        const core_shape *c = &core_shapes[i];
+        session_test s = {0};
+        if (!kernel_test_open(&s.test, _i, "cpu"))
+            MESA_TEST_SKIP("no device %s", kernel_test_device_name(_i));
+        if (c->storage == KERN_STORE_F32 || s.test.cuda) { // the CPU stores floats alone
+            make_core(&s, c);
+            ck_assert_int_eq(kern_plan_create(s.test.device, &s.plan), KERN_OK);
+            core_calls(&s, c, NULL, add_call);
+            ck_assert_int_eq(kern_plan_seal(s.plan), KERN_OK);
+            compare_cores(&s, c);
+            kern_plan_free(s.plan);
+            for (int n = NORM; n < PARAMS; n++)
+                kern_free(s.test.device, s.param[n]);
+            for (int n = 0; n < 2; n++) {
+                kern_free(s.test.device, s.memory[n].state);
+                kern_free(s.test.device, s.memory[n].scratch);
+            }
+        }
+        kernel_test_close(&s.test);
+    }
+}
+END_TEST
+
 static Suite *plan_suite(void) {
     Suite *suite = suite_create("plan");
     TCase *tests = tcase_create("plan");
@@ -594,6 +770,7 @@ static Suite *plan_suite(void) {
     tcase_add_loop_test(tests, steps_of_sessions_equal_launches, 0, KERNEL_TEST_DEVICES);
     tcase_add_loop_test(tests, wide_norms_before_products, 0, KERNEL_TEST_DEVICES);
     tcase_add_loop_test(tests, long_prompts_equal_launches, 0, KERNEL_TEST_DEVICES);
+    tcase_add_loop_test(tests, recurrences_behind_preparations_equal_launches, 0, KERNEL_TEST_DEVICES);
     tcase_set_timeout(tests, 60);
     suite_add_tcase(suite, tests);
     return suite;
