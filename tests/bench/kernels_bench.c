@@ -6,6 +6,9 @@
 // and then the launches; figures are medians over the rounds, the share is that of each round's own copy. Batch 1 is
 // measured as a plan of many launches as well, which a CUDA device replays as a graph.
 //
+// `layer` measures a recurrence with what stands before it (convolutions, norms of heads, gates), and this alone, as
+// plans at every batch.
+//
 // The states' spectrum reaches evenly from 0 to 20 and nothing decays, so conjugate gradients have work to do in every
 // step they are allowed. `steps` is what the solves report.
 #include <errno.h>
@@ -18,7 +21,7 @@
 
 #include "kernels/kernels.h"
 
-enum { HEADS = 6, WIDTH_MAX = 128, BATCH_MAX = 1024, PLANNED = 64, ROUNDS_MAX = 99 };
+enum { HEADS = 6, WIDTH_MAX = 128, BATCH_MAX = 1024, PLANNED = 64, ROUNDS_MAX = 99, TAPS = 4 };
 static const int32_t batches[] = {1, 8, 64, 256, 512, BATCH_MAX};
 enum { BATCHES = sizeof batches / sizeof batches[0] };
 
@@ -42,12 +45,16 @@ typedef struct bench {
 // Operands of all cases, in one allocation.
 typedef struct layout {
     size_t q, k, v, g, beta, params, o, report, bytes;
+    size_t x[3], y[3], a, b, taps; // before and behind the convolutions, before the gates
 } layout;
+
+typedef enum parts { CORE, PREPARATION, LAYER } parts;
 
 // One line of the table.
 typedef struct subject {
     kern_op op;
     const char *name;
+    parts parts;
     int32_t width; // D = V
     kern_storage storage;
     kern_solver solver;
@@ -105,6 +112,13 @@ static layout lay_out(void) {
     l.params = take(&l.bytes, sizeof(float) * HEADS * WIDTH_MAX);
     l.o = take(&l.bytes, vectors);
     l.report = take(&l.bytes, sizeof(kern_solve_report) * BATCH_MAX * HEADS);
+    for (int i = 0; i < 3; i++) {
+        l.x[i] = take(&l.bytes, vectors);
+        l.y[i] = take(&l.bytes, vectors);
+    }
+    l.a = take(&l.bytes, scalars);
+    l.b = take(&l.bytes, scalars);
+    l.taps = take(&l.bytes, sizeof(float) * HEADS * WIDTH_MAX * TAPS);
     return l;
 }
 
@@ -131,6 +145,9 @@ static void send_operands(const bench *b, const layout *l, int32_t width) {
     unit_vectors((float *)(host + l->q), BATCH_MAX * HEADS, width, &seed);
     unit_vectors((float *)(host + l->k), BATCH_MAX * HEADS, width, &seed);
     unit_vectors((float *)(host + l->v), BATCH_MAX * HEADS, width, &seed);
+    for (int i = 0; i < 3; i++)
+        unit_vectors((float *)(host + l->x[i]), BATCH_MAX * HEADS, width, &seed);
+    unit_vectors((float *)(host + l->taps), HEADS * WIDTH_MAX, TAPS, &seed);
     for (int i = 0; i < BATCH_MAX * HEADS; i++)
         ((float *)(host + l->beta))[i] = 0.01f;
     check(kern_upload(b->stream, b->operands, host, l->bytes), "operands");
@@ -161,9 +178,17 @@ static size_t mesa_keys(const subject *s) {
     return s->storage == KERN_STORE_BF16 ? (width * (width + 1) / 2 + 3) / 4 * 4 : width * width;
 }
 
-static size_t slot_bytes(const subject *s) {
+static size_t state_bytes(const subject *s) {
     const size_t values = element_bytes(s->storage) * (size_t)s->width * (size_t)s->width;
     return HEADS * (values + (s->op == KERN_OP_MESA ? sizeof(float) * mesa_keys(s) : 0));
+}
+
+// Of one convolution, behind the states.
+static size_t window_bytes(const subject *s) {
+    return s->parts == CORE ? 0 : sizeof(float) * (TAPS - 1) * HEADS * (size_t)s->width;
+}
+static size_t slot_bytes(const subject *s) {
+    return state_bytes(s) + 3 * window_bytes(s);
 }
 
 // Numbers as they are stored: the high half of a float is a bfloat16.
@@ -207,7 +232,7 @@ static void fill_pool(const bench *b, const subject *s) {
     const size_t slot = slot_bytes(s), keys = s->op == KERN_OP_MESA ? HEADS * mesa_keys(s) : 0;
     const size_t numbers = HEADS * (size_t)s->width * (size_t)s->width;
     uint64_t seed = 7;
-    float *host = allocate((keys + numbers) * sizeof *host);
+    float *host = allocate((keys + numbers) * sizeof *host + 3 * window_bytes(s)); // windows are zeros
     if (keys)
         fill_keys(s, host, &seed);
     for (size_t i = 0; i < numbers; i++)
@@ -243,6 +268,9 @@ static void fill_rows(const bench *b, const subject *s) {
 // ---------------------------------------------------------------------------------------------------------- launches
 
 typedef union arguments {
+    kern_short_conv_args conv;
+    kern_l2norm_args norm;
+    kern_gates_args gates;
     kern_recurrence_args recurrence;
     kern_mesa_args mesa;
 } arguments;
@@ -291,6 +319,42 @@ static arguments arguments_of(const bench *b, const subject *s, const layout *l,
     return a;
 }
 
+// What stands before the recurrence of a layer, call by call; false behind the last.
+static bool preparation_of(const bench *b, const subject *s, const layout *l, size_t state, int index, kern_op *op,
+                           arguments *a) {
+    const size_t unit[] = {l->q, l->k};
+    const int32_t channels = HEADS * s->width;
+    if (index < 3) {
+        const size_t window = state + state_bytes(s) + (size_t)index * window_bytes(s);
+        *op = KERN_OP_SHORT_CONV;
+        a->conv = (kern_short_conv_args){.x = operand(b, s, l->x[index]),
+                                         .weight = operand(b, s, l->taps),
+                                         .state = kern_ref(KERN_CLASS_STATE, window),
+                                         .y = operand(b, s, index < 2 ? l->y[index] : l->v),
+                                         .channels = channels,
+                                         .taps = TAPS,
+                                         .activation = KERN_SILU};
+    } else if (index < 5) {
+        *op = KERN_OP_L2NORM;
+        a->norm =
+            (kern_l2norm_args){operand(b, s, l->y[index - 3]), operand(b, s, unit[index - 3]), HEADS, s->width, 1e-6f};
+    } else {
+        *op = KERN_OP_GATES;
+        a->gates = (kern_gates_args){.a = operand(b, s, l->a),
+                                     .b = operand(b, s, l->b),
+                                     .A_log = operand(b, s, l->params),
+                                     .dt_bias = operand(b, s, l->params),
+                                     .g = operand(b, s, l->g),
+                                     .beta = operand(b, s, l->beta),
+                                     .gates = {.heads = HEADS,
+                                               .channels = 1,
+                                               .decay_law = KERN_DECAY_LAW_EXPONENTIAL,
+                                               .write_law = KERN_WRITE_LAW_SIGMOID,
+                                               .write_factor = 1}};
+    }
+    return index < 6;
+}
+
 // What is repeated: single launches over the parts of the pool, or a plan of PLANNED of them.
 typedef struct work {
     const bench *b;
@@ -328,8 +392,14 @@ static void build(work *w) {
     }
     check(kern_plan_create(w->b->device, &w->plan), "plan");
     for (int i = 0; i < PLANNED; i++) {
-        const arguments next = arguments_of(w->b, w->s, &w->l, next_part(w));
-        check(kern_plan_add(w->plan, w->s->op, &next), w->s->name);
+        const size_t part = next_part(w);
+        const arguments next = arguments_of(w->b, w->s, &w->l, part);
+        arguments before;
+        kern_op op;
+        for (int n = 0; w->s->parts != CORE && preparation_of(w->b, w->s, &w->l, part, n, &op, &before); n++)
+            check(kern_plan_add(w->plan, op, &before), w->s->name);
+        if (w->s->parts != PREPARATION)
+            check(kern_plan_add(w->plan, w->s->op, &next), w->s->name);
     }
     check(kern_plan_seal(w->plan), "plan");
 }
@@ -364,7 +434,8 @@ static double mean_steps(const work *w) {
 
 static double bytes_moved(const subject *s) {
     const double operands = sizeof(float) * HEADS * (4.0 * s->width + 2.0);
-    return s->batch * (2.0 * (double)slot_bytes(s) + operands);
+    const double state = s->parts == PREPARATION ? 0 : (double)state_bytes(s);
+    return s->batch * (2.0 * (state + 3.0 * (double)window_bytes(s)) + operands);
 }
 
 static void print_line(const work *w, double *seconds, double *copy, double *share) {
@@ -412,7 +483,7 @@ static void measure_subject(const bench *b, const layout *l, const subject *s) {
 static void measure_batches(const bench *b, const layout *l, subject s) {
     for (int i = 0; i < BATCHES; i++) {
         s.batch = batches[i];
-        for (int planned = 0; planned < (s.batch == 1 ? 2 : 1); planned++) {
+        for (int planned = s.parts == CORE ? 0 : 1; planned < (s.batch == 1 || s.parts != CORE ? 2 : 1); planned++) {
             s.planned = planned;
             fill_pool(b, &s);
             measure_subject(b, l, &s);
@@ -429,6 +500,21 @@ static void measure_recurrence(const bench *b, const layout *l) {
                                   .name = "recurrence, gated delta",
                                   .width = widths[i],
                                   .storage = b->storage});
+    }
+}
+
+static void measure_layer(const bench *b, const layout *l) {
+    static const int32_t widths[] = {64, 128};
+    static const char *const names[] = {[PREPARATION] = "preparation", [LAYER] = "prepared, gated delta"};
+    for (int i = 0; i < 2; i++) {
+        send_operands(b, l, widths[i]);
+        for (parts which = PREPARATION; which <= LAYER; which++)
+            measure_batches(b, l,
+                            (subject){.op = KERN_OP_RECURRENCE,
+                                      .name = names[which],
+                                      .parts = which,
+                                      .width = widths[i],
+                                      .storage = b->storage});
     }
 }
 
@@ -451,8 +537,14 @@ static void measure_mesa(const bench *b, const layout *l) {
 // ------------------------------------------------------------------------------------------------------------- program
 
 static void usage(FILE *to) {
-    fprintf(to, "usage: bench_kernels [--device NAME] [--rounds N] [--what recurrence|mesa|all] [--storage f32|bf16]\n"
-                "Defaults: cpu, 7 rounds, all, f32. Prints a Markdown table. States in bf16 are for CUDA devices.\n");
+    fprintf(
+        to,
+        "usage: bench_kernels [--device NAME] [--rounds N] [--what recurrence|layer|mesa|all] [--storage f32|bf16]\n"
+        "Defaults: cpu, 7 rounds, all, f32. Prints a Markdown table. States in bf16 are for CUDA devices.\n");
+}
+
+static bool asked(const options *o, const char *what) {
+    return strcmp(o->what, "all") == 0 || strcmp(o->what, what) == 0;
 }
 
 static options read_options(int argc, char **argv) {
@@ -481,8 +573,7 @@ static options read_options(int argc, char **argv) {
             valid = false;
         }
     }
-    valid = valid && optind == argc &&
-            (strcmp(o.what, "all") == 0 || strcmp(o.what, "recurrence") == 0 || strcmp(o.what, "mesa") == 0);
+    valid = valid && optind == argc && (asked(&o, "recurrence") || asked(&o, "layer") || asked(&o, "mesa"));
     if (!valid) {
         usage(stderr);
         exit(2);
@@ -517,9 +608,11 @@ int main(int argc, char **argv) {
            o.storage == KERN_STORE_BF16 ? "bfloat16" : "float32", b.rounds);
     printf("| operation | D = V | batch | form | us | MB | TB/s | copy TB/s | share of copy | steps |\n");
     printf("|---|---:|---:|---|---:|---:|---:|---:|---:|---:|\n");
-    if (strcmp(o.what, "mesa") != 0)
+    if (asked(&o, "recurrence"))
         measure_recurrence(&b, &l);
-    if (strcmp(o.what, "recurrence") != 0)
+    if (asked(&o, "layer"))
+        measure_layer(&b, &l);
+    if (asked(&o, "mesa"))
         measure_mesa(&b, &l);
     kern_free(b.device, b.operands);
     kern_free(b.device, b.pool);
