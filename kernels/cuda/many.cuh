@@ -350,11 +350,11 @@ static __device__ __forceinline__ void multiply_up_to(float (&sum)[SIDES][N / 2]
     multiply_tiles<N, SIDES, LIMBS, ORDERED, MOST>(sum, reader);
 }
 
-// The sums of one part of K, `count` tiles.
-template <int N, int SIDES, int LIMBS, bool ORDERED>
+// The sums of one part of K, `count` tiles, up to MOST under way together.
+template <int N, int SIDES, int LIMBS, bool ORDERED, int MOST>
 static __device__ __forceinline__ void multiply_part(float (&sum)[SIDES][N / 2], many_reader &reader, int count) {
-    for (; count > 0; count -= 2 * PIECE)
-        multiply_up_to<N, SIDES, LIMBS, ORDERED, 2 * PIECE>(sum, reader, count);
+    for (; count > 0; count -= MOST)
+        multiply_up_to<N, SIDES, LIMBS, ORDERED, MOST>(sum, reader, count);
 }
 
 // ------------------------------------------------------------------------------------------------------------ outputs
@@ -564,8 +564,8 @@ static __device__ __forceinline__ void consume(const cuda_product &p, const many
             total[i / HALF][i % HALF] = -0.0f; // leaves the first part's sum as it is
         for (int part = work.part0; part < work.part1; part++) {
             float sum[SIDES][HALF] = {};
-            multiply_part<N, SIDES, LIMBS, layout::ORDERED>(sum, reader,
-                                                            work.first_tile(part + 1) - work.first_tile(part));
+            multiply_part<N, SIDES, LIMBS, layout::ORDERED, 2 * PIECE>(
+                sum, reader, work.first_tile(part + 1) - work.first_tile(part));
 #pragma unroll
             for (int i = 0; i < SIDES * HALF; i++)
                 total[i / HALF][i % HALF] += sum[i / HALF][i % HALF];

@@ -45,8 +45,16 @@ template <int LIMBS> static __device__ __forceinline__ char *scratch_at(const ma
 struct many_eight {
     cuda_quad half[2];
 
+    // NORM: what it normalises.
+    template <bool NORM>
     __device__ __forceinline__ void load(const cuda_table *table, const cuda_product &p, const many_shape &shape,
                                          int32_t v, int32_t column) {
+        if (NORM) {
+            const int64_t at = (int64_t)(shape.vector0 + v) * p.norm.width;
+            half[0] = cuda_norm_input(p.norm, at, column);
+            half[1] = cuda_norm_input(p.norm, at, column + 4);
+            return;
+        }
         const float *x = p.x + (int64_t)product_source(table, p, shape.vector0 + v) * p.cols + column;
         half[0] = cuda_load(x, p.cols - column, shape.wide);
         half[1] = cuda_load(x + 4, p.cols - column - 4, shape.wide);
@@ -75,7 +83,7 @@ static __global__ void __launch_bounds__(256)
     if (v >= vectors || k / 2 >= product_tiles(p.cols))
         return; // what is past the vectors gives outputs that nobody writes
     many_eight eight;
-    eight.load(table, p, shape, v, 8 * k);
+    eight.load<false>(table, p, shape, v, 8 * k);
     eight.store<LIMBS>(scratch_at<LIMBS>(shape, v, k));
 }
 

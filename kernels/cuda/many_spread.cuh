@@ -4,7 +4,8 @@
 // product's blocks are there and have asked for their weights while this one's end.
 //
 // A block: the first warp asks for the weights, as many as fit, before the vectors exist. All split the block's columns
-// of the item's vectors into shared memory, then multiply; the sums of its parts stay in registers. When all blocks of
+// of the item's vectors into shared memory, then multiply; the sums of its parts stay in registers. Of a norm before the
+// product each block makes the moments of some of the vectors, a warp one, and gives them to all blocks of the cluster. When all blocks of
 // the cluster have multiplied, each thread writes its sums into the shared memory of the blocks that own the outputs,
 // where vectors and weights were: a block owns an equal share of the item's vectors. Behind one more barrier a block
 // adds what it was given, part by part, in the order of the parts.
@@ -13,58 +14,18 @@
 
 #include "kernels/cuda/many.cuh"
 
+enum { SPREAD_LANES = 128, SPREAD_QUADS = 2 }; // of a norm, as norm.cuh has it for the widths that are taken
+
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
 
-// The block's vectors of its parts of K. A warp: 8 vectors, 32 columns; several loads under way.
-template <int N, int LIMBS, int BATCH>
-static __device__ __forceinline__ void spread_vectors(const cuda_table *table, const cuda_product &p,
-                                                      const many_shape &shape, char *to, int begin, int end,
-                                                      int32_t vector0, int32_t vectors) {
-    enum { GROUPS = N / PRODUCT_VECTORS, WARPS = CONSUMERS / 32 };
-    typedef many_layout<N, 1, LIMBS> layout;
-    const int lane = threadIdx.x % 32, k = lane / 8, units = (end - begin + 1) / 2 * GROUPS;
-    for (int first = threadIdx.x / 32; first < units; first += BATCH * WARPS) {
-        many_eight eight[BATCH] = {};
-#pragma unroll
-        for (int i = 0; i < BATCH; i++) {
-            const int unit = first + i * WARPS, tile = begin + unit / GROUPS * 2 + k / 2;
-            const int32_t v = vector0 + unit % GROUPS * PRODUCT_VECTORS + lane % 8;
-            if (tile < end && v < vectors)
-                eight[i].load(table, p, shape, v, tile * PRODUCT_TILE + k % 2 * 8);
-        }
-#pragma unroll
-        for (int i = 0; i < BATCH; i++) {
-            const int unit = first + i * WARPS, tile = unit / GROUPS * 2 + k / 2;
-            if (begin + tile < end)
-                eight[i].template store<LIMBS>(to + tile * layout::VECTOR_TILE + unit % GROUPS * layout::GROUP_BYTES +
-                                               k % 2 * CORE + lane % 8 * 16);
-        }
-    }
-    cuda_bulk_fence(); // the tensor cores read them
-    __syncthreads();
-}
-
-// The first warp asks for the block's stages [first, first + count), as far as there are so many; those past the
-// ring's slots as soon as all have read what lies there.
-template <int N, int LIMBS>
-static __device__ __forceinline__ void spread_ask(many_producer<N, 1, LIMBS> &producer, int first, int count) {
-    const many_ring &ring = producer.ring;
-    int at = 0;
-    each_stage(producer.work, [&](const many_stage &stage) {
-        if (at >= first) {
-            if (at >= ring.slots)
-                cuda_mbarrier_wait(&ring.empty[at % ring.slots], (uint32_t)(at / ring.slots - 1) & 1);
-            producer.load_weights(at % ring.slots, stage);
-        }
-        return ++at < first + count;
-    });
-}
-
-// The same place in the shared memory of another block of the cluster, and four sums there.
+// The same place in the shared memory of another block of the cluster.
 static __device__ __forceinline__ uint32_t spread_place(uint32_t own, int block) {
     uint32_t theirs;
     asm("mapa.shared::cluster.u32 %0, %1, %2;" : "=r"(theirs) : "r"(own), "r"(block));
     return theirs;
+}
+static __device__ __forceinline__ void spread_put(uint32_t place, float2 pair) {
+    asm volatile("st.shared::cluster.v2.f32 [%0], {%1, %2};" ::"r"(place), "f"(pair.x), "f"(pair.y) : "memory");
 }
 static __device__ __forceinline__ void spread_put(uint32_t place, const float *sum) {
     asm volatile("st.shared::cluster.v4.f32 [%0], {%1, %2, %3, %4};" ::"r"(place), "f"(sum[0]), "f"(sum[1]),
@@ -77,9 +38,132 @@ static __device__ __forceinline__ void cluster_barrier(void) {
     asm volatile("barrier.cluster.wait.acquire.aligned;" ::: "memory");
 }
 
-// What is added to four sums of a thread: two rows of two vectors.
-struct spread_four {
-    many_addends<1> addends[4];
+// --------------------------------------------------------------------------------------------------------- the vectors
+
+// Mean and 1 / deviation of a vector, by a warp that has the lanes of the four that norm.cuh gives to such a width.
+static __device__ __forceinline__ float2 spread_norm(const cuda_norm &n, int64_t vector) {
+    constexpr int WARPS = SPREAD_LANES / CUDA_WARP, STRIDE = SPREAD_LANES * CUDA_QUAD;
+    const int64_t at = vector * n.width;
+    const int32_t first = (int32_t)threadIdx.x % CUDA_WARP * CUDA_QUAD;
+    cuda_quad kept[WARPS][SPREAD_QUADS] = {};
+    const auto sum_of = [&](const auto &add) {
+        float total = 0;
+#pragma unroll
+        for (int w = 0; w < WARPS; w++) {
+            float sum = 0;
+#pragma unroll
+            for (int k = 0; k < SPREAD_QUADS; k++) {
+                const int32_t i = first + w * CUDA_WARP * CUDA_QUAD + k * STRIDE;
+                if (i < n.width)
+                    sum = add(sum, kept[w][k], n.width - i);
+            }
+            sum = cuda_warp_sum(sum);
+            total = w == 0 ? sum : __fadd_rn(total, sum);
+        }
+        return total;
+    };
+#pragma unroll
+    for (int w = 0; w < WARPS; w++)
+#pragma unroll
+        for (int k = 0; k < SPREAD_QUADS; k++) {
+            const int32_t i = first + w * CUDA_WARP * CUDA_QUAD + k * STRIDE;
+            if (i < n.width)
+                kept[w][k] = cuda_norm_input(n, at, i);
+        }
+    float mean = 0;
+    if (n.center)
+        mean = __fdiv_rn(sum_of([](float sum, const cuda_quad &u, int32_t) { return cuda_quad_sum(sum, u); }),
+                         (float)n.width);
+    const float squares =
+        sum_of([&](float sum, const cuda_quad &u, int32_t left) { return cuda_quad_squares(sum, u, mean, left); });
+    return make_float2(mean, 1.0f / sqrtf(__fadd_rn(__fdiv_rn(squares, n.divisor), n.eps)));
+}
+
+// Those of the item's vectors: a block makes its share for all. moments: of all N.
+template <int N>
+static __device__ __forceinline__ void spread_norms(const cuda_product &p, const many_shape &shape, float2 *moments,
+                                                    int block, int32_t vector0, int32_t vectors) {
+    const int share = N / shape.cluster, lane = threadIdx.x % 32;
+    for (int i = threadIdx.x / 32; i < share; i += CONSUMERS / 32) {
+        const int at = block * share + i;
+        if (vector0 + at >= vectors)
+            break;
+        const float2 own = spread_norm(p.norm, shape.vector0 + vector0 + at);
+        if (lane < shape.cluster)
+            spread_put(spread_place(cuda_shared_address(moments + at), lane), own);
+    }
+    cluster_barrier();
+}
+
+// Eight columns of a vector behind the norm, whose y goes to memory once.
+static __device__ __forceinline__ void spread_normalise(const cuda_norm &n, many_eight &eight, int64_t vector,
+                                                        int32_t column, float2 moments, bool writes) {
+#pragma unroll
+    for (int half = 0; half < 2; half++) {
+        const int64_t at = vector * n.width;
+        const int32_t i = column + half * CUDA_QUAD;
+        cuda_quad &u = eight.half[half];
+        u = cuda_norm_output(u, cuda_norm_factor(n, n.weight, at, i), moments.x, moments.y);
+        if (writes)
+            cuda_store(n.y + at + i, u, CUDA_QUAD, true);
+    }
+}
+
+// The block's vectors of its parts of K, tiles [begin, end). A warp: 8 vectors, 32 columns; several loads under way.
+template <int N, int LIMBS, int BATCH, bool NORM>
+static __device__ __forceinline__ void
+spread_vectors(const cuda_table *table, const cuda_product &p, const many_shape &shape, char *to, const float2 *moments,
+               int begin, int end, int32_t vector0, int32_t vectors, bool writes) {
+    enum { GROUPS = N / PRODUCT_VECTORS, WARPS = CONSUMERS / 32 };
+    typedef many_layout<N, 1, LIMBS> layout;
+    const int lane = threadIdx.x % 32, k = lane / 8, units = (end - begin + 1) / 2 * GROUPS;
+    for (int first = threadIdx.x / 32; first < units; first += BATCH * WARPS) {
+        many_eight eight[BATCH] = {};
+#pragma unroll
+        for (int i = 0; i < BATCH; i++) {
+            const int unit = first + i * WARPS, tile = begin + unit / GROUPS * 2 + k / 2;
+            const int32_t v = vector0 + unit % GROUPS * PRODUCT_VECTORS + lane % 8;
+            if (tile < end && v < vectors)
+                eight[i].template load<NORM>(table, p, shape, v, tile * PRODUCT_TILE + k % 2 * 8);
+        }
+#pragma unroll
+        for (int i = 0; i < BATCH; i++) {
+            const int unit = first + i * WARPS, tile = unit / GROUPS * 2 + k / 2;
+            const int at = unit % GROUPS * PRODUCT_VECTORS + lane % 8;
+            if (begin + tile >= end)
+                continue;
+            if (NORM && vector0 + at < vectors)
+                spread_normalise(p.norm, eight[i], shape.vector0 + vector0 + at,
+                                 (begin + tile) * PRODUCT_TILE + k % 2 * 8, moments[at], writes);
+            eight[i].template store<LIMBS>(to + tile * layout::VECTOR_TILE + unit % GROUPS * layout::GROUP_BYTES +
+                                           k % 2 * CORE + lane % 8 * 16);
+        }
+    }
+    cuda_bulk_fence(); // the tensor cores read them
+    __syncthreads();
+}
+
+// -------------------------------------------------------------------------------------------------------- the products
+
+// The first warp asks for the block's stages [first, first + count), as far as there are so many; those past the
+// ring's slots as soon as all have read what lies there.
+template <int N, int SIDES, int LIMBS>
+static __device__ __forceinline__ void spread_ask(many_producer<N, SIDES, LIMBS> &producer, int first, int count) {
+    const many_ring &ring = producer.ring;
+    int at = 0;
+    each_stage(producer.work, [&](const many_stage &stage) {
+        if (at >= first) {
+            if (at >= ring.slots)
+                cuda_mbarrier_wait(&ring.empty[at % ring.slots], (uint32_t)(at / ring.slots - 1) & 1);
+            producer.load_weights(at % ring.slots, stage);
+        }
+        return ++at < first + count;
+    });
+}
+
+// What is added to four sums of a thread and a side: two rows of two vectors.
+template <int SIDES> struct spread_four {
+    many_addends<SIDES> addends[4];
 
     static __device__ __forceinline__ int32_t vector_of(const many_place &place, int four, int i) {
         return place.v + four * PRODUCT_VECTORS + (int32_t)threadIdx.x % 4 * 2 + (i & 1);
@@ -95,26 +179,29 @@ struct spread_four {
                 addends[i].load(p, place.own, shape.vector0 + vector_of(place, four, i), row_of(place, i));
     }
     __device__ __forceinline__ void finish(const cuda_product &p, const many_shape &shape, const many_place &place,
-                                           int four, const float4 &total) const {
-        const float sums[4] = {total.x, total.y, total.z, total.w};
+                                           int four, const float (&total)[SIDES][4]) const {
 #pragma unroll
         for (int i = 0; i < 4; i++)
             if (place.has(p, vector_of(place, four, i), row_of(place, i))) {
-                const float one[1] = {sums[i]};
-                ::finish<1>(p, place.own, shape.vector0 + vector_of(place, four, i), row_of(place, i), one, addends[i]);
+                float sums[SIDES];
+#pragma unroll
+                for (int side = 0; side < SIDES; side++)
+                    sums[side] = total[side][i];
+                ::finish<SIDES>(p, place.own, shape.vector0 + vector_of(place, four, i), row_of(place, i), sums,
+                                addends[i]);
             }
     }
 };
 
-// Sums of the block's parts to their owners, and this block's own outputs. given: (parts of K, fours of a block,
+// Sums of the block's parts to their owners, and this block's own outputs. given: (parts of K, fours of a block, sides,
 // CONSUMERS) float4.
-template <int N, int EACH>
+template <int N, int SIDES, int EACH>
 static __device__ __forceinline__ void spread_outputs(const cuda_product &p, const many_shape &shape,
-                                                      const many_place &place, const float (&sum)[EACH][1][N / 2],
+                                                      const many_place &place, const float (&sum)[EACH][SIDES][N / 2],
                                                       char *given, int block) {
-    constexpr int FOURS = N / 8; // of a thread and a part
+    constexpr int FOURS = N / 8, PLACE = SIDES * CONSUMERS; // of a thread, a side and a part; float4 of one of them
     const int fours = FOURS / shape.cluster, first = fours * block;
-    spread_four next = {};
+    spread_four<SIDES> next = {};
     next.load(p, shape, place, first);
     cluster_barrier(); // all have multiplied
     const uint32_t own = cuda_shared_address(given) + threadIdx.x * (uint32_t)sizeof(float4);
@@ -124,8 +211,11 @@ static __device__ __forceinline__ void spread_outputs(const cuda_product &p, con
         const uint32_t theirs = spread_place(own, owner);
 #pragma unroll
         for (int part = 0; part < EACH; part++)
-            spread_put(theirs + ((block * EACH + part) * fours + four) * CONSUMERS * (int)sizeof(float4),
-                       sum[part][0] + 4 * i);
+#pragma unroll
+            for (int side = 0; side < SIDES; side++)
+                spread_put(theirs + (((block * EACH + part) * fours + four) * PLACE + side * CONSUMERS) *
+                                        (int)sizeof(float4),
+                           sum[part][side] + 4 * i);
         if (++four == fours) {
             four = 0;
             owner++;
@@ -133,34 +223,41 @@ static __device__ __forceinline__ void spread_outputs(const cuda_product &p, con
     }
     cluster_barrier(); // all has been given
     for (int i = 0; i < fours; i++) {
-        const spread_four addends = next;
+        const spread_four<SIDES> addends = next;
         if (i + 1 < fours)
             next.load(p, shape, place, first + i + 1);
-        const float4 *from = (const float4 *)given + i * CONSUMERS + threadIdx.x;
-        float4 total = *from;
+        const float4 *from = (const float4 *)given + i * PLACE + threadIdx.x;
+        float total[SIDES][4];
+#pragma unroll
+        for (int j = 0; j < SIDES * 4; j++)
+            total[j / 4][j % 4] = -0.0f; // leaves the first part's sum as it is
 #pragma unroll 4
-        for (int part = 1; part < EACH * shape.cluster; part++) {
-            const float4 more = from[part * fours * CONSUMERS];
-            total.x += more.x;
-            total.y += more.y;
-            total.z += more.z;
-            total.w += more.w;
-        }
+        for (int part = 0; part < EACH * shape.cluster; part++)
+#pragma unroll
+            for (int side = 0; side < SIDES; side++) {
+                const float4 more = from[part * fours * PLACE + side * CONSUMERS];
+                total[side][0] += more.x;
+                total[side][1] += more.y;
+                total[side][2] += more.z;
+                total[side][3] += more.w;
+            }
         addends.finish(p, shape, place, first + i, total);
     }
 }
 
 #endif
 
-template <int N, int EACH, int LIMBS>
+template <int N, int SIDES, int EACH, int LIMBS, bool NORM>
 static __global__ void __launch_bounds__(CONSUMERS, 2)
     spread_kernel(const cuda_table *table, const __grid_constant__ cuda_product p, const many_shape shape) {
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
-    extern __shared__ __align__(128) char memory[]; // barriers, ring of weights, vectors; the sums over the latter two
+    // Barriers and the norm's moments; ring of weights, vectors; the sums lie over the latter two.
+    extern __shared__ __align__(128) char memory[];
     cuda_begin();
-    const many_ring ring = {(cuda_mbarrier *)memory, (cuda_mbarrier *)memory + MAX_SLOTS,
-                            memory + HEAD_BYTES,     shape.slots,
-                            shape.slot_bytes,        memory + HEAD_BYTES + shape.slots * shape.slot_bytes};
+    char *slots = memory + HEAD_BYTES + N * sizeof(float2);
+    const many_ring ring = {(cuda_mbarrier *)memory, (cuda_mbarrier *)memory + MAX_SLOTS,   slots, shape.slots,
+                            shape.slot_bytes,        slots + shape.slots * shape.slot_bytes};
+    float2 *moments = (float2 *)(memory + HEAD_BYTES);
     const int32_t vectors = slice_vectors(table, p, shape);
     const int block = (int)blockIdx.x % shape.cluster;
     many_work work;
@@ -176,27 +273,35 @@ static __global__ void __launch_bounds__(CONSUMERS, 2)
         return;
     }
     make_ring(ring, CONSUMERS / 32);
-    __syncthreads();
+    if (NORM)
+        cluster_start(); // moments may be given to the others
+    else
+        __syncthreads();
     const bool asks = threadIdx.x < 32;
-    many_producer<N, 1, LIMBS> producer = {p, shape, ring, work, (int)threadIdx.x, -1, NULL, 0};
+    many_producer<N, SIDES, LIMBS> producer = {p, shape, ring, work, (int)threadIdx.x, -1, NULL, 0};
     if (asks)
         spread_ask(producer, 0, ring.slots);
     cuda_await();
-    spread_vectors<N, LIMBS, EACH == 1 ? 4 : 8>(table, p, shape, ring.vectors, work.first_tile(work.part0),
-                                                work.first_tile(work.part1), work.vector_tile(work.item0) * N, vectors);
+    const int32_t vector0 = work.vector_tile(work.item0) * N;
+    if (NORM)
+        spread_norms<N>(p, shape, moments, block, vector0, vectors);
+    spread_vectors<N, LIMBS, EACH == 1 ? 4 : 8, NORM>(table, p, shape, ring.vectors, moments,
+                                                      work.first_tile(work.part0), work.first_tile(work.part1), vector0,
+                                                      vectors, work.row_block(work.item0) == 0);
     many_reader reader(ring, false);
-    float sum[EACH][1][N / 2] = {};
+    float sum[EACH][SIDES][N / 2] = {};
     int asked = ring.slots;
 #pragma unroll
     for (int i = 0; i < EACH; i++) {
         const int tiles = work.first_tile(work.part0 + i + 1) - work.first_tile(work.part0 + i);
-        multiply_part<N, 1, LIMBS, false>(sum[i], reader, tiles);
+        multiply_part<N, SIDES, LIMBS, false, (SIDES == 2 ? 1 : 2) * PIECE>(sum[i], reader, tiles);
         if (i + 1 < EACH && asks) {
             spread_ask(producer, asked, (tiles + PIECE - 1) / PIECE);
             asked += (tiles + PIECE - 1) / PIECE;
         }
     }
-    spread_outputs<N, EACH>(p, shape, place_of<N, 1>(p, shape, work, work.item0, vectors), sum, ring.slot, block);
+    spread_outputs<N, SIDES, EACH>(p, shape, place_of<N, SIDES>(p, shape, work, work.item0, vectors), sum, ring.slot,
+                                   block);
 #else
     (void)table, (void)shape;
 #endif

@@ -113,35 +113,43 @@ static kern_status start_many(const cuda_step *step, const cuda_product *p, cons
                                many_layout<N, SIDES, LIMBS>::THREADS, plan.bytes, step->table, *p, shape);
 }
 
+static bool spread_takes(const cuda_norm &n) {
+    return n.groups == 1 && cuda_norm_lanes(n.width) == SPREAD_LANES;
+}
+
 // The same for items of which a cluster's blocks have EACH parts of K each. Cycles: all blocks of a multiprocessor
 // fetch by turns and give their sums away at 16 bytes a cycle; what there is only once is 5000.
-template <int N, int EACH, int LIMBS>
+template <int N, int SIDES, int EACH, int LIMBS>
 static many_plan plan_spread(const kern_cuda *cuda, const cuda_product *p, int64_t items, const many_cut &asked) {
-    typedef many_layout<N, 1, LIMBS> layout;
+    typedef many_layout<N, SIDES, LIMBS> layout;
+    constexpr size_t HEAD = HEAD_BYTES + N * sizeof(float2);
     const int split = product_warps(p->cols), cluster = split / EACH;
     many_plan plan = {{N, cluster, SHARE_NOTHING}, 0, layout::WEIGHT_BYTES, 0, 0};
-    if (asked.shared || p->norm.y || cluster < 2 || cluster > MAX_CLUSTER || N % (8 * cluster) != 0)
+    if (asked.shared || (p->norm.y && !spread_takes(p->norm)) || cluster < 2 || cluster > MAX_CLUSTER ||
+        N % (8 * cluster) != 0)
         return plan;
     const int longest = cuda_blocks(product_tiles(p->cols), split), least = cuda_blocks(longest, PIECE);
     const size_t sums = sizeof(float) * EACH * layout::PART_FLOATS;
     const size_t vector_bytes = (size_t)(EACH * longest * layout::VECTOR_TILE);
     for (int blocks = 2; blocks > 0 && plan.slots < least; blocks--)
-        plan.slots = slots_in(room_of(cuda, blocks), HEAD_BYTES + vector_bytes, plan.slot_bytes);
+        plan.slots = slots_in(room_of(cuda, blocks), HEAD + vector_bytes, plan.slot_bytes);
     const int most = EACH * least < MAX_SLOTS ? EACH * least : (int)MAX_SLOTS;
     plan.slots = plan.slots < least ? 0 : plan.slots < most ? plan.slots : most;
     const size_t operands = (size_t)plan.slots * (size_t)plan.slot_bytes + vector_bytes;
-    plan.bytes = HEAD_BYTES + (operands > sums ? operands : sums);
+    plan.bytes = HEAD + (operands > sums ? operands : sums);
     if (plan.bytes > cuda->shared_limit)
         plan.slots = 0;
     const int64_t turns = (items * cluster + cuda->processors - 1) / cuda->processors;
-    plan.cost = turns * ((256 + 4 * N) * (int64_t)p->cols / cluster / 28 + (int64_t)sums / 16) + 5000;
+    plan.cost = turns * ((SIDES * 256 + 4 * N) * (int64_t)p->cols / cluster / 28 + (int64_t)sums / 16 +
+                         (p->norm.y ? 2000 : 0)) +
+                5000;
     return plan;
 }
 
-template <int N, int EACH, int LIMBS>
+template <int N, int SIDES, int EACH, int LIMBS>
 static kern_status start_spread(const cuda_step *step, const cuda_product *p, const many_shape &shape,
                                 const many_plan &plan, int64_t vectors) {
-    auto *kernel = spread_kernel<N, EACH, LIMBS>;
+    auto *kernel = p->norm.y ? spread_kernel<N, SIDES, EACH, LIMBS, true> : spread_kernel<N, SIDES, EACH, LIMBS, false>;
     const kern_status status = cuda_allow_shared(kernel, plan.bytes);
     const int64_t blocks = items_of(shape, vectors, plan.cut) * plan.cut.cluster;
     return status ? status
@@ -159,8 +167,8 @@ struct many_form {
 template <int N, int SIDES, int LIMBS> static constexpr many_form form_of(void) {
     return {N, plan_many<N, SIDES, LIMBS>, start_many<N, SIDES, LIMBS>};
 }
-template <int N, int EACH, int LIMBS> static constexpr many_form spread_of(void) {
-    return {N, plan_spread<N, EACH, LIMBS>, start_spread<N, EACH, LIMBS>};
+template <int N, int SIDES, int EACH, int LIMBS> static constexpr many_form spread_of(void) {
+    return {N, plan_spread<N, SIDES, EACH, LIMBS>, start_spread<N, SIDES, EACH, LIMBS>};
 }
 
 // The cheapest form for a slice, and its launches.
@@ -193,10 +201,12 @@ static kern_status launch_slice(const cuda_step *step, const cuda_product *p, co
 }
 
 template <int LIMBS> static kern_status launch_slices(const cuda_step *step, const cuda_product *p, int64_t vectors) {
-    static constexpr many_form plain[] = {
-        form_of<16, 1, LIMBS>(),  form_of<32, 1, LIMBS>(),   form_of<64, 1, LIMBS>(),    form_of<96, 1, LIMBS>(),
-        form_of<128, 1, LIMBS>(), spread_of<64, 1, LIMBS>(), spread_of<128, 1, LIMBS>(), spread_of<64, 2, LIMBS>()};
-    static constexpr many_form gated[] = {form_of<16, 2, LIMBS>(), form_of<32, 2, LIMBS>(), form_of<64, 2, LIMBS>()};
+    static constexpr many_form plain[] = {form_of<16, 1, LIMBS>(),       form_of<32, 1, LIMBS>(),
+                                          form_of<64, 1, LIMBS>(),       form_of<96, 1, LIMBS>(),
+                                          form_of<128, 1, LIMBS>(),      spread_of<64, 1, 1, LIMBS>(),
+                                          spread_of<128, 1, 1, LIMBS>(), spread_of<64, 1, 2, LIMBS>()};
+    static constexpr many_form gated[] = {form_of<16, 2, LIMBS>(), form_of<32, 2, LIMBS>(), form_of<64, 2, LIMBS>(),
+                                          spread_of<64, 2, 1, LIMBS>()};
     many_shape shape = {};
     shape.scratch = step->cuda->workspace;
     shape.wide = p->cols % CUDA_QUAD == 0 && cuda_is_wide(p->x);
