@@ -80,7 +80,7 @@ struct kern_backend {
     kern_status (*reserve)(kern_device *device, kern_op op, const void *args);
     kern_status (*launch)(kern_stream *stream, kern_op op, const kern_rows *rows, const void *args);
     // Runs the calls of a plan in order; what the backend makes of them (graphs) it keeps in calls->made until
-    // calls_forget. NULL, both: kern_plan_run launches one by one.
+    // calls_forget (NULL: it makes nothing). NULL, both: kern_plan_run launches one by one.
     kern_status (*calls_run)(kern_stream *stream, const kern_rows *rows, kern_calls *calls);
     void (*calls_forget)(kern_calls *calls);
 };

@@ -53,7 +53,7 @@ kern_status kern_plan_create(kern_device *device, kern_plan **out) {
 }
 
 static void forget(plan_resolved *resolved) {
-    if (resolved->valid)
+    if (resolved->valid && resolved->calls.device->backend->calls_forget)
         resolved->calls.device->backend->calls_forget(&resolved->calls);
     resolved->valid = false;
     resolved->calls.made = NULL;
@@ -181,7 +181,7 @@ kern_status kern_plan_seal(kern_plan *plan) {
 }
 
 bool kern_plan_is_captured(const kern_plan *plan) {
-    return plan->resolved != NULL;
+    return plan->resolved && plan->device->backend->calls_forget;
 }
 
 // ----------------------------------------------------------------------------------------------------------- running

@@ -2,13 +2,15 @@
 // The CPU backend's device, weights and the table that each instruction set fills.
 //
 // Every operation is compiled once per instruction set (kernels/cpu/isa/*.c, see isa.h) and reached through
-// kern_cpu_table; device.c chooses the table when the device is opened. Operations run on the calling thread and one
-// OpenMP team; work is cut into pieces that do not depend on the number of threads, so neither do the bits.
+// kern_cpu_table; device.c chooses the table when the device is opened. Operations run on the calling thread and the
+// device's team (team.h), backward and prompts' products on an OpenMP team of their own; work is cut into pieces that
+// do not depend on the number of threads, so neither do the bits.
 #ifndef KERNELS_CPU_CPU_H
 #define KERNELS_CPU_CPU_H
 
 #include "kernels/arguments.h"
 #include "kernels/backend.h"
+#include "kernels/cpu/team.h"
 
 typedef struct kern_cpu kern_cpu;
 
@@ -34,6 +36,7 @@ enum { KERN_CPU_REVISION = 2 };
 struct kern_cpu {
     kern_device device;
     const kern_cpu_table *table;
+    kern_team *team;
     int threads;
     int chunk;           // C
     size_t thread_bytes; // workspace of one thread, 64-byte aligned

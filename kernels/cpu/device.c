@@ -2,8 +2,9 @@
 // The CPU device: choice of the instruction set, memory, workspace, the way to an operation.
 //
 // Host and device memory are one, so transfers are copies and a stream has nothing to wait for. The workspace of the
-// threads grows in reserve only; a launch that would need more is refused, so that serving never allocates. The team is
-// the calling thread's OpenMP team of at most the threads that the device was opened with. oneDNN is held to the same
+// threads grows in reserve only; a launch that would need more is refused, so that serving never allocates. The team
+// (team.h) has the calling thread and those of its OpenMP team, of at most the threads that the device was opened with;
+// a plan of generated tokens alone runs in one session of it. oneDNN is held to the same
 // instruction set; it takes that once a process, so the numeric profile names the set that it really uses.
 // One thread at a time uses a device.
 #include <dnnl.h>
@@ -156,6 +157,7 @@ static kern_status read_chunk(const char *name, int *chunk, char *reason, size_t
 
 static void cpu_close(kern_device *device) {
     free(cpu_of(device)->workspace);
+    kern_team_free(cpu_of(device)->team);
     free(device);
 }
 
@@ -177,7 +179,10 @@ static kern_status cpu_open(const kern_device_options *options, kern_device **ou
     cpu->threads = max_threads();
     cpu->chunk = chunk;
     describe(cpu, isa);
-    status = kern_cpu_self_test(cpu, reason, reason_size);
+    cpu->team = kern_team_create(cpu->threads);
+    if (!cpu->team)
+        kern_set_reason(reason, reason_size, "no memory for the device");
+    status = cpu->team ? kern_cpu_self_test(cpu, reason, reason_size) : KERN_NO_MEMORY;
     if (status) {
         cpu_close(&cpu->device);
         return status;
@@ -295,6 +300,28 @@ static kern_status cpu_launch(kern_stream *stream, kern_op op, const kern_rows *
     return cpu->table->run[op](cpu, rows, args);
 }
 
+typedef struct plan_step {
+    kern_stream *stream;
+    const kern_rows *rows;
+    const kern_calls *calls;
+    kern_status status;
+} plan_step;
+
+static void run_calls(void *context) {
+    plan_step *step = context;
+    for (size_t i = 0; i < step->calls->count && !step->status; i++)
+        step->status = cpu_launch(step->stream, step->calls->call[i].op, step->rows, step->calls->call[i].args);
+}
+
+static kern_status cpu_calls_run(kern_stream *stream, const kern_rows *rows, kern_calls *calls) {
+    plan_step step = {stream, rows, calls, KERN_OK};
+    if (rows->n_generated > 0 && rows->n_generated == rows->n_tokens)
+        kern_team_session(cpu_of(stream->device)->team, run_calls, &step);
+    else
+        run_calls(&step); // prompts' products make teams of their own
+    return step.status;
+}
+
 const struct kern_backend kern_cpu_backend = {
     .abi = KERN_ABI,
     .size_rows = sizeof(kern_rows),
@@ -321,4 +348,5 @@ const struct kern_backend kern_cpu_backend = {
     .weight_bytes = kern_cpu_weight_bytes,
     .reserve = cpu_reserve,
     .launch = cpu_launch,
+    .calls_run = cpu_calls_run,
 };

@@ -343,31 +343,41 @@ static double estimated_operations(const kern_rows *rows, const kern_attention *
     return 4.0 * keys * s->heads * s->head_width;
 }
 
+typedef struct launch {
+    const kern_cpu *cpu;
+    const kern_rows *rows;
+    const kern_attention_args *a;
+    int32_t tiles;
+} launch;
+
+// A token or a tile, and a kv head. Tiles stand first, the last ones, which see the most keys, before the others.
+static void run_item(const void *context, int64_t item) {
+    const launch *l = context;
+    const int32_t generated = l->rows->n_generated, tokens = l->rows->n_tokens;
+    const int32_t tile = tile_tokens(&l->a->attention), at = (int32_t)(item / l->a->attention.kv_heads);
+    task t = task_in(l->cpu, l->rows, l->a);
+    t.kv_head = (int)(item % l->a->attention.kv_heads);
+    if (at >= l->tiles) {
+        run_token(&t, at - l->tiles);
+        return;
+    }
+    const int32_t token0 = generated + (l->tiles - 1 - at) * tile;
+    run_tile(&t, token0, token0 + tile < tokens ? token0 + tile : tokens);
+}
+
+static void keep_item(const void *context, int64_t item) {
+    const launch *l = context;
+    task t = task_in(l->cpu, l->rows, l->a);
+    t.kv_head = (int)(item % l->a->attention.kv_heads);
+    keep_row(&t, &l->rows->row[item / l->a->attention.kv_heads]);
+}
+
 KERN_RUN(attention, kern_attention_args) {
     const kern_attention *s = &a->attention;
     const int32_t tile = tile_tokens(s), generated = rows->n_generated;
-    const int32_t tiles = (rows->n_tokens - generated + tile - 1) / tile;
-    const int64_t token_tasks = (int64_t)generated * s->kv_heads, tile_tasks = (int64_t)tiles * s->kv_heads;
-#pragma omp parallel if (kern_worth_team(estimated_operations(rows, s)))
-    {
-        task t = task_in(cpu, rows, a);
-#pragma omp for schedule(dynamic) nowait
-        for (int64_t i = 0; i < token_tasks; i++) {
-            t.kv_head = (int)(i % s->kv_heads);
-            run_token(&t, (int32_t)(i / s->kv_heads));
-        }
-#pragma omp for schedule(dynamic)
-        for (int64_t i = 0; i < tile_tasks; i++) {
-            // the last tiles see the most keys: they go first
-            const int32_t token0 = generated + (tiles - 1 - (int32_t)(i / s->kv_heads)) * tile;
-            t.kv_head = (int)(i % s->kv_heads);
-            run_tile(&t, token0, token0 + tile < rows->n_tokens ? token0 + tile : rows->n_tokens);
-        }
-#pragma omp for schedule(static)
-        for (int64_t i = 0; i < (int64_t)rows->n_rows * s->kv_heads; i++) {
-            t.kv_head = (int)(i % s->kv_heads);
-            keep_row(&t, &rows->row[i / s->kv_heads]);
-        }
-    }
+    const launch l = {cpu, rows, a, .tiles = (rows->n_tokens - generated + tile - 1) / tile};
+    kern_share(cpu, run_item, &l, (int64_t)(l.tiles + generated) * s->kv_heads, estimated_operations(rows, s));
+    kern_share(cpu, keep_item, &l, (int64_t)rows->n_rows * s->kv_heads,
+               2.0 * rows->n_tokens * s->kv_heads * s->head_width);
     return KERN_OK;
 }

@@ -12,22 +12,29 @@
 
 typedef void (*kern_range)(const kern_cpu *cpu, const kern_rows *rows, const void *args, int64_t first, int64_t end);
 
-// Whether elementwise work is worth a team: a wake costs as much as some hundred thousand operations in full vectors.
-static inline bool kern_worth_sharing(double operations) {
-    return operations > 50000.0 * KERN_VL;
+typedef struct kern_ranges {
+    kern_range run;
+    const kern_cpu *cpu;
+    const kern_rows *rows;
+    const void *args;
+    int64_t count, pieces;
+} kern_ranges;
+
+static inline void kern_run_range(const void *context, int64_t piece) {
+    const kern_ranges *r = context;
+    r->run(r->cpu, r->rows, r->args, r->count * piece / r->pieces, r->count * (piece + 1) / r->pieces);
 }
 
 // Calls range over [0, count), cut for the team when `operations` (float operations in all) are worth it.
 static inline void kern_over(kern_range range, const kern_cpu *cpu, const kern_rows *rows, const void *args,
                              int64_t count, double operations) {
-    if (!kern_worth_sharing(operations) || count < 2) {
+    const double vectors = operations / KERN_VL; // elementwise work runs in full vectors
+    const bool shared = vectors > (kern_team_in_session(cpu->team) ? 10000.0 : 50000.0);
+    const kern_ranges ranges = {range, cpu, rows, args, count, count < cpu->threads ? count : cpu->threads};
+    if (shared)
+        kern_team_run(cpu->team, kern_run_range, &ranges, ranges.pieces);
+    else
         range(cpu, rows, args, 0, count);
-        return;
-    }
-    const int64_t pieces = count < cpu->threads ? count : cpu->threads;
-#pragma omp parallel for schedule(static)
-    for (int64_t piece = 0; piece < pieces; piece++)
-        range(cpu, rows, args, count * piece / pieces, count * (piece + 1) / pieces);
 }
 
 // Blocks of tokens for sums over tokens: at most KERN_SUM_BLOCKS, whatever the number of threads.

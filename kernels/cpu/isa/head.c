@@ -114,6 +114,16 @@ KERN_PREPARE(head_logits, kern_head_logits_args) {
     return KERN_OK;
 }
 
+// Of one row: whether its logits are finite, and their cap.
+static void finish_logits(const void *context, int64_t i) {
+    const kern_head_logits_args *a = context;
+    float *logits = a->logits.f + i * a->vocabulary;
+    if (a->finite.i)
+        a->finite.i[i] = all_finite(logits, a->vocabulary);
+    if (a->soft_cap > 0)
+        cap_logits(logits, a->vocabulary, a->soft_cap);
+}
+
 KERN_RUN(head_logits, kern_head_logits_args) {
     const kern_weight *w = a->weight.w;
     if (w->rows != a->vocabulary || w->cols != a->width)
@@ -125,19 +135,11 @@ KERN_RUN(head_logits, kern_head_logits_args) {
                                   .rows = w->rows,
                                   .tokens = rows->n_logits};
     if (kern_is_quantised(w))
-        KERN_NAME(quant_rows)(&job, kern_cpu_workspace(cpu, 0));
+        KERN_NAME(quant_rows)(cpu, &job, kern_cpu_workspace(cpu, 0));
     else
-        KERN_NAME(linear_rows)(&job);
-    if (!a->finite.i && a->soft_cap == 0)
-        return KERN_OK;
-#pragma omp parallel for schedule(static) if (kern_worth_team(4.0 * rows->n_logits * a->vocabulary))
-    for (int32_t i = 0; i < rows->n_logits; i++) {
-        float *logits = a->logits.f + (int64_t)i * a->vocabulary;
-        if (a->finite.i)
-            a->finite.i[i] = all_finite(logits, a->vocabulary);
-        if (a->soft_cap > 0)
-            cap_logits(logits, a->vocabulary, a->soft_cap);
-    }
+        KERN_NAME(linear_rows)(cpu, &job);
+    if (a->finite.i || a->soft_cap > 0)
+        kern_share(cpu, finish_logits, a, rows->n_logits, 4.0 * rows->n_logits * a->vocabulary);
     return KERN_OK;
 }
 
@@ -178,10 +180,10 @@ static void fill_tile(tile *t, int32_t *next) {
     }
 }
 
-static void quantised_logits(const tile *t, void *scratch) {
+static void quantised_logits(const kern_cpu *cpu, const tile *t, void *scratch) {
     const kern_linear_rows job = {
         .weight = t->a->weight.w, .x = t->x, .y = t->a->tile.f, .rows = t->a->vocabulary, .tokens = t->tokens};
-    KERN_NAME(quant_rows)(&job, scratch);
+    KERN_NAME(quant_rows)(cpu, &job, scratch);
 }
 
 // Logits of one slice of the vocabulary. widened: room for a bf16 slice as floats.
@@ -244,7 +246,7 @@ static void run_tile(const kern_cpu *cpu, const tile *t, size_t widened0, int *f
     const int64_t dx_tasks = a->dx.f ? (a->width + DX_COLS - 1) / DX_COLS : 0;
     const int64_t grad_tasks = a->dx.f && a->grad_weight.f ? slices : 0;
     if (quantised)
-        quantised_logits(t, (char *)kern_cpu_workspace(cpu, 0) + widened0);
+        quantised_logits(cpu, t, (char *)kern_cpu_workspace(cpu, 0) + widened0);
 #pragma omp parallel if (kern_worth_team(2.0 * t->tokens * a->vocabulary * a->width))
     {
         kern_products_begin();

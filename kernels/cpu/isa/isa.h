@@ -190,9 +190,20 @@ static inline int kern_team_thread(void) {
 #endif
 }
 
-// Whether this many float operations are worth waking the team (a wake costs some microseconds).
-static inline int kern_worth_team(double operations) {
+// Whether this many float operations are worth waking an OpenMP team (a wake costs some microseconds).
+static inline bool kern_worth_team(double operations) {
     return operations > 40000.0;
+}
+
+// Runs the pieces on the device's team, where this many float operations are worth it; in a session a phase costs some
+// hundred nanoseconds. What is too small is a plain call.
+static inline void kern_share(const kern_cpu *cpu, kern_piece run, const void *context, int64_t pieces,
+                              double operations) {
+    if (operations > (kern_team_in_session(cpu->team) ? 8000.0 : 40000.0))
+        kern_team_run(cpu->team, run, context, pieces);
+    else
+        for (int64_t piece = 0; piece < pieces; piece++)
+            run(context, piece);
 }
 
 // Rounds a workspace piece up so that the next one is aligned.

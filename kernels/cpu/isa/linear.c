@@ -207,11 +207,11 @@ KERN_RUN(linear, kern_linear_args) {
                             .tokens = (int32_t)(rows->n_generated * groups_of(a->groups))};
     if (kern_is_quantised(w)) {
         job.tokens = (int32_t)(rows->n_tokens * groups_of(a->groups));
-        KERN_NAME(quant_rows)(&job, kern_cpu_workspace(cpu, 0));
+        KERN_NAME(quant_rows)(cpu, &job, kern_cpu_workspace(cpu, 0));
         return KERN_OK;
     }
     if (rows->n_generated > 0)
-        KERN_NAME(linear_rows)(&job);
+        KERN_NAME(linear_rows)(cpu, &job);
     return rows->n_generated < rows->n_tokens ? prompt_tokens(cpu, rows, a) : KERN_OK;
 }
 

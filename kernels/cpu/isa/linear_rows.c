@@ -112,15 +112,16 @@ static void panel_tokens(const kern_linear_rows *job, int64_t row0, int64_t row1
     }
 }
 
-void KERN_NAME(linear_rows)(const kern_linear_rows *job) {
-    const int64_t rows = job->rows;
-    const int64_t panels = (rows + PANEL - 1) / PANEL;
-#pragma omp parallel for schedule(static) if (kern_worth_team(2.0 * (double)rows * job->weight->cols * job->tokens))
-    for (int64_t panel = 0; panel < panels; panel++) {
-        int64_t row0 = panel * PANEL, row1 = row0 + PANEL < rows ? row0 + PANEL : rows;
-        for (int32_t token = 0; token < job->tokens; token += MAX_TOKENS) {
-            int left = job->tokens - token;
-            panel_tokens(job, row0, row1, token, left < MAX_TOKENS ? left : MAX_TOKENS);
-        }
+static void run_panel(const void *context, int64_t panel) {
+    const kern_linear_rows *job = context;
+    const int64_t row0 = panel * PANEL, row1 = row0 + PANEL < job->rows ? row0 + PANEL : job->rows;
+    for (int32_t token = 0; token < job->tokens; token += MAX_TOKENS) {
+        int left = job->tokens - token;
+        panel_tokens(job, row0, row1, token, left < MAX_TOKENS ? left : MAX_TOKENS);
     }
+}
+
+void KERN_NAME(linear_rows)(const kern_cpu *cpu, const kern_linear_rows *job) {
+    kern_share(cpu, run_panel, job, (job->rows + PANEL - 1) / PANEL,
+               2.0 * (double)job->rows * job->weight->cols * job->tokens);
 }

@@ -20,7 +20,7 @@ typedef struct kern_linear_rows {
 } kern_linear_rows;
 
 // All outputs of all tokens, on the team.
-void KERN_NAME(linear_rows)(const kern_linear_rows *job);
+void KERN_NAME(linear_rows)(const kern_cpu *cpu, const kern_linear_rows *job);
 
 // VL bf16 values as floats.
 typedef uint16_t vh __attribute__((vector_size(KERN_VL * 2)));

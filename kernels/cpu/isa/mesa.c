@@ -250,24 +250,36 @@ static job job_of(const kern_cpu *cpu, const kern_rows *rows, const kern_mesa_ar
     return j;
 }
 
+typedef struct launch {
+    const kern_cpu *cpu;
+    const kern_rows *rows;
+    const kern_mesa_args *a;
+} launch;
+
+// A row and a head.
+static void run_item(const void *context, int64_t item) {
+    const launch *l = context;
+    const int heads = l->a->mesa.heads, r = (int)(item / heads);
+    const job j = job_of(l->cpu, l->rows, l->a, (int)(item % heads));
+    if (l->rows->row[r].kind == KERN_ROW_GENERATED)
+        run_generated(&j, &l->rows->row[r]);
+    else
+        run_prompt(&j, r);
+}
+
+// A chunk and a head.
+static void run_snapshot_item(const void *context, int64_t item) {
+    const launch *l = context;
+    const job j = job_of(l->cpu, l->rows, l->a, (int)(item % l->a->mesa.heads));
+    run_snapshot(&j, (int)(item / l->a->mesa.heads));
+}
+
 KERN_RUN(mesa, kern_mesa_args) {
-    const int heads = a->mesa.heads;
-    const double operations = 40.0 * rows->n_tokens * heads * a->mesa.key_width * a->mesa.key_width;
-#pragma omp parallel for schedule(dynamic) if (kern_worth_team(operations))
-    for (int item = 0; item < rows->n_rows * heads; item++) {
-        const int r = item / heads;
-        const job j = job_of(cpu, rows, a, item % heads);
-        if (rows->row[r].kind == KERN_ROW_GENERATED)
-            run_generated(&j, &rows->row[r]);
-        else
-            run_prompt(&j, r);
-    }
-    if (!a->snapshots.p)
-        return KERN_OK;
-#pragma omp parallel for schedule(dynamic) if (kern_worth_team(operations))
-    for (int item = 0; item < rows->n_chunks * heads; item++) {
-        const job j = job_of(cpu, rows, a, item % heads);
-        run_snapshot(&j, item / heads);
-    }
+    const launch l = {cpu, rows, a};
+    const int64_t heads = a->mesa.heads;
+    const double operations = 40.0 * (double)(rows->n_tokens * heads) * a->mesa.key_width * a->mesa.key_width;
+    kern_share(cpu, run_item, &l, rows->n_rows * heads, operations);
+    if (a->snapshots.p)
+        kern_share(cpu, run_snapshot_item, &l, rows->n_chunks * heads, operations);
     return KERN_OK;
 }

@@ -324,7 +324,9 @@ static void write_panel(const kern_linear_rows *job, int64_t panel, int32_t toke
 }
 
 // One panel for all tokens of the group, about equally many a tile.
-static void run_panel(const group *g, int64_t panel) {
+static void run_panel(const void *context, int64_t piece) {
+    const group *g = context;
+    const int64_t panel = g->job->row0 / KERN_PANEL + piece;
     const kern_weight *weight = g->job->weight;
     const bool native = has_instruction(weight), four = weight->dtype == KERN_Q4;
     const size_t bytes = operand_bytes(g->packed.blocks);
@@ -342,39 +344,23 @@ static void run_panel(const group *g, int64_t panel) {
     }
 }
 
-static void round_inputs(const group *g, int32_t first, int32_t end) {
+static void round_inputs(const void *context, int64_t t) {
+    const group *g = context;
     const kern_linear_rows *job = g->job;
-    const int64_t cols = job->weight->cols;
-    for (int32_t t = first; t < end; t++) {
-        const int32_t token = g->token0 + t;
-        round_token(job->x + cols * (job->token ? job->token[token] : token), cols, g->packed.zero,
-                    g->operands + (size_t)t * operand_bytes(g->packed.blocks));
-    }
+    const int64_t cols = job->weight->cols, token = g->token0 + t;
+    round_token(job->x + cols * (job->token ? job->token[token] : token), cols, g->packed.zero,
+                g->operands + (size_t)t * operand_bytes(g->packed.blocks));
 }
 
-// What is too small for the team is a plain call: a team of one costs as much.
-static void run_group(const group *g) {
+static void run_group(const kern_cpu *cpu, const group *g) {
     const kern_linear_rows *job = g->job;
     const double inputs = (double)g->tokens * (double)job->weight->cols;
     const int64_t first = job->row0 / KERN_PANEL, end = (job->row0 + job->rows + KERN_PANEL - 1) / KERN_PANEL;
-    if (!kern_worth_team(4.0 * inputs)) {
-        round_inputs(g, 0, g->tokens);
-    } else {
-#pragma omp parallel for schedule(static)
-        for (int32_t t = 0; t < g->tokens; t++)
-            round_inputs(g, t, t + 1);
-    }
-    if (!kern_worth_team(0.25 * (double)job->rows * inputs)) {
-        for (int64_t panel = first; panel < end; panel++)
-            run_panel(g, panel);
-        return;
-    }
-#pragma omp parallel for schedule(static)
-    for (int64_t panel = first; panel < end; panel++)
-        run_panel(g, panel);
+    kern_share(cpu, round_inputs, g, g->tokens, 4.0 * inputs);
+    kern_share(cpu, run_panel, g, end - first, 0.25 * (double)job->rows * inputs);
 }
 
-void KERN_NAME(quant_rows)(const kern_linear_rows *job, void *scratch) {
+void KERN_NAME(quant_rows)(const kern_cpu *cpu, const kern_linear_rows *job, void *scratch) {
     const kern_weight *weight = job->weight;
     group g = {.job = job,
                .packed = kern_packed_of(weight->dtype, weight->cols, weight->minimum),
@@ -382,7 +368,7 @@ void KERN_NAME(quant_rows)(const kern_linear_rows *job, void *scratch) {
                .operands = scratch};
     for (g.token0 = 0; g.token0 < job->tokens; g.token0 += TOKENS) {
         g.tokens = job->tokens - g.token0 < TOKENS ? job->tokens - g.token0 : TOKENS;
-        run_group(&g);
+        run_group(cpu, &g);
     }
 }
 

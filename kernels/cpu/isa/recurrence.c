@@ -150,13 +150,35 @@ static void run_generated(const recurrence_job *job, const kern_row *row, const 
     }
 }
 
+typedef struct launch {
+    const kern_cpu *cpu;
+    const kern_recurrence_args *a;
+    recurrence_job job; // of all items
+} launch;
+
+// A row and a strip of a state.
+static void run_item(const void *context, int64_t item) {
+    const launch *l = context;
+    const kern_recurrence_args *a = l->a;
+    recurrence_job job = l->job;
+    const workspace ws = lay_out(kern_cpu_workspace(l->cpu, kern_team_thread()), &job.shape, &a->family);
+    const int row_items = job.shape.states * job.shape.strips, r = (int)(item / row_items);
+    const kern_row *row = &job.rows->row[r];
+    float *slot = NULL;
+    recurrence_take_strip(&job, (int)(item % row_items) / job.shape.strips, (int)(item % job.shape.strips));
+    if (row->slot >= 0)
+        slot = (float *)((char *)a->state.p + (size_t)row->slot * job.rows->slot_stride) + state_at(&job, 0);
+    if (row->kind == KERN_ROW_GENERATED)
+        run_generated(&job, row, &ws, slot, a->o.f);
+    else
+        run_prompt(&job, r, &ws, slot, a);
+}
+
 KERN_RUN(recurrence, kern_recurrence_args) {
     const recurrence_shape shape = recurrence_shape_of(&a->family, cpu->chunk);
-    const int row_items = shape.states * shape.strips;
-#pragma omp parallel if (kern_worth_team(4.0 * rows->n_tokens * shape.outputs * shape.depth * shape.columns))
-    {
-        workspace ws = lay_out(kern_cpu_workspace(cpu, kern_team_thread()), &shape, &a->family);
-        recurrence_job job = {.family = &a->family,
+    const launch l = {.cpu = cpu,
+                      .a = a,
+                      .job = {.family = &a->family,
                               .rows = rows,
                               .q = a->q.f,
                               .k = a->k.f,
@@ -164,19 +186,8 @@ KERN_RUN(recurrence, kern_recurrence_args) {
                               .g = a->g.f,
                               .beta = a->beta.f,
                               .skip = a->skip.f,
-                              .shape = shape};
-#pragma omp for schedule(dynamic)
-        for (int item = 0; item < rows->n_rows * row_items; item++) {
-            const kern_row *row = &rows->row[item / row_items];
-            float *slot = NULL;
-            recurrence_take_strip(&job, item % row_items / shape.strips, item % shape.strips);
-            if (row->slot >= 0)
-                slot = (float *)((char *)a->state.p + (size_t)row->slot * rows->slot_stride) + state_at(&job, 0);
-            if (row->kind == KERN_ROW_GENERATED)
-                run_generated(&job, row, &ws, slot, a->o.f);
-            else
-                run_prompt(&job, item / row_items, &ws, slot, a);
-        }
-    }
+                              .shape = shape}};
+    kern_share(cpu, run_item, &l, (int64_t)rows->n_rows * shape.states * shape.strips,
+               4.0 * rows->n_tokens * shape.outputs * shape.depth * shape.columns);
     return KERN_OK;
 }

@@ -356,15 +356,23 @@ KERN_PREPARE(sample, kern_sample_args) {
     return KERN_OK;
 }
 
+typedef struct launch {
+    const kern_cpu *cpu;
+    const kern_rows *rows;
+    const kern_sample_args *a;
+} launch;
+
+static void run_item(const void *context, int64_t i) {
+    const launch *l = context;
+    const scratch s = scratch_of(l->cpu, l->a->vocabulary);
+    run_row(l->a, l->rows, (int32_t)i, &s);
+}
+
 KERN_RUN(sample, kern_sample_args) {
     for (int32_t i = 0; i < rows->n_logits; i++)
         if (!sampler_fits(a, rows, &rows->sampler[i]))
             return KERN_INVALID;
-#pragma omp parallel for schedule(static) if (rows->n_logits > 1 && \
-                                              kern_worth_team(8.0 * rows->n_logits * a->vocabulary))
-    for (int32_t i = 0; i < rows->n_logits; i++) {
-        const scratch s = scratch_of(cpu, a->vocabulary);
-        run_row(a, rows, i, &s);
-    }
+    const launch l = {cpu, rows, a};
+    kern_share(cpu, run_item, &l, rows->n_logits, 8.0 * rows->n_logits * a->vocabulary);
     return KERN_OK;
 }
