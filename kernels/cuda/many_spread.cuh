@@ -4,11 +4,11 @@
 // product's blocks are there and have asked for their weights while this one's end.
 //
 // A block: the first warp asks for the weights, as many as fit, before the vectors exist. All split the block's columns
-// of the item's vectors into shared memory, then multiply; the sums of its parts stay in registers. Of a norm before the
-// product each block makes the moments of some of the vectors, a warp one, and gives them to all blocks of the cluster. When all blocks of
-// the cluster have multiplied, each thread writes its sums into the shared memory of the blocks that own the outputs,
-// where vectors and weights were: a block owns an equal share of the item's vectors. Behind one more barrier a block
-// adds what it was given, part by part, in the order of the parts.
+// of the item's vectors into shared memory, then multiply; the sums of its parts stay in registers. Of a norm before
+// the product each block makes the moments of some of the vectors, a warp one, and gives them to all blocks of the
+// cluster. When all blocks of the cluster have multiplied, each thread writes its sums into the shared memory of the
+// blocks that own the outputs, where vectors and weights were: a block owns an equal share of the item's vectors.
+// Behind one more barrier a block adds what it was given, part by part, in the order of the parts.
 #ifndef KERNELS_CUDA_MANY_SPREAD_CUH
 #define KERNELS_CUDA_MANY_SPREAD_CUH
 
