@@ -3,7 +3,12 @@
 //
 // A *lane* is a session that runs for one reading. The first lane of a passage reads what is shared, then the others
 // are forked from it. Where a fork finds no slot or no pages nobody waits for it: what is left is read anew later, so
-// lanes always come to their end and nothing can lock. Prompts are cut at the grid of absolute positions alone.
+// lanes always come to their end and nothing can lock.
+//
+// A prompt is cut at the grid of absolute positions, and where the ids begin whose logits are wanted: there in every
+// reading, shared or not, so that sharing changes no bit. Not so with Mesa layers: a solve that ends early tells the
+// rounding of a cut (sums of log-probabilities move by 1e-2), and cut at the grid alone a text is what the server makes
+// of it.
 #include "trainer/eval_reader.h"
 
 #include <stdlib.h>
@@ -23,7 +28,7 @@ typedef struct entry {
     trn_passage *passage;
     bool *started; // (readings)
     int32_t unstarted, unfinished;
-    int32_t shared; // ids, a multiple of the chunk
+    int32_t shared; // ids, up to a place where all readings are cut
     int64_t longest;
     bool leading; // a lane reads what is shared
     struct entry *next;
@@ -44,6 +49,7 @@ struct trn_reader {
     eng_batch *batch;
     kern_stream *stream;
     const eng_model *model;
+    bool grid_alone; // a prompt is cut nowhere else
     int32_t chunk, max_rows, max_tokens, max_logits, slots;
     lane *lane; // (slots)
     int32_t lanes;
@@ -74,6 +80,7 @@ eng_status trn_reader_create(const eng_weights *weights, int64_t batch_tokens, i
         return eng_fail(error, ENG_NO_MEMORY, "out of memory for reading");
     const eng_model *model = reader->model = weights->model;
     reader->end = &reader->first;
+    reader->grid_alone = eng_model_has_mesa(model);
     reader->chunk = kern_device_describe(weights->device)->chunk;
     reader->max_tokens = (int32_t)clamp(batch_tokens, 4 * reader->chunk, 1 << 20);
     reader->max_rows = (int32_t)clamp(reader->max_tokens / 4, 1, MAX_ROWS);
@@ -132,9 +139,10 @@ static int32_t prompt_of(const trn_reading *reading) {
     return reading->generate > 0 ? reading->count : reading->count - 1;
 }
 
-// Ids up to the last boundary of the grid before the first logits that are wanted.
+// Ids before the first whose logits are computed.
 static int32_t silent_of(const trn_reader *reader, const trn_reading *reading) {
-    return (reading->first - 1) / reader->chunk * reader->chunk;
+    int32_t silent = reading->first - 1;
+    return reader->grid_alone ? silent / reader->chunk * reader->chunk : silent;
 }
 
 static int32_t common(const trn_reading *a, const trn_reading *b, int32_t limit) {
@@ -144,13 +152,16 @@ static int32_t common(const trn_reading *a, const trn_reading *b, int32_t limit)
     return same;
 }
 
+// Whole chunks, unless all readings are cut where what they have in common ends.
 static int32_t shared_of(const trn_reader *reader, const trn_passage *passage) {
-    int32_t shared = passage->readings > 1 ? silent_of(reader, &passage->reading[0]) : 0;
+    int32_t silent = silent_of(reader, &passage->reading[0]), shared = passage->readings > 1 ? silent : 0;
+    bool whole = true;
     for (int32_t i = 1; i < passage->readings && shared > 0; i++) {
         int32_t limit = silent_of(reader, &passage->reading[i]);
+        whole = whole && limit == silent;
         shared = common(&passage->reading[0], &passage->reading[i], limit < shared ? limit : shared);
     }
-    return shared / reader->chunk * reader->chunk;
+    return whole && shared == silent ? shared : shared / reader->chunk * reader->chunk;
 }
 
 static eng_status check_reading(const trn_reader *reader, const trn_reading *reading, eng_error *error) {
@@ -335,8 +346,8 @@ static eng_piece next_piece(const trn_reader *reader, lane *l) {
         room = smaller(room, piece.scored ? reader->logits_left : reader->logits_left > 0 ? room : 0);
     piece.ids = reading->ids + read;
     piece.count = end - read;
-    if (piece.count > room) // whole chunks; a piece begins at the grid
-        piece.count = room / reader->chunk * reader->chunk;
+    if (piece.count > room) // up to the grid
+        piece.count = (read + room) / reader->chunk * reader->chunk - read;
     piece.logits = reading->generate > 0 && read + piece.count == reading->count;
     piece.sampling = piece.logits ? &likeliest : NULL;
     return piece;

@@ -2,8 +2,8 @@
 // Log-probabilities and greedy continuations of very many texts, through the engine's batches.
 //
 // A *reading* is one text with the ids in it that are wanted; a *passage* is readings that begin alike (the choices of
-// a question). What they share is read once, up to the engine's grid, and forked: the answers are those of reading each
-// alone. So are they whatever else is in the batch. Passages come from a callback and go back to one, in any order, so
+// a question). What they share is read once and forked: the answers are those of reading each alone, bit for bit. So
+// are they whatever else is in the batch. Passages come from a callback and go back to one, in any order, so
 // that no more of them are in memory than run together. Owns the state pool and the batch; one thread.
 #ifndef TRAINER_EVAL_READER_H
 #define TRAINER_EVAL_READER_H

@@ -13,6 +13,9 @@
 #include "trainer/probe.h"
 #include "trainer/runner.h"
 
+static const char transformer_model[] =
+    "model_type = transformer\nhidden_size = 32\nnum_hidden_layers = 2\nnum_heads = 2\n"
+    "intermediate_size = 64\ntie_word_embeddings = true\ninitializer_range = 0.1\n";
 static const char demo[] = MESA_SOURCE_DIR "/deploy/models/demo";
 
 enum { READINGS = 5, LONGEST = 300, DRAWN = 6, VOCABULARY = 61 };
@@ -151,7 +154,7 @@ static int32_t check_texts(trn_probe *probe, const texts *t) {
 START_TEST(readings_are_those_of_served_logits) {
     trn_probe probe;
     trn_reading_figures shared, apart, stem;
-    open_model(_i == 0 ? mesa_model : hybrid_model, &probe);
+    open_model(_i == 0 ? mesa_model : _i == 1 ? hybrid_model : transformer_model, &probe);
     texts *alike = make_texts(150), *again = make_texts(150), *different = make_texts(0), *stemmed = make_texts(150);
     run_texts(&probe, 4096, alike, 0, &shared);
     run_texts(&probe, 256, again, 0, &shared);
@@ -169,6 +172,43 @@ START_TEST(readings_are_those_of_served_logits) {
     free(again);
     free(different);
     free(stemmed);
+    trn_probe_close(&probe);
+}
+END_TEST
+
+// A model that is cut where the continuations begin: what they share is read once to its end, and changes no bit.
+START_TEST(continuations_share_all_of_their_context) {
+    trn_probe probe;
+    trn_reading_figures shared, alone;
+    open_model(transformer_model, &probe);
+    texts *together = make_texts(150);
+    for (int r = 0; r < READINGS - 1; r++)
+        together->reading[r].first = 151;
+    together->reading[READINGS - 1].first = together->reading[READINGS - 1].count = 151;
+    memcpy(together->ids[READINGS - 1], together->ids[0], sizeof *together->ids[0] * 151);
+    texts *apart = make_texts(150);
+    memcpy(apart->ids, together->ids, sizeof apart->ids);
+    run_texts(&probe, 1024, together, 0, &shared);
+    check_texts(&probe, together);
+    int64_t behind = 0, tokens = 0;
+    for (int r = 0; r < READINGS; r++) {
+        trn_reading *one = &apart->reading[r];
+        const trn_reading *other = &together->reading[r];
+        one->first = other->first;
+        one->count = other->count;
+        apart->passage = (trn_passage){one, 1};
+        apart->given = apart->done = false;
+        run_texts(&probe, 256, apart, 0, &alone);
+        ck_assert_mem_eq(one->logprob, other->logprob, sizeof(float) * (size_t)(one->count - one->first));
+        ck_assert_int_eq(one->drawn_count, other->drawn_count);
+        ck_assert_mem_eq(one->drawn, other->drawn, sizeof *one->drawn * (size_t)one->drawn_count);
+        behind += alone.tokens - 150;
+        tokens += alone.tokens;
+    }
+    ck_assert_int_eq(shared.tokens, 150 + behind);
+    ck_assert_int_lt(shared.tokens, tokens);
+    free(together);
+    free(apart);
     trn_probe_close(&probe);
 }
 END_TEST
@@ -489,7 +529,8 @@ static Suite *eval_tasks_suite(void) {
     TCase *cases = tcase_create("tasks");
     tcase_add_checked_fixture(cases, temp_folder_make, temp_folder_remove);
     tcase_set_timeout(cases, 60);
-    tcase_add_loop_test(cases, readings_are_those_of_served_logits, 0, 2);
+    tcase_add_loop_test(cases, readings_are_those_of_served_logits, 0, 3);
+    tcase_add_test(cases, continuations_share_all_of_their_context);
     tcase_add_test(cases, readings_without_a_wish_are_refused);
     tcase_add_test(cases, choices_and_targets_are_scored_right);
     tcase_add_test(cases, results_do_not_depend_on_the_batch);
