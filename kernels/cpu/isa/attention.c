@@ -269,6 +269,73 @@ static inline float dot(const float *x, const float *y, int width) {
     return vf_sum(sum);
 }
 
+// Lane l: the sum of the lanes of x[l], added as vf_sum adds them.
+#define ADD_HALVES(count, step)           \
+    KERN_UNROLL                           \
+    for (int i = 0; i < (count) / 2; i++) \
+        x[i] = vf_mix_low(x[i], x[i + (count) / 2], step) + vf_mix_high(x[i], x[i + (count) / 2], step);
+static inline vf sums_of_lanes(vf x[KERN_VL]) {
+#if defined(KERN_ISA_AVX512)
+    ADD_HALVES(16, 8)
+#endif
+#if defined(KERN_ISA_AVX512) || defined(KERN_ISA_AVX2)
+    ADD_HALVES(8, 4)
+#endif
+    ADD_HALVES(4, 2)
+    ADD_HALVES(2, 1)
+    return x[0];
+}
+
+// KERN_VL keys at a time: dot(q, k + j * stride, width) of each.
+static inline vf dots(const float *q, const float *k, int64_t stride, int width) {
+    vf sum[KERN_VL];
+    KERN_UNROLL
+    for (int j = 0; j < KERN_VL; j++)
+        sum[j] = (vf){0};
+    int c = 0;
+    for (; c + KERN_VL <= width; c += KERN_VL) {
+        const vf x = vf_load(q + c);
+        KERN_UNROLL
+        for (int j = 0; j < KERN_VL; j++)
+            sum[j] += x * vf_load(k + j * stride + c);
+    }
+    if (c < width) {
+        const vf x = vf_load_part(q + c, width - c);
+        KERN_UNROLL
+        for (int j = 0; j < KERN_VL; j++)
+            sum[j] += x * vf_load_part(k + j * stride + c, width - c);
+    }
+    return sums_of_lanes(sum);
+}
+
+static inline void ask_for(const float *row, int width) {
+    for (int c = 0; c < width; c += 16) // a line
+        __builtin_prefetch(row + c, 0, 2);
+}
+
+// score[g * BLOCK + j] of the keys of a run. The values that they weigh, and the keys that follow, are asked for
+// meanwhile: keys and values come in short pieces that the processor does not foresee.
+static void score_run(const task *t, const key_run *run, const key_run *next, float *score) {
+    const int width = t->width;
+    for (int j = 0; j < run->count; j += KERN_VL) {
+        const int keys = run->count - j < KERN_VL ? run->count - j : KERN_VL;
+        for (int i = j; i < j + keys; i++) {
+            ask_for(run->v + i * run->stride, width);
+            if (i < next->count)
+                ask_for(next->k + i * next->stride, width);
+        }
+        for (int g = 0; g < t->group; g++) {
+            const float *q = t->q + g * width, *k = run->k + j * run->stride;
+            float *to = score + g * BLOCK + j;
+            if (keys == KERN_VL)
+                vf_store(to, dots(q, k, run->stride, width));
+            else
+                for (int i = 0; i < keys; i++)
+                    to[i] = dot(q, k + i * run->stride, width);
+        }
+    }
+}
+
 static void run_token(const task *t, int32_t token) {
     const document d = document_of(t->a, t->rows, token);
     const int64_t own = t->rows->token_position[token];
@@ -280,10 +347,10 @@ static void run_token(const task *t, int32_t token) {
         const int64_t begin = block_begin(block, first), end = block_end(block, own + 1);
         for (int64_t at = begin; at < end;) {
             const key_run run = next_run(t, &d, at, end);
-            for (int j = 0; j < run.count; j++)
-                for (int g = 0; g < t->group; g++)
-                    t->score[g * BLOCK + (at - block) + j] = dot(t->q + g * width, run.k + j * run.stride, width);
-            at += run.count;
+            const int64_t then = at + run.count;
+            const key_run next = then <= own ? next_run(t, &d, then, block_end(then, own + 1)) : (key_run){.count = 0};
+            score_run(t, &run, &next, t->score + (at - block));
+            at = then;
         }
         for (int g = 0; g < t->group; g++) {
             const float factor = running_softmax(t->score + g * BLOCK, (int)(begin - block), (int)(end - 1 - block),
