@@ -108,7 +108,8 @@ static __device__ __forceinline__ void stream_begin_head(const cuda_table *table
     work.home = home;
 }
 
-// Before anything that an earlier kernel writes is touched: the row table went over before all of them.
+// Before anything that an earlier kernel writes is touched: the row table went over before all of them. The states that
+// teams begin with come as far as the second-level cache.
 template <int D, typename Stored>
 static __device__ __forceinline__ void stream_open(const cuda_table *table, const mesa &a,
                                                    stream_memory<D, Stored> &memory) {
@@ -127,6 +128,13 @@ static __device__ __forceinline__ void stream_open(const cuda_table *table, cons
         cuda_mbarrier_made();
     }
     __syncthreads();
+    const int32_t n = threadIdx.x;
+    const mesa_state first =
+        n < min(stream_shape<D, Stored>::TEAMS, count) ? stream_home(table, a, memory, n) : mesa_state{NULL, NULL};
+    if (first.hk) {
+        cuda_bulk_prefetch(first.hk, sizeof memory.place[0].hk);
+        cuda_bulk_prefetch(first.hv, sizeof memory.hv[0]);
+    }
 }
 
 // The token of head n with its Lambda and Hk, from their place.
