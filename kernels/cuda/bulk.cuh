@@ -76,6 +76,16 @@ static __device__ __forceinline__ void cuda_bulk_load(void *shared, const void *
                  "l"(from), "r"(bytes), "r"(cuda_shared_address(barrier))
                  : "memory");
 }
+// The same of what is read once a step: it leaves the second-level cache before anything else does.
+static __device__ __forceinline__ void cuda_bulk_load_once(void *shared, const void *from, uint32_t bytes,
+                                                           cuda_mbarrier *barrier) {
+    uint64_t policy;
+    asm("createpolicy.fractional.L2::evict_first.b64 %0, 1.0;" : "=l"(policy));
+    asm volatile("cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes.L2::cache_hint [%0], [%1], %2, "
+                 "[%3], %4;" ::"r"(cuda_shared_address(shared)),
+                 "l"(from), "r"(bytes), "r"(cuda_shared_address(barrier)), "l"(policy)
+                 : "memory");
+}
 // The same for all blocks of the cluster that have a bit in `blocks`, at the same places of their shared memory.
 static __device__ __forceinline__ void cuda_bulk_load_for(uint16_t blocks, void *shared, const void *from,
                                                           uint32_t bytes, cuda_mbarrier *barrier) {

@@ -91,17 +91,29 @@ static __device__ __forceinline__ cuda_quad cuda_load(const cuda_bf16 *p, int64_
     return q;
 }
 
+static __device__ __forceinline__ uint2 cuda_packed(const cuda_quad &q) {
+    return make_uint2(__byte_perm(__float_as_uint(q.v[0]), __float_as_uint(q.v[1]), 0x7632),
+                      __byte_perm(__float_as_uint(q.v[2]), __float_as_uint(q.v[3]), 0x7632));
+}
+
 static __device__ __forceinline__ void cuda_store(cuda_bf16 *p, const cuda_quad &q, int64_t left, bool wide) {
     if (wide && left >= 4) {
-        const uint32_t low = __byte_perm(__float_as_uint(q.v[0]), __float_as_uint(q.v[1]), 0x7632);
-        const uint32_t high = __byte_perm(__float_as_uint(q.v[2]), __float_as_uint(q.v[3]), 0x7632);
-        *(uint2 *)p = make_uint2(low, high);
+        *(uint2 *)p = cuda_packed(q);
         return;
     }
 #pragma unroll
     for (int i = 0; i < 4; i++)
         if (i < left)
             p[i] = __ushort_as_bfloat16((unsigned short)(__float_as_uint(q.v[i]) >> 16));
+}
+
+// Four of them, of a state that nobody reads before the next step and that no cache holds so long: they leave the
+// caches before anything else does.
+static __device__ __forceinline__ void cuda_store_once(float *p, const cuda_quad &q) {
+    __stcs((float4 *)p, make_float4(q.v[0], q.v[1], q.v[2], q.v[3]));
+}
+static __device__ __forceinline__ void cuda_store_once(cuda_bf16 *p, const cuda_quad &q) {
+    __stcs((uint2 *)p, cuda_packed(q));
 }
 
 #endif
