@@ -168,7 +168,16 @@ static __device__ __forceinline__ void mesa_load_triangle(mesa_tile<D, Team> &ti
     });
 }
 
-template <int D, typename Team>
+// Four numbers of a state on their way home; ONCE: past what caches hold (cuda_store_once).
+template <bool ONCE, typename Stored>
+static __device__ __forceinline__ void mesa_store_quad(Stored *to, const cuda_quad &q) {
+    if (ONCE)
+        cuda_store_once(to, q);
+    else
+        cuda_store(to, q, 4, true);
+}
+
+template <bool ONCE, int D, typename Team>
 static __device__ __forceinline__ void mesa_store_triangle(const mesa_tile<D, Team> &tile, float *triangle) {
     const int32_t row0 = mesa_anew(tile.row0());
     float *own = triangle + mesa_packed(row0, 0), *block = own + 8 * row0;
@@ -176,8 +185,8 @@ static __device__ __forceinline__ void mesa_store_triangle(const mesa_tile<D, Te
         if (place < 0)
 #pragma unroll
             for (int i = 0; i < 8; i++)
-                *(float4 *)(own + i * row0 + 4 * quad) =
-                    make_float4(tile.h[i][j0], tile.h[i][j0 + 1], tile.h[i][j0 + 2], tile.h[i][j0 + 3]);
+                mesa_store_quad<ONCE>(own + i * row0 + 4 * quad,
+                                      {tile.h[i][j0], tile.h[i][j0 + 1], tile.h[i][j0 + 2], tile.h[i][j0 + 3]});
         else if (place == 0)
 #pragma unroll
             for (int j = 0; j < 4; j++)
@@ -206,14 +215,17 @@ static __device__ __forceinline__ void mesa_load_keys(mesa_tile<D, Team> &tile, 
                     tile.h[i][j] = 0;
 }
 
-template <typename Stored, int D, typename Team>
+template <typename Stored, bool ONCE = false, int D, typename Team>
 static __device__ __forceinline__ void mesa_store_keys(const mesa_tile<D, Team> &tile, float *hk) {
     if (MESA_TRIANGLE<Stored>)
-        mesa_store_triangle(tile, hk);
+        mesa_store_triangle<ONCE>(tile, hk);
     else
 #pragma unroll
-        for (int i = 0; i < 8; i++)
-            mesa_give(tile, hk + (tile.row0() + i) * D, tile.h[i]);
+        for (int i = 0; i < 8; i++) {
+            float *to = hk + (tile.row0() + i) * D + 4 * tile.group();
+            mesa_store_quad<ONCE>(to, {tile.h[i][0], tile.h[i][1], tile.h[i][2], tile.h[i][3]});
+            mesa_store_quad<ONCE>(to + tile.HALF, {tile.h[i][4], tile.h[i][5], tile.h[i][6], tile.h[i][7]});
+        }
 }
 
 template <int D, typename Team>
@@ -282,7 +294,7 @@ static __device__ __forceinline__ void mesa_choose_rounding(mesa_work<D> &work, 
 
 // Hv of this token and its share of the output: a warp's lanes stand along the columns, PARTS groups of lanes have ROWS
 // rows each. Hv goes to `to`, NULL: nowhere. weighted(x): beta x for an element of work.value.
-template <typename Team, int D, typename Stored, typename Weighted>
+template <typename Team, bool ONCE = false, int D, typename Stored, typename Weighted>
 static __device__ __forceinline__ void mesa_read_values(mesa_work<D> &work, const Stored *hv, Stored *to,
                                                         const Weighted &weighted) {
     constexpr int BATCH = 8;
@@ -314,14 +326,14 @@ static __device__ __forceinline__ void mesa_read_values(mesa_work<D> &work, cons
             }
             cuda_round<Stored>(h[i], rounding, (uint32_t)((first + i) * work.LANES + quad));
             if (to)
-                cuda_store(to + (first + i) * D + 4 * quad, h[i], 4, true);
+                mesa_store_quad<ONCE>(to + (first + i) * D + 4 * quad, h[i]);
         }
     }
     cuda_store(work.part[part] + 4 * quad, o, 4, true);
 }
-template <typename Team, int D, typename Stored>
+template <typename Team, bool ONCE = false, int D, typename Stored>
 static __device__ __forceinline__ void mesa_read_values(mesa_work<D> &work, const Stored *hv, Stored *to) {
-    mesa_read_values<Team>(work, hv, to, [](float x) { return x; });
+    mesa_read_values<Team, ONCE>(work, hv, to, [](float x) { return x; });
 }
 
 template <int D, typename Team>

@@ -59,11 +59,6 @@ static __device__ __forceinline__ void mesa_take(const mesa_tile<D, Team> &tile,
     to[0] = low.x, to[1] = low.y, to[2] = low.z, to[3] = low.w;
     to[4] = high.x, to[5] = high.y, to[6] = high.z, to[7] = high.w;
 }
-template <int D, typename Team>
-static __device__ __forceinline__ void mesa_give(const mesa_tile<D, Team> &tile, float *to, const float (&from)[8]) {
-    *(float4 *)(to + 4 * tile.group()) = make_float4(from[0], from[1], from[2], from[3]);
-    *(float4 *)(to + tile.HALF + 4 * tile.group()) = make_float4(from[4], from[5], from[6], from[7]);
-}
 
 template <int D> static __device__ __forceinline__ float mesa_dot(const float (&a)[8], const float (&b)[8]) {
     float sum = a[0] * b[0], other = a[4] * b[4];

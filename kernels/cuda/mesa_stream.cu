@@ -80,7 +80,7 @@ static __device__ __forceinline__ void stream_fetch_keys(const cuda_table *table
     cuda_bulk_load(place.token.v, a.v + at * D, VECTOR, barrier);
     cuda_bulk_load(place.lambda_params, a.lambda_params + (int64_t)head * D, VECTOR, barrier);
     if (hk)
-        cuda_bulk_load(place.hk, hk, MATRIX, barrier);
+        cuda_bulk_load_once(place.hk, hk, MATRIX, barrier);
 }
 
 // One thread of a team that has no head: the next head becomes the team's, its Hv and its row's solver on their way.
@@ -96,7 +96,7 @@ static __device__ __forceinline__ void stream_begin_head(const cuda_table *table
     const mesa_state home = stream_home(table, a, memory, n);
     if (home.hv) {
         cuda_mbarrier_expect(&memory.values[team], sizeof memory.hv[0]);
-        cuda_bulk_load(memory.hv[team], home.hv, sizeof memory.hv[0], &memory.values[team]);
+        cuda_bulk_load_once(memory.hv[team], home.hv, sizeof memory.hv[0], &memory.values[team]);
     }
     cuda_mbarrier_arrive(&memory.values[team]);
     const kern_row *row = &table->row[stream_item(n) / a.heads];
@@ -180,7 +180,7 @@ static __device__ __forceinline__ void stream_heads(const cuda_table *table, con
         }
         mesa_update_keys(tile, work);
         if (work.home.hk)
-            mesa_store_keys<Stored>(tile, work.home.hk);
+            mesa_store_keys<Stored, true>(tile, work.home.hk);
         mesa_open(tile, work.solve);
         Team::sync();
         const kern_solve_report report =
@@ -193,7 +193,7 @@ static __device__ __forceinline__ void stream_heads(const cuda_table *table, con
         if (porter && exact)
             stream_fetch_keys(table, a, memory, memory.turn[team] + Shape::RING);
         const int64_t at = stream_item(memory.turn[team]);
-        mesa_read_values<Team>(work, memory.hv[team], (Stored *)work.home.hv);
+        mesa_read_values<Team, true>(work, memory.hv[team], (Stored *)work.home.hv);
         Team::sync();
         if (porter)
             stream_begin_head(table, a, memory, team);
