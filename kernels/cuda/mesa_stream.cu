@@ -58,7 +58,17 @@ static __device__ __forceinline__ mesa_state stream_home(const cuda_table *table
     return mesa_state_of<Stored>(table, a, memory.slot[n], stream_item(n) % a.heads);
 }
 
-// One thread: what belongs to head n comes into its place, which nobody reads any more.
+// One thread: Hk of head n comes as far as the second-level cache.
+template <int D, typename Stored>
+static __device__ __forceinline__ void stream_announce_keys(const cuda_table *table, const mesa &a,
+                                                            const stream_memory<D, Stored> &memory, int32_t n) {
+    const float *hk = n < memory.count ? stream_home(table, a, memory, n).hk : NULL;
+    if (hk)
+        cuda_bulk_prefetch(hk, sizeof memory.place[0].hk);
+}
+
+// One thread: what belongs to head n comes into its place, which nobody reads any more; the next load of the place is
+// announced, so that memory does not rest while all teams solve.
 template <int D, typename Stored>
 static __device__ __forceinline__ void stream_fetch_keys(const cuda_table *table, const mesa &a,
                                                          stream_memory<D, Stored> &memory, int32_t n) {
@@ -81,6 +91,7 @@ static __device__ __forceinline__ void stream_fetch_keys(const cuda_table *table
     cuda_bulk_load(place.lambda_params, a.lambda_params + (int64_t)head * D, VECTOR, barrier);
     if (hk)
         cuda_bulk_load_once(place.hk, hk, MATRIX, barrier);
+    stream_announce_keys(table, a, memory, n + stream_shape<D, Stored>::RING);
 }
 
 // One thread of a team that has no head: the next head becomes the team's, its Hv and its row's solver on their way.
@@ -108,8 +119,7 @@ static __device__ __forceinline__ void stream_begin_head(const cuda_table *table
     work.home = home;
 }
 
-// Before anything that an earlier kernel writes is touched: the row table went over before all of them. The states that
-// teams begin with come as far as the second-level cache.
+// Before anything that an earlier kernel writes is touched: the row table went over before all of them.
 template <int D, typename Stored>
 static __device__ __forceinline__ void stream_open(const cuda_table *table, const mesa &a,
                                                    stream_memory<D, Stored> &memory) {
@@ -128,13 +138,8 @@ static __device__ __forceinline__ void stream_open(const cuda_table *table, cons
         cuda_mbarrier_made();
     }
     __syncthreads();
-    const int32_t n = threadIdx.x;
-    const mesa_state first =
-        n < min(stream_shape<D, Stored>::TEAMS, count) ? stream_home(table, a, memory, n) : mesa_state{NULL, NULL};
-    if (first.hk) {
-        cuda_bulk_prefetch(first.hk, sizeof memory.place[0].hk);
-        cuda_bulk_prefetch(first.hv, sizeof memory.hv[0]);
-    }
+    if (threadIdx.x == 0)
+        stream_announce_keys(table, a, memory, 0);
 }
 
 // The token of head n with its Lambda and Hk, from their place.
