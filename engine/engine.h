@@ -6,9 +6,12 @@
 // every request it holds together: eng_step() advances the whole batch by one step (one token a generating request,
 // and a share of the prompts) and reports what happened through a callback.
 //
-// Threads: eng_submit, eng_cancel, eng_pause, eng_step and eng_gauges belong to one thread, the caller's engine thread.
-// eng_info, eng_encode, eng_decode and eng_token_* only read immutable data and may be called from any thread.
-// The engine starts no thread but its device's compute team, prints nothing and never exits.
+// A *timeline* (a session, to clients) outlives its requests: each goes on where the one before it ended. It can be
+// forked, cut back, taken out as bytes and brought in again.
+//
+// Threads: eng_submit, eng_cancel, eng_pause, eng_step, eng_gauges and eng_timeline_* belong to one thread, the
+// caller's engine thread. eng_info, eng_encode, eng_decode and eng_token_* only read immutable data and may be called
+// from any thread. The engine starts no thread but its device's compute team, prints nothing and never exits.
 #ifndef ENGINE_ENGINE_H
 #define ENGINE_ENGINE_H
 
@@ -54,6 +57,8 @@ typedef struct eng_options {
     int32_t max_rows;                // requests that run together; 0: the device's default (32 CPU, 256 CUDA)
     eng_state_storage state_storage; // BF16: on a GPU alone
     uint64_t state_budget;           // bytes for states and KV pages; 0: room for max_rows states and 2^16 KV tokens
+    uint64_t session_budget;         // bytes for timelines that are kept: ids, states, KV pages; 0: 2^30
+    int64_t session_history;         // ids that are kept of a timeline; 0: 2^20
     int32_t prompt_tokens;   // of prompts a step beside generated tokens, in whole chunks; 0: what suits the device
     uint64_t queue_requests; // requests that may wait; 0: 256
     uint64_t queue_tokens;   // prompt ids that may wait in all; 0: 2^20
@@ -163,14 +168,17 @@ typedef struct eng_request {
     size_t bias_count;
     float presence_penalty, frequency_penalty; // -2..2, over the completion; 0: off
     float repetition_penalty;                  // 0.01..10, over prompt and completion; 1 (or 0): off
-    int32_t logprobs;      // -1: none; n: every token's logprob and the n most likely alternatives (0..ENG_MAX_TOP)
-    bool prompt_logprobs;  // with logprobs >= 0: of the prompt's tokens too
-    bool token_compute;    // solver figures of each token
-    bool fail_unconverged; // end with ENG_UNCONVERGED on the first solve that hits its bound
-    int32_t priority;      // lower first among those that wait
-    int32_t choices;       // answers to the one prompt, drawn as sampling.choice and those after it; 0: one
-    uint64_t owner;        // who asks (an API key): those that wait are admitted in turns over the owners
-    void *user;            // handed back in every event
+    int32_t logprobs;          // -1: none; n: every token's logprob and the n most likely alternatives (0..ENG_MAX_TOP)
+    bool prompt_logprobs;      // with logprobs >= 0: of the prompt's tokens too
+    bool token_compute;        // solver figures of each token
+    bool fail_unconverged;     // end with ENG_UNCONVERGED on the first solve that hits its bound
+    int32_t priority;          // lower first among those that wait
+    int32_t choices;           // answers to the one prompt, drawn as sampling.choice and those after it; 0: one
+    uint64_t timeline;         // that it continues; 0: none. Then ids are its new ones and may be none; one choice
+    int64_t timeline_position; // -1: wherever it stands; else ENG_CONFLICT when it stands elsewhere
+    bool timeline_returns;     // the timeline stays where it was
+    uint64_t owner;            // who asks (an API key): those that wait are admitted in turns over the owners
+    void *user;                // handed back in every event
 } eng_request;
 
 typedef enum eng_finish {
@@ -227,11 +235,14 @@ typedef struct eng_event {
     eng_status status; // with ENG_FINISH_ERROR
     const char *message;
     const eng_usage *usage; // always current
+    int64_t position;       // of the timeline, if it ended with what was told so far; -1: none
 } eng_event;
 typedef void (*eng_event_fn)(void *context, const eng_event *event);
 
 // Takes a request into the queue and writes its id (never 0). ENG_INVALID: an id outside the vocabulary, an empty
-// prompt or a knob out of range; ENG_TOO_LONG: prompt + max_tokens beyond the context; ENG_FULL: the queue is full.
+// prompt or a knob out of range; ENG_TOO_LONG: prompt + max_tokens beyond the context; ENG_FULL: the queue is full, or
+// the budget of timelines. On a timeline: ENG_NOT_FOUND; ENG_BUSY: a request is on it; ENG_CONFLICT: another position,
+// or what the continuation needs is not there.
 ENG_EXPORT ENG_CHECKED eng_status eng_submit(eng_engine *engine, const eng_request *request, uint64_t *id,
                                              eng_error *error);
 // Ends a request wherever it is, all choices, without an event. An unknown or finished id is no fault.
@@ -246,11 +257,58 @@ ENG_EXPORT void eng_pause(eng_engine *engine, uint64_t id, bool paused);
 ENG_EXPORT ENG_CHECKED eng_status eng_step(eng_engine *engine, eng_event_fn on_event, void *context, bool *worked,
                                            eng_error *error);
 
+// ---- timelines
+//
+// A timeline ends behind the last token whose whole text was told: what a stop string, an end-of-text or stop id cut is
+// not part of it (it is with include_stop), nor what was drawn and not told before a cancellation. With nothing told it
+// stays where the request found it, as after ENG_NUMERIC. Going on gives the bits that never having gone beyond would.
+// Names of an owner's timelines are nobody else's: ENG_NOT_FOUND.
+
+typedef enum eng_residence {
+    ENG_RESIDENCE_NONE, // there is nothing, or it is read again when it is needed
+    ENG_RESIDENCE_DEVICE,
+    ENG_RESIDENCE_HOST,
+} eng_residence;
+
+typedef struct eng_timeline_info {
+    int64_t position;
+    int64_t earliest; // position that a fork or cut may name
+    eng_residence residence;
+    uint64_t bytes; // of its ids and of all states along it, those that it shares included
+    bool busy;
+    bool profile_changed; // it began under another numeric profile
+    bool has_knobs;       // ids were read
+    eng_knobs loosest;    // of the knobs they were read with
+} eng_timeline_info;
+
+// An empty one. ENG_FULL: the budget is spent.
+ENG_EXPORT ENG_CHECKED eng_status eng_timeline_create(eng_engine *engine, uint64_t owner, uint64_t *id,
+                                                      eng_error *error);
+// A copy of it at an earlier position, or -1: at the present one (of a busy timeline: where its request began).
+ENG_EXPORT ENG_CHECKED eng_status eng_timeline_fork(eng_engine *engine, uint64_t owner, uint64_t id, int64_t position,
+                                                    uint64_t *fork, eng_error *error);
+ENG_EXPORT ENG_CHECKED eng_status eng_timeline_rollback(eng_engine *engine, uint64_t owner, uint64_t id,
+                                                        int64_t position, eng_error *error);
+ENG_EXPORT ENG_CHECKED eng_status eng_timeline_drop(eng_engine *engine, uint64_t owner, uint64_t id, eng_error *error);
+ENG_EXPORT ENG_CHECKED eng_status eng_timeline_read(const eng_engine *engine, uint64_t owner, uint64_t id,
+                                                    eng_timeline_info *out, eng_error *error);
+// The owner's timelines by ascending ids: the one after id (0: the first); 0: there is none.
+ENG_EXPORT uint64_t eng_timeline_next(const eng_engine *engine, uint64_t owner, uint64_t id);
+// New memory of *count bytes, eng_free: the nearest state and the ids from there on, with a digest over everything.
+ENG_EXPORT ENG_CHECKED eng_status eng_timeline_export(eng_engine *engine, uint64_t owner, uint64_t id, void **bytes,
+                                                      size_t *count, eng_error *error);
+// The timeline becomes what was exported. ENG_FORMAT: not such bytes, or damaged; ENG_UNSUPPORTED: of another version,
+// model, tokenizer or layout; ENG_BUSY, ENG_FULL. On failure it stays as it was.
+ENG_EXPORT ENG_CHECKED eng_status eng_timeline_import(eng_engine *engine, uint64_t owner, uint64_t id,
+                                                      const void *bytes, size_t count, eng_error *error);
+
 typedef struct eng_gauges {
     uint64_t queued_requests, queued_tokens, running; // requests: each choice is one
-    uint64_t states_used, states_total;
+    uint64_t states_used, states_total;               // used: by those that run
     uint64_t kv_pages_used, kv_pages_total;
-    uint64_t device_allocations; // since the device was opened; constant once serving
+    uint64_t timelines, kept_on_device, kept_on_host; // states that are kept, each counted once
+    uint64_t kept_bytes, kept_bytes_total;            // of the session budget
+    uint64_t device_allocations;                      // since the device was opened; constant once serving
 } eng_gauges;
 ENG_EXPORT void eng_read_gauges(const eng_engine *engine, eng_gauges *out);
 

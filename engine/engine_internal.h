@@ -10,6 +10,7 @@
 #include "engine/checkpoint.h"
 #include "engine/engine.h"
 #include "engine/scheduler.h"
+#include "engine/state.h"
 #include "engine/tokenizer.h"
 #include "engine/tokenizer_chat.h"
 
@@ -21,6 +22,9 @@ struct eng_engine {
     eng_chat_format *chat;    // NULL: it has no chat template
     eng_weights *weights;
     eng_pool *pool;
+    eng_snapshots *snapshots;
+    eng_timelines *timelines;
+    eng_state_key key;
     eng_batch *batch;
     eng_scheduler *scheduler;
     eng_model_info info;

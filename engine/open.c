@@ -16,6 +16,8 @@
 enum {
     DEFAULT_QUEUE_REQUESTS = 256,
     DEFAULT_QUEUE_TOKENS = 1 << 20,
+    DEFAULT_SESSION_BUDGET = 1 << 30,
+    DEFAULT_SESSION_HISTORY = 1 << 20,
     DEFAULT_KV_TOKENS = 1 << 16,
     MINIMUM_DEFAULT_ROWS = 32,
     MAXIMUM_ROWS = 4096,
@@ -170,6 +172,38 @@ static eng_status check_memory(const eng_engine *engine, pool_size size, eng_err
                     (double)(size.bytes - pages) / mib, size.pages, (double)pages / mib, (double)activations / mib);
 }
 
+// What a state must have come from: the files of model and tokenizer. And the numbers' profile, which may differ.
+static eng_status make_key(const eng_options *options, eng_engine *engine, eng_error *error) {
+    unsigned char part[2 * ENG_DIGEST_BYTES] = {0};
+    const char *profile = engine->info.numeric_profile;
+    const size_t size = strlen(options->model_dir) + sizeof "/tokenizer.json";
+    char *path = malloc(size);
+    if (!path)
+        return eng_fail(error, ENG_NO_MEMORY, "out of memory for a file's name");
+    snprintf(path, size, "%s/tokenizer.json", options->model_dir);
+    eng_status status = eng_checkpoint_digest(engine->checkpoint, part, error);
+    if (status == ENG_OK && engine->tokenizer)
+        status = eng_digest_file(path, part + ENG_DIGEST_BYTES, error);
+    free(path);
+    if (status == ENG_OK)
+        status = eng_digest_bytes(part, sizeof part, engine->key.fingerprint);
+    return status == ENG_OK ? eng_digest_bytes(profile, strlen(profile), engine->key.profile) : status;
+}
+
+static eng_status make_timelines(const eng_options *options, eng_engine *engine, eng_error *error) {
+    eng_status status = make_key(options, engine, error);
+    if (status == ENG_OK)
+        status = eng_snapshots_create(engine->pool, engine->device, engine->stream, &engine->snapshots, error);
+    if (status != ENG_OK)
+        return status;
+    const eng_timelines_options timelines = {
+        .snapshots = engine->snapshots,
+        .budget = options->session_budget ? options->session_budget : DEFAULT_SESSION_BUDGET,
+        .history = options->session_history > 0 ? options->session_history : DEFAULT_SESSION_HISTORY,
+        .context_length = engine->info.context_length};
+    return eng_timelines_create(&timelines, &engine->timelines, error);
+}
+
 static eng_status start_serving(const eng_options *options, pool_size size, eng_engine *engine, eng_error *error) {
     const eng_model *model = engine->weights->model;
     eng_status status = eng_pool_create(model, engine->device, size.slots, size.pages, &engine->pool, error);
@@ -178,6 +212,8 @@ static eng_status start_serving(const eng_options *options, pool_size size, eng_
                                   &engine->batch, error);
     if (status == ENG_OK)
         status = eng_batch_warm_up(engine->batch, error);
+    if (status == ENG_OK)
+        status = make_timelines(options, engine, error);
     if (status != ENG_OK)
         return status;
     engine->info.max_rows = size.slots;
@@ -186,6 +222,7 @@ static eng_status start_serving(const eng_options *options, pool_size size, eng_
     eng_scheduler_options scheduler = {
         .rules = {.model = model, .tokenizer = engine->tokenizer, .context_length = engine->info.context_length},
         .pool = engine->pool,
+        .timelines = engine->timelines,
         .batch = engine->batch,
         .stream = engine->stream,
         .chunk = engine->info.chunk,
@@ -281,6 +318,8 @@ void eng_close(eng_engine *engine) {
     if (!engine)
         return;
     eng_scheduler_free(engine->scheduler);
+    eng_timelines_free(engine->timelines);
+    eng_snapshots_free(engine->snapshots);
     eng_batch_free(engine->batch);
     eng_pool_free(engine->pool);
     eng_weights_free(engine->weights);

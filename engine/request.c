@@ -73,6 +73,15 @@ static void copy_values(const eng_request *request, int32_t choice, eng_job *job
     job->priority = request->priority;
     job->read.top_each = job->drawn.top_each = request->logprobs > 0 ? request->logprobs : 0;
     job->usage.prompt_tokens = job->prompt_count;
+    job->position = -1;
+}
+
+void eng_job_take_turn(eng_job *job, eng_turn *turn) {
+    job->turn = *turn;
+    *turn = (eng_turn){0};
+    job->prompt_begin = job->turn.start;
+    job->prompt_count = job->turn.start + job->prompt->count;
+    job->position = job->turn.timeline->position;
 }
 
 eng_status eng_job_create(const eng_job_rules *rules, const eng_request *request, eng_prompt *prompt, uint64_t id,
@@ -100,7 +109,7 @@ eng_status eng_job_create(const eng_job_rules *rules, const eng_request *request
 void eng_job_free(eng_job *job) {
     if (!job)
         return;
-    eng_session_close(&job->session);
+    eng_turn_end(&job->turn, job->position, &job->session);
     eng_text_free(job->text);
     eng_edits_free(&job->edits);
     eng_prompt_release(job->prompt);
@@ -115,16 +124,29 @@ int64_t eng_request_length(int64_t prompt_count, int64_t max_tokens) {
     return read_again > INT64_MAX - prompt_count ? INT64_MAX : prompt_count + read_again;
 }
 
+// On a timeline the prompt's end may be only what is read, behind which the timeline's own tail still stands.
 int64_t eng_job_length(const eng_job *job) {
     return eng_request_length(job->prompt_count, job->max_tokens);
 }
 
 // -------------------------------------------------------------------------------------------------------------- steps
 
-static void end(eng_job *job, eng_finish finish) {
+// The timeline ends behind `kept` of the drawn ids; with none, of a request that did not do what it was asked for,
+// where it was.
+static void end(eng_job *job, eng_finish finish, int64_t kept) {
     job->phase = ENG_PHASE_ENDED;
     job->finish = finish;
-    eng_session_close(&job->session);
+    const bool whole = finish == ENG_FINISH_STOP || finish == ENG_FINISH_LENGTH;
+    if (job->turn.timeline && !job->turn.returns && (whole || kept > 0))
+        job->position = job->turn.prompt_end + kept;
+    eng_turn_end(&job->turn, job->position, &job->session);
+}
+
+// Of the drawn ids, those whose text has come out whole.
+static int64_t whole_ids(const eng_job *job, bool last) {
+    const int64_t drawn = job->usage.completion_tokens - (last && !job->include_stop);
+    const int64_t whole = job->text ? (int64_t)eng_text_whole(job->text) : drawn;
+    return whole < drawn ? whole : drawn;
 }
 
 // What was held back of the text comes out also before an error, as far as memory allows.
@@ -134,11 +156,13 @@ static void end_with_error(eng_job *job, eng_status code, const char *text) {
         eng_status flushed = eng_text_finish(job->text);
         (void)flushed; // the first failure is the one to tell
     }
-    end(job, ENG_FINISH_ERROR);
+    if (code == ENG_NUMERIC || code == ENG_UNCONVERGED)
+        eng_session_close(&job->session); // no state to go on from
+    end(job, ENG_FINISH_ERROR, code == ENG_NUMERIC ? 0 : whole_ids(job, false));
 }
 
 void eng_job_cancel(eng_job *job) {
-    end(job, ENG_FINISH_NONE);
+    end(job, ENG_FINISH_NONE, (int64_t)job->told);
 }
 
 static void add_compute(eng_compute *sum, const eng_compute *part) {
@@ -169,14 +193,19 @@ static bool keep(const eng_job *job, eng_token_list *list, const eng_batch *batc
     return true;
 }
 
+// Where the request's own ids begin, behind those of its timeline.
+static int64_t own_begin(const eng_job *job) {
+    return job->prompt_count - job->usage.prompt_tokens;
+}
+
 // The prompt's tokens whose predictions came with the piece of `count` ids from `first` on: those behind its first. The
 // prompt's own first has none.
 static bool keep_read(eng_job *job, const eng_batch *batch, int32_t index, int64_t first, int32_t count) {
-    if (first == 0) {
+    if (first == own_begin(job)) {
         eng_token *kept = eng_token_list_add(&job->read);
         if (!kept)
             return false;
-        *kept = (eng_token){.id = job->prompt->ids[0], .logprob = NAN};
+        *kept = (eng_token){.id = job->prompt->ids[first - job->prompt_begin], .logprob = NAN};
     }
     for (int32_t token = 0; token < count && first + token + 1 < job->prompt_count; token++)
         if (!keep(job, &job->read, batch, index, token))
@@ -206,6 +235,8 @@ static eng_status push_text(const eng_job_rules *rules, eng_job *job, int32_t id
 // Everything that a drawn id changes but the session.
 static eng_status take_id(const eng_job_rules *rules, eng_job *job, int32_t id, bool last, bool *stopped) {
     job->usage.completion_tokens++;
+    if (job->turn.timeline && eng_turn_say(&job->turn, id) != ENG_OK)
+        return ENG_NO_MEMORY;
     eng_status status = push_text(rules, job, id, last && !job->include_stop, stopped);
     if (status == ENG_OK)
         status = eng_edits_drawn(&job->edits, id);
@@ -227,7 +258,7 @@ static void accept_id(const eng_job_rules *rules, eng_job *job, int32_t id) {
     if (status != ENG_OK) {
         end_with_error(job, status, "out of memory for the text of a request");
     } else if (finish != ENG_FINISH_NONE) {
-        end(job, finish);
+        end(job, finish, whole_ids(job, last));
     } else {
         job->session.tail[0] = id;
         job->session.tail_count = job->underway == 0; // otherwise it is being read
@@ -239,11 +270,16 @@ bool eng_job_generates(const eng_job *job) {
            (job->phase == ENG_PHASE_READING && job->session.read == job->prompt_count);
 }
 
+// What runs ahead may leave a state that has read too much, which a timeline would pay for with reading it again.
+bool eng_job_follows(const eng_job *job) {
+    return job->turn.timeline || eng_edits_follow(&job->edits);
+}
+
 bool eng_job_runs_ahead(const eng_job *job) {
     int64_t drawn = job->usage.completion_tokens + 1; // with the one under way
     if (job->underway == 0 || !eng_job_generates(job))
         return true;
-    return drawn < job->max_tokens && drawn != job->min_tokens && !eng_edits_follow(&job->edits);
+    return drawn < job->max_tokens && drawn != job->min_tokens && !eng_job_follows(job);
 }
 
 void eng_job_started(eng_job *job, int32_t index) {
@@ -253,25 +289,35 @@ void eng_job_started(eng_job *job, int32_t index) {
 
 static const int32_t *next_ids(const eng_job *job) {
     if (!eng_job_generates(job))
-        return job->prompt->ids + job->session.read;
+        return job->prompt->ids + (job->session.read - job->prompt_begin);
     return job->underway ? NULL : job->session.tail;
+}
+
+const eng_run *eng_job_run(const eng_job *job) {
+    for (int32_t i = 0; i < job->turn.runs; i++)
+        if (job->turn.run[i].end > job->session.read)
+            return &job->turn.run[i];
+    return NULL;
 }
 
 eng_piece eng_job_piece(eng_job *job, int32_t count) {
     bool reading = !eng_job_generates(job);
+    const eng_run *run = reading ? eng_job_run(job) : NULL;
     bool draws = !reading || job->session.read + count == job->prompt_count;
     return (eng_piece){.session = &job->session,
-                       .kind = reading ? KERN_ROW_PROMPT : KERN_ROW_GENERATED,
+                       .kind = run       ? run->kind
+                               : reading ? KERN_ROW_PROMPT
+                                         : KERN_ROW_GENERATED,
                        .ids = next_ids(job),
                        .after = job->index,
                        .count = count,
-                       .knobs = job->knobs,
+                       .knobs = run ? run->knobs : job->knobs,
                        .logits = draws,
                        .sampling = &job->sampling,
                        .edit = job->edits.edit,
                        .edits = draws ? job->edits.count : 0,
                        .top = job->drawn.top_each,
-                       .scored = reading && job->prompt_logprobs};
+                       .scored = reading && job->prompt_logprobs && job->session.read >= own_begin(job)};
 }
 
 void eng_job_accept(const eng_job_rules *rules, eng_job *job, const eng_batch *batch, int32_t index) {
@@ -281,17 +327,20 @@ void eng_job_accept(const eng_job_rules *rules, eng_job *job, const eng_batch *b
     if (job->phase == ENG_PHASE_ENDED)
         return;
     eng_batch_result(batch, index, &result);
-    add_compute(reading ? &job->usage.prompt : &job->usage.completion, &result.compute);
+    bool again = job->turn.timeline && result.position < job->turn.fresh; // read before, with the same results
+    if (!again)
+        add_compute(reading ? &job->usage.prompt : &job->usage.completion, &result.compute);
     if (!result.finite) {
         end_with_error(job, ENG_NUMERIC, "the logits are not finite");
         return;
     }
-    if (job->fail_unconverged && result.compute.unconverged > 0) {
+    if (!again && job->fail_unconverged && result.compute.unconverged > 0) {
         end_with_error(job, ENG_UNCONVERGED, "a solve hit its bound of steps before its tolerance");
         return;
     }
     bool whole = !reading || result.position + result.count == job->prompt_count, draws = whole && job->max_tokens > 0;
-    if ((reading && job->prompt_logprobs && !keep_read(job, batch, index, result.position, result.count)) ||
+    bool scored = reading && job->prompt_logprobs && result.position >= own_begin(job);
+    if ((scored && !keep_read(job, batch, index, result.position, result.count)) ||
         (draws && !keep(job, &job->drawn, batch, index, result.count - 1))) {
         end_with_error(job, ENG_NO_MEMORY, "out of memory for the tokens of a request");
         return;
@@ -304,7 +353,7 @@ void eng_job_accept(const eng_job_rules *rules, eng_job *job, const eng_batch *b
     if (draws)
         accept_id(rules, job, result.id);
     else
-        end(job, ENG_FINISH_LENGTH);
+        end(job, ENG_FINISH_LENGTH, 0);
 }
 
 // ------------------------------------------------------------------------------------------------------------- events
@@ -320,12 +369,15 @@ bool eng_job_event(eng_job *job, eng_event *out) {
                        .token_count = job->drawn.count,
                        .text = "",
                        .finish = job->finish,
-                       .usage = &job->usage};
+                       .usage = &job->usage,
+                       .position = job->position};
     if (job->text) {
         if (!final)
             out->token_count = eng_text_settled(job->text) - job->told;
         eng_text_take(job->text, &out->text, &out->text_length);
     }
+    if (!final && job->turn.timeline && !job->turn.returns && job->told + out->token_count > 0)
+        out->position = job->turn.prompt_end + (int64_t)(job->told + out->token_count);
     if (job->finish == ENG_FINISH_ERROR) {
         out->status = job->error.code;
         out->message = job->error.text;

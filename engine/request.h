@@ -12,6 +12,7 @@
 #include "engine/engine.h"
 #include "engine/session.h"
 #include "engine/text.h"
+#include "engine/timeline.h"
 #include "engine/token_list.h"
 #include "engine/tokenizer.h"
 
@@ -25,10 +26,10 @@ typedef enum eng_phase {
 } eng_phase;
 
 // Ids that several jobs read.
-typedef struct eng_prompt {
+struct eng_prompt {
     int64_t references, count;
     int32_t ids[];
-} eng_prompt;
+};
 
 typedef struct eng_job {
     struct eng_job *previous, *next; // the list it is in
@@ -40,7 +41,12 @@ typedef struct eng_job {
     struct eng_job *leader; // the choice whose state it will start from, while it waits for that; NULL: starts anew
     int32_t followers;      // jobs whose leader it is
     eng_prompt *prompt;     // until it is read
-    int64_t prompt_count, max_tokens;
+    int64_t prompt_count;   // position behind its last id
+    int64_t max_tokens;
+    eng_turn turn;         // on a timeline, until it ends
+    int64_t prompt_begin;  // position of its first id in prompt
+    int32_t run;           // of the turn, in which it reads
+    int64_t position;      // event.position
     int64_t queued_tokens; // what it counts in the queue
     eng_sampling sampling;
     eng_knobs knobs;
@@ -77,6 +83,8 @@ ENG_CHECKED eng_status eng_request_check(const eng_job_rules *rules, const eng_r
 // Copies what the request, which has been checked, borrows. prompt: a reference is taken. *out: eng_job_free.
 ENG_CHECKED eng_status eng_job_create(const eng_job_rules *rules, const eng_request *request, eng_prompt *prompt,
                                       uint64_t id, int32_t choice, eng_job **out, eng_error *error);
+// It is a turn on a timeline, whose prompt it was created with. Takes the turn.
+void eng_job_take_turn(eng_job *job, eng_turn *turn);
 // A copy with one reference; NULL: no memory.
 eng_prompt *eng_prompt_create(const int32_t *ids, size_t count);
 void eng_prompt_release(eng_prompt *prompt); // NULL is accepted
@@ -87,6 +95,10 @@ int64_t eng_job_length(const eng_job *job);
 
 // Whether its next piece is a generated token: the prompt is read, or is being read.
 bool eng_job_generates(const eng_job *job);
+// The run of ids that it reads now, NULL: all of its prompt is one.
+const eng_run *eng_job_run(const eng_job *job);
+// Whether every next piece waits for the result of the one before.
+bool eng_job_follows(const eng_job *job);
 // Whether the next piece is known although a result is awaited: it may not depend on an id that nobody has seen but by
 // reading it, as penalties do, nor on what ends for certain. What ends by surprise has read on for nothing.
 bool eng_job_runs_ahead(const eng_job *job);

@@ -11,7 +11,7 @@
 
 static eng_status check_prompt(const eng_job_rules *rules, const eng_request *request, eng_error *error) {
     int32_t vocab = rules->model->config.vocab_size;
-    if (request->count == 0 || !request->ids)
+    if (request->timeline == 0 && (request->count == 0 || !request->ids))
         return eng_fail(error, ENG_INVALID, "the prompt is empty; it needs at least one id");
     if (request->count > INT32_MAX)
         return eng_fail(error, ENG_TOO_LONG, "a prompt of %zu ids; the limit is %" PRId32, request->count, INT32_MAX);
@@ -161,6 +161,8 @@ eng_status eng_request_check(const eng_job_rules *rules, const eng_request *requ
         status = check_penalties(request, error);
     if (status == ENG_OK)
         status = check_logprobs(request, error);
+    if (status == ENG_OK && request->timeline != 0 && request->choices > 1)
+        return eng_fail(error, ENG_INVALID, "choices is %" PRId32 "; on a timeline there is one", request->choices);
     if (status == ENG_OK && (request->choices < 0 || request->choices > ENG_MAX_CHOICES))
         return eng_fail(error, ENG_INVALID, "choices is %" PRId32 "; its range is 1 (or 0) to %d", request->choices,
                         ENG_MAX_CHOICES);

@@ -190,10 +190,12 @@ void eng_scheduler_free(eng_scheduler *scheduler) {
 
 // -------------------------------------------------------------------------------------------------- submit and cancel
 
-static eng_status check_room(const eng_scheduler *scheduler, const eng_request *request, eng_error *error) {
+// prompt_end: position behind the request's own ids. What a timeline reads again does not count in the queue.
+static eng_status check_room(const eng_scheduler *scheduler, const eng_request *request, int64_t prompt_end,
+                             eng_error *error) {
     const eng_scheduler_options *options = &scheduler->options;
     eng_status status =
-        eng_pool_check_length(options->pool, eng_request_length((int64_t)request->count, request->max_tokens), error);
+        eng_pool_check_length(options->pool, eng_request_length(prompt_end, request->max_tokens), error);
     if (status != ENG_OK)
         return status;
     if (request->count > options->queue_tokens)
@@ -222,17 +224,37 @@ static eng_status enqueue(eng_scheduler *scheduler, const eng_request *request, 
         job->leader = leader;
         leader->followers++;
     }
-    job->queued_tokens = leader ? 0 : job->prompt_count; // the prompt is there once
+    job->queued_tokens = leader ? 0 : (int64_t)request->count; // the prompt is there once
     scheduler->waiting_tokens += (uint64_t)job->queued_tokens;
     append(&scheduler->waiting, job);
     return ENG_OK;
 }
 
+static eng_status submit_turn(eng_scheduler *scheduler, const eng_request *request, uint64_t *id, eng_error *error) {
+    eng_turn turn = {0};
+    eng_status status = eng_turn_begin(scheduler->options.timelines, request, &turn, error);
+    if (status != ENG_OK)
+        return status;
+    status = check_room(scheduler, request, turn.prompt_end, error);
+    if (status == ENG_OK)
+        status = enqueue(scheduler, request, turn.prompt, 0, NULL, error);
+    if (status == ENG_OK) {
+        eng_job_take_turn(scheduler->waiting.tail, &turn);
+        *id = ++scheduler->last_id;
+    } else {
+        eng_session none = {0};
+        eng_turn_end(&turn, turn.timeline->position, &none);
+    }
+    return status;
+}
+
 // All choices or none. The limit of the queue may be passed by the choices of one request.
 eng_status eng_scheduler_submit(eng_scheduler *scheduler, const eng_request *request, uint64_t *id, eng_error *error) {
     eng_status status = eng_request_check(&scheduler->options.rules, request, error);
+    if (status == ENG_OK && request->timeline != 0)
+        return submit_turn(scheduler, request, id, error);
     if (status == ENG_OK)
-        status = check_room(scheduler, request, error);
+        status = check_room(scheduler, request, (int64_t)request->count, error);
     if (status != ENG_OK)
         return status;
     eng_prompt *prompt = eng_prompt_create(request->ids, request->count);
@@ -298,6 +320,8 @@ static void release_leaders(eng_scheduler *scheduler) {
 
 static eng_status open_session(const eng_scheduler *scheduler, eng_job *job, eng_error *error) {
     const eng_scheduler_options *options = &scheduler->options;
+    if (job->turn.from)
+        return eng_snapshot_open(job->turn.from, eng_job_length(job), &job->session, error);
     if (!job->leader)
         return eng_session_open(options->pool, options->stream, eng_job_length(job), &job->session, error);
     eng_status status =
@@ -309,6 +333,17 @@ static eng_status open_session(const eng_scheduler *scheduler, eng_job *job, eng
     return status;
 }
 
+// States at rest make room for those that run.
+static eng_status make_session(const eng_scheduler *scheduler, eng_job *job, eng_error *error) {
+    eng_snapshots *snapshots = eng_timelines_snapshots(scheduler->options.timelines);
+    eng_status status;
+    do {
+        *error = (eng_error){0};
+        status = open_session(scheduler, job, error);
+    } while (status == ENG_FULL && eng_snapshots_spill(snapshots));
+    return status;
+}
+
 // At most ENG_CHUNK_ADMISSIONS for each chunk: a slot that is opened is cleared, which takes time from those that
 // generate.
 static eng_status admit(eng_scheduler *scheduler, eng_error *error) {
@@ -317,7 +352,7 @@ static eng_status admit(eng_scheduler *scheduler, eng_error *error) {
         eng_error reason = {0};
         if (!job)
             return ENG_OK;
-        eng_status status = open_session(scheduler, job, &reason);
+        eng_status status = make_session(scheduler, job, &reason);
         if (status == ENG_FULL) {
             release_leaders(scheduler);
             return ENG_OK;
@@ -396,10 +431,20 @@ static eng_job *next_reader(const eng_scheduler *scheduler) {
     return best;
 }
 
+// What a timeline only reads may be continued without a prompt, for which its last ids are read once more: from there.
+static bool keeps_place(const eng_job *job) {
+    return job->turn.timeline && job->max_tokens == 0;
+}
+
 // The ids a prompt reads in this step: to the next grid boundary and, with a larger share, whole chunks beyond it.
 static int32_t prompt_piece(const eng_scheduler *scheduler, const eng_job *job, int64_t share) {
-    int64_t end = job->followers > 0 ? fork_place(scheduler, job) : job->prompt_count;
+    const eng_run *run = eng_job_run(job);
+    int64_t end = run ? run->end : job->prompt_count, place = fork_place(scheduler, job);
+    if ((job->followers > 0 || keeps_place(job)) && job->session.read < place && place < end)
+        end = place;
     int64_t left = end - job->session.read;
+    if (run && run->kind == KERN_ROW_GENERATED)
+        return (int32_t)(left < scheduler->options.chunk ? left : scheduler->options.chunk);
     int64_t count = eng_batch_piece_length(scheduler->options.batch, &job->session, left);
     if (!job->prompt_logprobs) // whose logits have room for one chunk
         count += (share - 1) * scheduler->options.chunk;
@@ -416,6 +461,8 @@ static int64_t prompt_cost(const eng_scheduler *scheduler, int32_t count) {
 static eng_status add_prompt(eng_scheduler *scheduler, eng_job *job, int32_t count, int64_t *budget, eng_error *error) {
     bool added;
     job->examined = scheduler->step;
+    if (keeps_place(job) && at_fork_place(scheduler, job) && job->session.read > 0)
+        eng_turn_keep(&job->turn, &job->session);
     eng_status status = add_piece(scheduler, job, count, &added, error);
     if (status != ENG_OK)
         return status;
@@ -492,7 +539,7 @@ static bool most_must_wait(const eng_scheduler *scheduler) {
     int64_t waiting = 0, going = 0;
     for (const eng_job *job = scheduler->running.head; job; job = job->next)
         if (!job->paused && eng_job_generates(job))
-            *(eng_edits_follow(&job->edits) ? &waiting : &going) += 1;
+            *(eng_job_follows(job) ? &waiting : &going) += 1;
     return waiting > going;
 }
 
@@ -567,11 +614,17 @@ eng_status eng_scheduler_step(eng_scheduler *scheduler, eng_event_fn on_event, v
 
 void eng_scheduler_gauges(const eng_scheduler *scheduler, eng_gauges *out) {
     int32_t slots_used, pages_used;
+    eng_snapshot_sums kept;
+    eng_snapshots_sum(eng_timelines_snapshots(scheduler->options.timelines), &kept);
     out->queued_requests = scheduler->waiting.count;
     out->queued_tokens = scheduler->waiting_tokens;
     out->running = scheduler->running.count;
     out->states_total = (uint64_t)eng_pool_slots(scheduler->options.pool, &slots_used);
-    out->states_used = (uint64_t)slots_used;
+    out->states_used = (uint64_t)slots_used - kept.device;
     out->kv_pages_total = (uint64_t)eng_pool_page_count(scheduler->options.pool, &pages_used);
     out->kv_pages_used = (uint64_t)pages_used;
+    out->timelines = (uint64_t)eng_timelines_count(scheduler->options.timelines);
+    out->kept_on_device = kept.device;
+    out->kept_on_host = kept.host;
+    out->kept_bytes = eng_timelines_bytes(scheduler->options.timelines, &out->kept_bytes_total);
 }

@@ -29,8 +29,9 @@ typedef struct eng_scheduler eng_scheduler;
 
 typedef struct eng_scheduler_options {
     eng_job_rules rules;
-    eng_pool *pool;   // borrowed, as are batch and stream
-    eng_batch *batch; // rows for every slot of the pool, and ENG_IDLE_FACTOR * prompt_chunks chunks beside them
+    eng_pool *pool;           // borrowed, as are batch and stream
+    eng_timelines *timelines; // borrowed
+    eng_batch *batch;         // rows for every slot of the pool, and ENG_IDLE_FACTOR * prompt_chunks chunks beside them
     kern_stream *stream;
     int32_t chunk;         // C
     int32_t prompt_chunks; // a step beside those that generate
@@ -42,6 +43,7 @@ ENG_CHECKED eng_status eng_scheduler_create(const eng_scheduler_options *options
                                             eng_error *error);
 void eng_scheduler_free(eng_scheduler *scheduler);
 
+// Before it is freed its timelines must be there.
 // The functions below are those of engine.h.
 ENG_CHECKED eng_status eng_scheduler_submit(eng_scheduler *scheduler, const eng_request *request, uint64_t *id,
                                             eng_error *error);

@@ -248,6 +248,11 @@ eng_status eng_session_grow(eng_session *session, kern_stream *stream, int64_t l
     return ENG_OK;
 }
 
+void eng_session_rest(eng_session *session) {
+    session->pool->promised -= session->page_capacity - session->pages;
+    session->page_capacity = session->pages;
+}
+
 void eng_session_close(eng_session *session) {
     eng_pool *pool = session->pool;
     if (!pool)

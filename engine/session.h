@@ -49,6 +49,8 @@ ENG_CHECKED eng_status eng_session_fork(const eng_session *from, kern_stream *st
                                         eng_session *out, eng_error *error);
 // Takes the pages of the first `length` tokens out of those reserved; ENG_TOO_LONG beyond them. eng_batch_add calls it.
 ENG_CHECKED eng_status eng_session_grow(eng_session *session, kern_stream *stream, int64_t length, eng_error *error);
+// It will not grow any more: pages that were reserved and not taken go back.
+void eng_session_rest(eng_session *session);
 void eng_session_close(eng_session *session); // slot and pages go back; a session never opened (pool NULL) is accepted
 
 #endif

@@ -1,33 +1,44 @@
 // SPDX-License-Identifier: Apache-2.0
-// Sessions as bytes; see state.h.
+// Timelines as bytes; see state.h.
 //
-// An import believes nothing: sizes are compared with the pool's before anything is taken from it, then the digest. A
-// refusal leaves the pool as it was.
+// Nothing in the bytes is believed: sizes are compared with the pool's before anything is read by them, then the
+// digest, then what the runs and ids say.
 #include "engine/state.h"
 
 #include <inttypes.h>
+#include <stdlib.h>
 #include <string.h>
 
 #include "engine/forward.h"
 
-enum { VERSION = 2 };
+enum { VERSION = 3 };
 
-static const int64_t max_read = (int64_t)1 << 36; // keeps the bytes of pages below 2^63
+static const int64_t max_position = (int64_t)1 << 36; // keeps all sizes below 2^63
 
 static const char magic[8] = "MESASTAT";
 
 typedef struct header {
     char magic[8];
     uint32_t version, header_bytes;
-    unsigned char fingerprint[ENG_DIGEST_BYTES];
+    unsigned char fingerprint[ENG_DIGEST_BYTES], profile[ENG_DIGEST_BYTES];
     uint64_t storage; // kern_storage
     uint64_t slot_bytes, page_bytes;
-    int64_t read;
-    int32_t tail_count, tail;
+    int64_t begin, read, position;
+    int64_t runs;
     unsigned char digest[ENG_DIGEST_BYTES]; // of the header before it, and of what follows the header
 } header;
 
-_Static_assert(sizeof(header) == 120 && offsetof(header, digest) == 88, "no padding");
+typedef struct stored_run {
+    int64_t end;
+    uint32_t kind, cg_mode;
+    float cg_tolerance;
+    int32_t cg_max_steps;
+    float exit_threshold;
+    int32_t max_loops;
+} stored_run;
+
+_Static_assert(sizeof(header) == 168 && offsetof(header, digest) == 136, "no padding");
+_Static_assert(sizeof(stored_run) == 32 && sizeof(float) == 4, "no padding");
 #if defined(__BYTE_ORDER__) && __BYTE_ORDER__ != __ORDER_LITTLE_ENDIAN__
 #error "states are little-endian"
 #endif
@@ -37,8 +48,17 @@ static size_t content_bytes(const eng_pool *pool, int64_t read) {
     return eng_pool_slot_stride(pool) + (size_t)eng_pool_pages_for(pool, read) * eng_pool_page_stride(pool);
 }
 
-size_t eng_state_bytes(const eng_session *session) {
-    return sizeof(header) + content_bytes(session->pool, session->read);
+static size_t content_offset(const eng_state *state) {
+    const size_t ids = (size_t)(state->position - state->begin);
+    return sizeof(header) + sizeof(stored_run) * (size_t)state->runs + (sizeof(int32_t) * ids + 7) / 8 * 8;
+}
+
+size_t eng_state_measure(const eng_pool *pool, const eng_state *state) {
+    return content_offset(state) + content_bytes(pool, state->begin);
+}
+
+void *eng_state_content(const eng_state *state, void *out) {
+    return (char *)out + content_offset(state);
 }
 
 static eng_status digest(const void *bytes, size_t count, unsigned char out[ENG_DIGEST_BYTES]) {
@@ -55,53 +75,60 @@ static eng_status digest(const void *bytes, size_t count, unsigned char out[ENG_
     return status;
 }
 
-static kern_status download(const eng_session *session, kern_stream *stream, char *to) {
-    const eng_pool *pool = session->pool;
-    size_t slot = eng_pool_slot_stride(pool), page = eng_pool_page_stride(pool);
-    int64_t pages = eng_pool_pages_for(pool, session->read);
-    kern_status status = slot ? kern_download(stream, to, eng_pool_slot(pool, session->slot), slot) : KERN_OK;
-    for (int64_t i = 0; status == KERN_OK && i < pages; i++)
-        status = kern_download(stream, to + slot + (size_t)i * page, eng_pool_page(pool, session->page[i]), page);
-    return status == KERN_OK ? kern_synchronize(stream) : status;
+static void write_runs(const eng_state *state, char *to) {
+    for (int32_t i = 0; i < state->runs; i++) {
+        const eng_run *run = &state->run[i];
+        const stored_run stored = {.end = run->end,
+                                   .kind = (uint32_t)run->kind,
+                                   .cg_mode = (uint32_t)run->knobs.cg_mode,
+                                   .cg_tolerance = run->knobs.cg_tolerance,
+                                   .cg_max_steps = run->knobs.cg_max_steps,
+                                   .exit_threshold = run->knobs.exit_threshold,
+                                   .max_loops = run->knobs.max_loops};
+        memcpy(to + sizeof stored * (size_t)i, &stored, sizeof stored);
+    }
 }
 
-eng_status eng_state_export(const eng_session *session, kern_stream *stream,
-                            const unsigned char fingerprint[ENG_DIGEST_BYTES], void *out, eng_error *error) {
+eng_status eng_state_seal(const eng_pool *pool, const eng_state_key *key, const eng_state *state, void *out,
+                          eng_error *error) {
     header head = {.version = VERSION,
                    .header_bytes = sizeof(header),
-                   .storage = (uint64_t)eng_pool_storage(session->pool),
-                   .slot_bytes = eng_pool_slot_stride(session->pool),
-                   .page_bytes = eng_pool_page_stride(session->pool),
-                   .read = session->read,
-                   .tail_count = session->tail_count,
-                   .tail = session->tail_count ? session->tail[0] : 0};
+                   .storage = (uint64_t)eng_pool_storage(pool),
+                   .slot_bytes = eng_pool_slot_stride(pool),
+                   .page_bytes = eng_pool_page_stride(pool),
+                   .begin = state->begin,
+                   .read = state->read,
+                   .position = state->position,
+                   .runs = state->runs};
+    char *ids = (char *)out + sizeof head + sizeof(stored_run) * (size_t)state->runs;
+    const size_t id_bytes = sizeof *state->ids * (size_t)(state->position - state->begin);
     memcpy(head.magic, magic, sizeof magic);
-    memcpy(head.fingerprint, fingerprint, sizeof head.fingerprint);
-    kern_status copied = download(session, stream, (char *)out + sizeof head);
-    if (copied)
-        return eng_fail_kernel(error, copied, "copying a state out");
+    memcpy(head.fingerprint, key->fingerprint, sizeof head.fingerprint);
+    memcpy(head.profile, key->profile, sizeof head.profile);
     memcpy(out, &head, sizeof head);
-    eng_status status = digest(out, eng_state_bytes(session), (unsigned char *)out + offsetof(header, digest));
+    write_runs(state, (char *)out + sizeof head);
+    memset(ids, 0, (size_t)((char *)eng_state_content(state, out) - ids));
+    if (id_bytes > 0)
+        memcpy(ids, state->ids, id_bytes);
+    eng_status status = digest(out, eng_state_measure(pool, state), (unsigned char *)out + offsetof(header, digest));
     return status == ENG_OK ? ENG_OK : eng_fail(error, status, "out of memory for a digest");
 }
+
+// -------------------------------------------------------------------------------------------------------------- in
 
 static const char *storage_name(uint64_t storage) {
     return storage == KERN_STORE_F32 ? "float32" : storage == KERN_STORE_BF16 ? "bf16" : "something unknown";
 }
 
-static eng_status check(const eng_pool *pool, const unsigned char fingerprint[ENG_DIGEST_BYTES], const void *bytes,
-                        size_t count, header *head, eng_error *error) {
-    size_t slot = eng_pool_slot_stride(pool), page = eng_pool_page_stride(pool);
-    if (count < sizeof *head)
-        return eng_fail(error, ENG_FORMAT, "a state of %zu bytes is shorter than its header", count);
-    memcpy(head, bytes, sizeof *head);
+static eng_status check_kind(const eng_pool *pool, const eng_state_key *key, const header *head, eng_error *error) {
+    const size_t slot = eng_pool_slot_stride(pool), page = eng_pool_page_stride(pool);
     if (memcmp(head->magic, magic, sizeof magic) != 0)
         return eng_fail(error, ENG_FORMAT, "these bytes are no state");
     if (head->version != VERSION || head->header_bytes != sizeof *head)
         return eng_fail(error, ENG_UNSUPPORTED, "a state of version %" PRIu32 ", this is version %d", head->version,
                         VERSION);
-    if (memcmp(head->fingerprint, fingerprint, sizeof head->fingerprint) != 0)
-        return eng_fail(error, ENG_UNSUPPORTED, "a state of another model");
+    if (memcmp(head->fingerprint, key->fingerprint, sizeof head->fingerprint) != 0)
+        return eng_fail(error, ENG_UNSUPPORTED, "a state of another model or tokenizer");
     if (head->storage != (uint64_t)eng_pool_storage(pool))
         return eng_fail(error, ENG_UNSUPPORTED, "a state stored as %s, this model stores %s",
                         storage_name(head->storage), storage_name((uint64_t)eng_pool_storage(pool)));
@@ -109,51 +136,94 @@ static eng_status check(const eng_pool *pool, const unsigned char fingerprint[EN
         return eng_fail(error, ENG_UNSUPPORTED,
                         "a state of %" PRIu64 " bytes and pages of %" PRIu64 ", this model has %zu and %zu",
                         head->slot_bytes, head->page_bytes, slot, page);
-    bool sane = head->read >= 0 && head->read <= max_read && head->tail_count >= 0 && head->tail_count <= 1;
-    if (!sane || count - sizeof *head != content_bytes(pool, head->read))
+    return ENG_OK;
+}
+
+// Sizes that the bytes can have, before anything is found by them.
+static bool is_sane(const header *head, size_t count) {
+    const bool ordered = head->begin >= 0 && head->read >= head->begin && head->position >= head->read &&
+                         head->position <= max_position && head->position - head->read <= 1;
+    return ordered && head->runs >= 0 && head->runs <= head->read - head->begin &&
+           (uint64_t)head->runs <= count / sizeof(stored_run) && (head->runs > 0 || head->read == head->begin);
+}
+
+static bool is_run(const stored_run *stored, int64_t begin) {
+    return stored->end > begin && (stored->kind == KERN_ROW_PROMPT || stored->kind == KERN_ROW_GENERATED) &&
+           stored->cg_mode <= ENG_CG_EXACT && stored->cg_tolerance >= 0 && stored->cg_tolerance <= 1 &&
+           stored->cg_max_steps >= 0 && stored->cg_max_steps <= 256 && stored->exit_threshold >= 0 &&
+           stored->exit_threshold <= 1 && stored->max_loops >= 1;
+}
+
+static bool read_runs(const header *head, const char *from, eng_run *run) {
+    int64_t begin = head->begin;
+    for (int64_t i = 0; i < head->runs; i++) {
+        stored_run stored;
+        memcpy(&stored, from + sizeof stored * (size_t)i, sizeof stored);
+        if (!is_run(&stored, begin))
+            return false;
+        begin = stored.end;
+        run[i] = (eng_run){.end = stored.end,
+                           .kind = (kern_row_kind)stored.kind,
+                           .knobs = {.cg_mode = (eng_cg_mode)stored.cg_mode,
+                                     .cg_tolerance = stored.cg_tolerance,
+                                     .cg_max_steps = stored.cg_max_steps,
+                                     .exit_threshold = stored.exit_threshold,
+                                     .max_loops = stored.max_loops}};
+    }
+    return begin == head->read;
+}
+
+static bool are_ids(const int32_t *ids, int64_t count, int32_t vocab) {
+    for (int64_t i = 0; i < count; i++)
+        if (ids[i] < 0 || ids[i] >= vocab)
+            return false;
+    return true;
+}
+
+static eng_status check(const eng_pool *pool, const eng_state_key *key, const void *bytes, size_t count, header *head,
+                        eng_error *error) {
+    if (count < sizeof *head)
+        return eng_fail(error, ENG_FORMAT, "a state of %zu bytes is shorter than its header", count);
+    memcpy(head, bytes, sizeof *head);
+    eng_status status = check_kind(pool, key, head, error);
+    if (status != ENG_OK)
+        return status;
+    if (!is_sane(head, count) || count != eng_state_measure(pool, &(eng_state){.begin = head->begin,
+                                                                               .read = head->read,
+                                                                               .position = head->position,
+                                                                               .runs = (int32_t)head->runs}))
         return eng_fail(error, ENG_FORMAT, "a state of %zu bytes does not hold what its header says", count);
     unsigned char found[ENG_DIGEST_BYTES];
-    eng_status status = digest(bytes, count, found);
+    status = digest(bytes, count, found);
     if (status != ENG_OK)
         return eng_fail(error, status, "out of memory for a digest");
     return memcmp(found, head->digest, sizeof found) == 0 ? ENG_OK
                                                           : eng_fail(error, ENG_FORMAT, "a state's digest is wrong");
 }
 
-static kern_status upload(const eng_session *session, kern_stream *stream, const char *from) {
-    const eng_pool *pool = session->pool;
-    size_t slot = eng_pool_slot_stride(pool), page = eng_pool_page_stride(pool);
-    kern_status status = slot ? kern_upload(stream, eng_pool_slot(pool, session->slot), from, slot) : KERN_OK;
-    for (int32_t i = 0; status == KERN_OK && i < session->pages; i++)
-        status = kern_upload(stream, eng_pool_page(pool, session->page[i]), from + slot + (size_t)i * page, page);
-    return status == KERN_OK ? kern_synchronize(stream) : status;
-}
-
-eng_status eng_state_import(eng_pool *pool, kern_stream *stream, int64_t max_length,
-                            const unsigned char fingerprint[ENG_DIGEST_BYTES], const void *bytes, size_t count,
-                            eng_session *out, eng_error *error) {
+eng_status eng_state_open(const eng_pool *pool, const eng_state_key *key, int32_t vocab, const void *bytes,
+                          size_t count, eng_state *out, eng_run **run, eng_error *error) {
     header head;
-    eng_session session = {0};
-    eng_status status = check(pool, fingerprint, bytes, count, &head, error);
+    eng_status status = check(pool, key, bytes, count, &head, error);
     if (status != ENG_OK)
         return status;
-    if (max_length < head.read)
-        return eng_fail(error, ENG_INVALID, "a session that has read %" PRId64 " tokens needs room for them",
-                        head.read);
-    status = eng_session_open(pool, stream, max_length, &session, error);
-    if (status != ENG_OK)
-        return status;
-    status = eng_session_grow(&session, stream, head.read, error);
-    kern_status copied = status == ENG_OK ? upload(&session, stream, (const char *)bytes + sizeof head) : KERN_OK;
-    if (copied)
-        status = eng_fail_kernel(error, copied, "copying a state in");
-    if (status != ENG_OK) {
-        eng_session_close(&session);
-        return status;
+    const char *runs = (const char *)bytes + sizeof head;
+    const int32_t *ids = (const int32_t *)(const void *)(runs + sizeof(stored_run) * (size_t)head.runs);
+    eng_run *read = malloc(sizeof *read * ((size_t)head.runs + 1));
+    if (!read)
+        return eng_fail(error, ENG_NO_MEMORY, "out of memory for a state's runs");
+    if (!read_runs(&head, runs, read) || !are_ids(ids, head.position - head.begin, vocab)) {
+        free(read);
+        return eng_fail(error, ENG_FORMAT, "a state's runs or ids are none of this model");
     }
-    session.read = head.read;
-    session.tail[0] = head.tail;
-    session.tail_count = head.tail_count;
-    *out = session;
+    *out = (eng_state){.begin = head.begin,
+                       .read = head.read,
+                       .position = head.position,
+                       .run = read,
+                       .runs = (int32_t)head.runs,
+                       .ids = ids,
+                       .profile_changed = memcmp(head.profile, key->profile, sizeof head.profile) != 0};
+    out->content = (const char *)bytes + content_offset(out);
+    *run = read;
     return ENG_OK;
 }

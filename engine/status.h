@@ -36,7 +36,9 @@ extern "C" {
     X(UNCONVERGED, -10, "a solve hit its bound before its tolerance") \
     X(CANCELLED, -11, "cancelled")                                    \
     X(DEVICE, -12, "the device failed or is missing")                 \
-    X(INTERNAL, -13, "internal fault")
+    X(INTERNAL, -13, "internal fault")                                \
+    X(BUSY, -14, "in use by another request")                         \
+    X(CONFLICT, -15, "not what the caller takes it for")
 
 typedef enum eng_status {
 #define ENG_STATUS_ENUM(name, value, text) ENG_##name = (value),

@@ -30,7 +30,7 @@ struct eng_text_out {
     uint64_t released; // bytes that have passed the stop filter
     uint64_t pushed;
     token_ends tokens;
-    size_t settled;
+    size_t settled, whole; // whole: of a text that was stopped
     bool include_stop, stopped, finished;
 };
 
@@ -149,6 +149,8 @@ eng_status eng_text_push(eng_text_out *text, const char *bytes, size_t length, b
             continue;
         release(text, seen + i + 1 - (text->include_stop ? 0 : size));
         *stopped = text->stopped = true;
+        settle(text);
+        text->whole = text->settled;
         end(text);
         return ENG_OK;
     }
@@ -180,4 +182,8 @@ void eng_text_take(eng_text_out *text, const char **bytes, size_t *length) {
 
 size_t eng_text_settled(const eng_text_out *text) {
     return text->settled;
+}
+
+size_t eng_text_whole(const eng_text_out *text) {
+    return text->stopped ? text->whole : text->settled;
 }

@@ -30,6 +30,8 @@ ENG_CHECKED eng_status eng_text_finish(eng_text_out *text);
 void eng_text_take(eng_text_out *text, const char **bytes, size_t *length);
 // Number of pushed tokens whose text has wholly come out (or was cut by a stop string).
 size_t eng_text_settled(const eng_text_out *text);
+// Of these, the tokens that no stop string cut: all of their text has come out.
+size_t eng_text_whole(const eng_text_out *text);
 
 // Whether bytes are well-formed UTF-8 (no surrogates, no overlong forms); *offset: the first fault. offset may be NULL.
 bool eng_utf8_valid(const char *bytes, size_t length, size_t *offset);

@@ -46,6 +46,14 @@ void srv_refuse_engine(srv_problem *problem, eng_status status, const char *text
     case ENG_FULL:
         srv_refuse(problem, 429, "queue_full", NULL, "too many requests are waiting");
         return;
+    case ENG_BUSY:
+        srv_refuse(problem, 409, "session_busy", "session", "%s", text);
+        problem->retry_after = SRV_RETRY_FULL_S;
+        return;
+    case ENG_CONFLICT:
+        srv_refuse(problem, 409, "session_conflict", "session", "%s", text);
+        problem->never_retry = true;
+        return;
     case ENG_UNCONVERGED:
         srv_refuse(problem, 422, "unconverged", "on_unconverged", "%s", text);
         return;

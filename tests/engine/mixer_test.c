@@ -18,17 +18,20 @@ enum { ROWS = 6, GENERATED = 4, LONGEST = 71, VOCABULARY = MIXER_VOCABULARY };
 
 static const int32_t lengths[ROWS] = {1, 5, 16, 17, 33, LONGEST};
 static const eng_knobs standard = {ENG_CG_TOLERANCE, 1e-4F, 30, 1, 1}, exact = {ENG_CG_EXACT, 0, 0, 1, 1};
-static const unsigned char fingerprint[ENG_DIGEST_BYTES] = "of a model";
+static const eng_state_key key = {.fingerprint = "of a model", .profile = "of a device"};
 
 typedef struct bench {
     small_world world;
     eng_pool *pool;
+    eng_snapshots *snapshots;
     eng_batch *batch;
 } bench;
 
 static void open_bench(const char *device, int variant, bench *out) {
     small_world_open(&mixer_variants[variant], device, &out->world);
     ck_assert_int_eq(eng_pool_create(out->world.model, out->world.device, ROWS, 2 * ROWS, &out->pool, NULL), ENG_OK);
+    ck_assert_int_eq(eng_snapshots_create(out->pool, out->world.device, out->world.stream, &out->snapshots, NULL),
+                     ENG_OK);
     ck_assert_int_eq(
         eng_batch_create(out->world.weights, out->pool, out->world.stream, ROWS, ROWS * 128, &out->batch, NULL),
         ENG_OK);
@@ -36,6 +39,7 @@ static void open_bench(const char *device, int variant, bench *out) {
 
 static void close_bench(bench *all) {
     eng_batch_free(all->batch);
+    eng_snapshots_free(all->snapshots);
     eng_pool_free(all->pool);
     small_world_close(&all->world);
 }
@@ -138,14 +142,25 @@ END_TEST
 // Out of one pool and into another, which may be of another device.
 static void move(const bench *from, const bench *to, timeline *t) {
     eng_error error = {0};
-    size_t bytes = eng_state_bytes(&t->session);
+    const int64_t read = t->session.read;
+    const eng_state out = {.begin = read, .read = read, .position = read};
+    eng_state in;
+    eng_run *run;
+    size_t bytes = eng_state_measure(from->pool, &out);
     void *state = malloc(bytes);
-    ck_assert_int_eq(eng_state_export(&t->session, from->world.stream, fingerprint, state, NULL), ENG_OK);
-    eng_session_close(&t->session);
-    ck_assert_msg(eng_state_import(to->pool, to->world.stream, LONGEST + GENERATED, fingerprint, state, bytes,
-                                   &t->session, &error) == ENG_OK,
-                  "%s", error.text);
+    eng_snapshot *rest = eng_snapshot_keep(from->snapshots, &t->session);
+    ck_assert(rest && !t->session.pool);
+    ck_assert_int_eq(eng_snapshot_write_out(rest, eng_state_content(&out, state), NULL), ENG_OK);
+    ck_assert_int_eq(eng_state_seal(from->pool, &key, &out, state, NULL), ENG_OK);
+    eng_snapshot_release(rest);
+    ck_assert_msg(eng_state_open(to->pool, &key, VOCABULARY, state, bytes, &in, &run, &error) == ENG_OK, "%s",
+                  error.text);
+    rest = eng_snapshot_read_in(to->snapshots, in.begin, in.content);
+    ck_assert_ptr_nonnull(rest);
+    ck_assert_int_eq(eng_snapshot_open(rest, LONGEST + GENERATED, &t->session, NULL), ENG_OK);
+    eng_snapshot_release(rest);
     free(state);
+    free(run);
 }
 
 // Exported between two steps and imported into a pool that never saw it, in the middle of the prompt and later.

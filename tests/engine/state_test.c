@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Sessions as bytes: what is refused, and that a refusal takes nothing. (That every mixer goes on bit for bit:
-// mixer_test.c.)
+// Timelines as bytes: what is refused, and that a refusal changes nothing. (That every mixer goes on bit for bit:
+// mixer_test.c, timeline_test.c.)
 #include <stdlib.h>
 #include <string.h>
 
@@ -10,108 +10,144 @@
 #include "tests/engine/small_models.h"
 #include "tests/engine/test_device.h"
 
-enum { READ = 70, ROOM = 100, HEADER = 120, STORAGE = 48 };
+enum { READ = 70, ROOM = 100, HEADER = 168, RUNS = 1, RUN = 32, STORAGE = 80 };
 
-static const unsigned char fingerprint[ENG_DIGEST_BYTES] = "this model", another[ENG_DIGEST_BYTES] = "another";
+static const eng_state_key key = {.fingerprint = "this model", .profile = "this profile"},
+                           another = {.fingerprint = "another", .profile = "this profile"},
+                           elsewhere = {.fingerprint = "this model", .profile = "another profile"};
 
 static small_world world;
 static eng_pool *pool;
+static eng_snapshots *snapshots;
 static unsigned char *bytes;
 static size_t count;
 
-// A session that has read READ ids, as bytes, and a pool of which nothing is in use.
-static void export_session(int model) {
+// A state that has read READ ids, with one more read and one waiting, as bytes; nothing of the pool is in use.
+static void export_state(int model) {
+    static const int32_t behind[] = {18, 17};
     int32_t ids[READ], index;
     eng_session session;
     eng_batch *batch;
     small_world_open(&small_models[model], test_device("cpu"), &world);
     small_prompt(1, ids, READ);
     ck_assert_int_eq(eng_pool_create(world.model, world.device, 1, 2, &pool, NULL), ENG_OK);
+    ck_assert_int_eq(eng_snapshots_create(pool, world.device, world.stream, &snapshots, NULL), ENG_OK);
     ck_assert_int_eq(eng_session_open(pool, world.stream, ROOM, &session, NULL), ENG_OK);
     ck_assert_int_eq(eng_batch_create(world.weights, pool, world.stream, 1, READ, &batch, NULL), ENG_OK);
     eng_piece piece = {.session = &session, .kind = KERN_ROW_PROMPT, .ids = ids, .count = READ};
     piece.knobs = (eng_knobs){ENG_CG_EXACT, 0, 0, 1, 1};
     ck_assert_int_eq(eng_batch_add(batch, &piece, &index, NULL), ENG_OK);
     ck_assert_int_eq(eng_batch_run(batch, NULL), ENG_OK);
-    session.tail[0] = 17;
-    session.tail_count = 1;
-    count = eng_state_bytes(&session);
+    const eng_run run = {.end = READ + 1, .kind = KERN_ROW_GENERATED, .knobs = piece.knobs};
+    const eng_state state = {
+        .begin = READ, .read = READ + 1, .position = READ + 2, .run = &run, .runs = RUNS, .ids = behind};
+    eng_snapshot *rest = eng_snapshot_keep(snapshots, &session);
+    count = eng_state_measure(pool, &state);
     bytes = malloc(count);
-    ck_assert_int_eq(eng_state_export(&session, world.stream, fingerprint, bytes, NULL), ENG_OK);
-    eng_session_close(&session);
+    ck_assert_int_eq(eng_snapshot_write_out(rest, eng_state_content(&state, bytes), NULL), ENG_OK);
+    ck_assert_int_eq(eng_state_seal(pool, &key, &state, bytes, NULL), ENG_OK);
+    eng_snapshot_release(rest);
     eng_batch_free(batch);
 }
 
 static void close_all(void) {
     free(bytes);
+    eng_snapshots_free(snapshots);
     eng_pool_free(pool);
     small_world_close(&world);
 }
 
-static eng_status import(const unsigned char *from, size_t size, const unsigned char *of, int64_t room,
+static eng_status import(const unsigned char *from, size_t size, const eng_state_key *of, bool *profile_changed,
                          eng_error *error) {
-    int32_t slots, pages;
-    eng_session session = {0};
-    eng_status status = eng_state_import(pool, world.stream, room, of, from, size, &session, error);
+    eng_state state = {0};
+    eng_run *run = NULL;
+    eng_status status = eng_state_open(pool, of, SMALL_VOCAB, from, size, &state, &run, error);
     if (status != ENG_OK) {
-        (void)eng_pool_slots(pool, &slots);
-        (void)eng_pool_page_count(pool, &pages);
-        ck_assert(slots == 0 && pages == 0 && !session.pool);
+        ck_assert(!run && !state.content);
         return status;
     }
-    ck_assert_int_eq(session.read, READ);
-    ck_assert_int_eq(session.tail_count, 1);
-    ck_assert_int_eq(session.tail[0], 17);
-    eng_session_close(&session);
+    ck_assert(state.begin == READ && state.read == READ + 1 && state.position == READ + 2 && state.runs == RUNS);
+    ck_assert(state.ids[0] == 18 && state.ids[1] == 17);
+    ck_assert(run[0].end == READ + 1 && run[0].kind == KERN_ROW_GENERATED && run[0].knobs.cg_mode == ENG_CG_EXACT);
+    ck_assert_ptr_eq(state.content, eng_state_content(&state, (void *)from));
+    if (profile_changed)
+        *profile_changed = state.profile_changed;
+    free(run);
     return status;
+}
+
+static eng_status plain_import(void) {
+    return import(bytes, count, &key, NULL, NULL);
 }
 
 START_TEST(any_changed_byte_is_refused) {
     eng_error error = {0};
-    export_session(_i);
-    ck_assert_msg(import(bytes, count, fingerprint, ROOM, &error) == ENG_OK, "%s", error.text);
-    for (size_t i = 0; i < count; i += i < HEADER ? 1 : count / 97) {
+    bool changed;
+    export_state(_i);
+    ck_assert_msg(import(bytes, count, &key, &changed, &error) == ENG_OK, "%s", error.text);
+    ck_assert(!changed);
+    for (size_t i = 0; i < count; i += i < HEADER + RUNS * RUN + 8 ? 1 : count / 97) {
         bytes[i] ^= 0x10;
-        eng_status status = import(bytes, count, fingerprint, ROOM, NULL);
+        eng_status status = plain_import();
         ck_assert_msg(status == ENG_FORMAT || status == ENG_UNSUPPORTED, "byte %zu: %d", i, status);
         bytes[i] ^= 0x10;
     }
-    ck_assert_int_eq(import(bytes, count, fingerprint, ROOM, NULL), ENG_OK);
+    ck_assert_int_eq(plain_import(), ENG_OK);
+    ck_assert_int_eq(import(bytes, count, &elsewhere, &changed, NULL), ENG_OK);
+    ck_assert(changed); // it goes on all the same, and says so
     close_all();
 }
 END_TEST
 
 START_TEST(other_sizes_and_models_are_refused) {
     eng_error error = {0};
-    export_session(_i);
+    export_state(_i);
     for (size_t size = 0; size < count; size += size < HEADER ? 1 : count / 13)
-        ck_assert_int_eq(import(bytes, size, fingerprint, ROOM, NULL), ENG_FORMAT);
-    ck_assert_int_eq(import(bytes, count, another, ROOM, &error), ENG_UNSUPPORTED);
+        ck_assert_int_eq(import(bytes, size, &key, NULL, NULL), ENG_FORMAT);
+    ck_assert_int_eq(import(bytes, count, &another, NULL, &error), ENG_UNSUPPORTED);
     ck_assert_ptr_nonnull(strstr(error.text, "another model"));
     bytes[8]++;
     error = (eng_error){0};
-    ck_assert_int_eq(import(bytes, count, fingerprint, ROOM, &error), ENG_UNSUPPORTED);
-    ck_assert_ptr_nonnull(strstr(error.text, "version 3"));
+    ck_assert_int_eq(import(bytes, count, &key, NULL, &error), ENG_UNSUPPORTED);
+    ck_assert_ptr_nonnull(strstr(error.text, "version 4"));
     bytes[8]--;
     bytes[STORAGE] = KERN_STORE_BF16;
     error = (eng_error){0};
-    ck_assert_int_eq(import(bytes, count, fingerprint, ROOM, &error), ENG_UNSUPPORTED);
+    ck_assert_int_eq(import(bytes, count, &key, NULL, &error), ENG_UNSUPPORTED);
     ck_assert_ptr_nonnull(strstr(error.text, "a state stored as bf16, this model stores float32"));
     bytes[STORAGE] = KERN_STORE_F32;
-    ck_assert_int_eq(import(bytes, count, fingerprint, READ - 1, NULL), ENG_INVALID);
-    ck_assert_int_eq(import(bytes, count, fingerprint, READ, NULL), ENG_OK);
+    ck_assert_int_eq(plain_import(), ENG_OK);
     close_all();
 }
 END_TEST
 
-START_TEST(a_full_pool_and_a_long_session_are_refused) {
-    eng_session session, none = {0};
-    export_session(SMALL_LLAMA);
-    ck_assert_int_eq(import(bytes, count, fingerprint, 1000, NULL), ENG_TOO_LONG);
-    ck_assert_int_eq(eng_session_open(pool, world.stream, 1, &session, NULL), ENG_OK);
-    ck_assert_int_eq(eng_state_import(pool, world.stream, ROOM, fingerprint, bytes, count, &none, NULL), ENG_FULL);
-    ck_assert_ptr_null(none.pool);
-    eng_session_close(&session);
+// Sealed as they are, so that nothing but what they say is wrong with them.
+START_TEST(what_cannot_be_is_refused_with_a_right_digest) {
+    static const eng_knobs knobs = {ENG_CG_EXACT, 0, 0, 1, 1}, wild = {ENG_CG_FIXED, 0, 0, 1, 1};
+    static const int32_t good[] = {1, 2}, bad[] = {1, SMALL_VOCAB};
+    const eng_run one = {2, KERN_ROW_PROMPT, knobs}, late = {3, KERN_ROW_PROMPT, knobs},
+                  strange = {2, (kern_row_kind)7, knobs}, fixed = {2, KERN_ROW_PROMPT, wild};
+    const eng_state right = {.read = 2, .position = 2, .run = &one, .runs = 1, .ids = good};
+    eng_state wrong[] = {right, right, right, right, right, right};
+    wrong[0].ids = bad;
+    wrong[1].run = &late;
+    wrong[2].run = &strange;
+    wrong[3].run = &fixed;
+    wrong[4].runs = 0;
+    wrong[5].read = 0, wrong[5].runs = 0; // two ids wait
+    export_state(SMALL_MESA);
+    for (size_t i = 0; i <= sizeof wrong / sizeof *wrong; i++) {
+        const eng_state *state = i == 0 ? &right : &wrong[i - 1];
+        eng_state found;
+        eng_run *run = NULL;
+        size_t size = eng_state_measure(pool, state);
+        unsigned char *sealed = calloc(1, size);
+        ck_assert_int_eq(eng_state_seal(pool, &key, state, sealed, NULL), ENG_OK);
+        eng_status status = eng_state_open(pool, &key, SMALL_VOCAB, sealed, size, &found, &run, NULL);
+        ck_assert_msg(status == (i == 0 ? ENG_OK : ENG_FORMAT), "%zu: %d", i, status);
+        free(run);
+        free(sealed);
+    }
     close_all();
 }
 END_TEST
@@ -121,7 +157,7 @@ static Suite *state_suite(void) {
     TCase *cases = tcase_create("bytes");
     tcase_add_loop_test(cases, any_changed_byte_is_refused, 0, SMALL_MODELS);
     tcase_add_loop_test(cases, other_sizes_and_models_are_refused, 0, SMALL_MODELS);
-    tcase_add_test(cases, a_full_pool_and_a_long_session_are_refused);
+    tcase_add_test(cases, what_cannot_be_is_refused_with_a_right_digest);
     suite_add_tcase(suite, cases);
     return suite;
 }

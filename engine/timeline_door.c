@@ -1,0 +1,204 @@
+// SPDX-License-Identifier: Apache-2.0
+// Timelines of the door: each call of engine.h finds its timeline and changes the table; out to bytes and in again.
+//
+// What goes out is the nearest state and the ids behind it, so that a timeline whose state must be read again can be
+// taken out without a step, and one that was only read can be continued without a prompt. What comes in is made aside
+// and takes the old one's place whole.
+#include <stdlib.h>
+#include <string.h>
+
+#include "engine/engine_internal.h"
+#include "engine/state.h"
+
+eng_status eng_timeline_create(eng_engine *engine, uint64_t owner, uint64_t *id, eng_error *error) {
+    eng_timeline *timeline;
+    eng_status status = eng_timelines_add(engine->timelines, owner, &timeline, error);
+    if (status == ENG_OK)
+        *id = timeline->id;
+    return status;
+}
+
+eng_status eng_timeline_fork(eng_engine *engine, uint64_t owner, uint64_t id, int64_t position, uint64_t *fork,
+                             eng_error *error) {
+    const eng_timeline *from = eng_timelines_find(engine->timelines, owner, id, error);
+    eng_timeline *to;
+    if (!from)
+        return ENG_NOT_FOUND;
+    eng_status status = eng_timeline_copy(from, position, &to, error);
+    if (status == ENG_OK)
+        *fork = to->id;
+    return status;
+}
+
+eng_status eng_timeline_rollback(eng_engine *engine, uint64_t owner, uint64_t id, int64_t position, eng_error *error) {
+    eng_timeline *timeline = eng_timelines_find(engine->timelines, owner, id, error);
+    return timeline ? eng_timeline_cut(timeline, position, error) : ENG_NOT_FOUND;
+}
+
+eng_status eng_timeline_drop(eng_engine *engine, uint64_t owner, uint64_t id, eng_error *error) {
+    eng_timeline *timeline = eng_timelines_find(engine->timelines, owner, id, error);
+    return timeline ? eng_timelines_remove(timeline, error) : ENG_NOT_FOUND;
+}
+
+uint64_t eng_timeline_next(const eng_engine *engine, uint64_t owner, uint64_t id) {
+    const eng_timeline *timeline = eng_timelines_after(engine->timelines, owner, id);
+    return timeline ? timeline->id : 0;
+}
+
+// --------------------------------------------------------------------------------------------------------- inspection
+
+static void loosen(eng_knobs *loosest, const eng_knobs *knobs) {
+    if (loosest->cg_mode == ENG_CG_EXACT || knobs->cg_mode == ENG_CG_STEPS)
+        loosest->cg_mode = knobs->cg_mode;
+    if (knobs->cg_tolerance > loosest->cg_tolerance)
+        loosest->cg_tolerance = knobs->cg_tolerance;
+    if (knobs->cg_max_steps < loosest->cg_max_steps)
+        loosest->cg_max_steps = knobs->cg_max_steps;
+    if (knobs->exit_threshold < loosest->exit_threshold)
+        loosest->exit_threshold = knobs->exit_threshold;
+    if (knobs->max_loops < loosest->max_loops)
+        loosest->max_loops = knobs->max_loops;
+}
+
+eng_status eng_timeline_read(const eng_engine *engine, uint64_t owner, uint64_t id, eng_timeline_info *out,
+                             eng_error *error) {
+    const eng_timeline *timeline = eng_timelines_find(engine->timelines, owner, id, error);
+    if (!timeline)
+        return ENG_NOT_FOUND;
+    const eng_snapshot *present = eng_timeline_nearest(timeline, false);
+    if (present && present->read != timeline->read)
+        present = NULL;
+    *out = (eng_timeline_info){.position = timeline->position,
+                               .earliest = timeline->first,
+                               .residence = !present                ? ENG_RESIDENCE_NONE
+                                            : present->session.pool ? ENG_RESIDENCE_DEVICE
+                                                                    : ENG_RESIDENCE_HOST,
+                               .bytes = eng_timeline_own_bytes(timeline),
+                               .busy = timeline->busy,
+                               .profile_changed = timeline->profile_changed,
+                               .has_knobs = timeline->runs > 0};
+    for (int32_t i = 0; i < timeline->runs; i++)
+        if (i == 0)
+            out->loosest = timeline->run[i].knobs;
+        else
+            loosen(&out->loosest, &timeline->run[i].knobs);
+    return ENG_OK;
+}
+
+// ---------------------------------------------------------------------------------------------------------------- out
+
+// The state from which the next token can be drawn, if that costs no more than one chunk; else the newest. NULL: from
+// nothing.
+static const eng_snapshot *choose(const eng_engine *engine, const eng_timeline *timeline) {
+    const eng_snapshot *strict = eng_timeline_nearest(timeline, true);
+    if (timeline->read - (strict ? strict->read : timeline->first) <= engine->info.chunk &&
+        (strict || timeline->first == 0))
+        return strict;
+    return eng_timeline_nearest(timeline, false);
+}
+
+static int32_t runs_before(const eng_timeline *timeline, int64_t position) {
+    int32_t passed = 0;
+    while (passed < timeline->runs && timeline->run[passed].end <= position)
+        passed++;
+    return passed;
+}
+
+eng_status eng_timeline_export(eng_engine *engine, uint64_t owner, uint64_t id, void **bytes, size_t *count,
+                               eng_error *error) {
+    const eng_timeline *timeline = eng_timelines_find(engine->timelines, owner, id, error);
+    if (!timeline)
+        return ENG_NOT_FOUND;
+    const eng_snapshot *from = choose(engine, timeline);
+    const int64_t begin = from ? from->read : 0;
+    const int32_t passed = runs_before(timeline, begin);
+    const eng_state state = {.begin = begin,
+                             .read = timeline->read,
+                             .position = timeline->position,
+                             .run = timeline->run + passed,
+                             .runs = timeline->runs - passed,
+                             .ids = timeline->ids + (begin - timeline->first)};
+    const size_t size = eng_state_measure(engine->pool, &state);
+    char *out = calloc(1, size);
+    if (!out)
+        return eng_fail(error, ENG_NO_MEMORY, "out of memory for a state of %zu bytes", size);
+    eng_status status = from ? eng_snapshot_write_out(from, eng_state_content(&state, out), error) : ENG_OK;
+    if (status == ENG_OK)
+        status = eng_state_seal(engine->pool, &engine->key, &state, out, error);
+    if (status != ENG_OK) {
+        free(out);
+        return status;
+    }
+    *bytes = out;
+    *count = size;
+    return ENG_OK;
+}
+
+// ----------------------------------------------------------------------------------------------------------------- in
+
+static eng_status fill(eng_timeline *timeline, const eng_state *state) {
+    timeline->first = timeline->end = state->begin;
+    eng_status status = eng_timeline_add_ids(timeline, state->ids, state->position - state->begin);
+    for (int32_t i = 0; i < state->runs && status == ENG_OK; i++)
+        status = eng_timeline_add_run(timeline, state->run[i].end, state->run[i].kind, &state->run[i].knobs);
+    timeline->position = state->position;
+    timeline->read = state->read;
+    timeline->profile_changed = state->profile_changed;
+    if (status != ENG_OK || state->begin == 0)
+        return status;
+    eng_snapshot *snapshot = eng_snapshot_read_in(eng_timelines_snapshots(timeline->all), state->begin, state->content);
+    if (!snapshot)
+        return ENG_NO_MEMORY;
+    status = eng_timeline_add_snapshot(timeline, snapshot);
+    if (status != ENG_OK)
+        eng_snapshot_release(snapshot);
+    return status;
+}
+
+static eng_status check_lengths(const eng_engine *engine, const eng_state *state, eng_error *error) {
+    if (engine->info.context_length >= 0 && state->position > engine->info.context_length)
+        return eng_fail(error, ENG_UNSUPPORTED, "a state behind %lld tokens; the context has %lld",
+                        (long long)state->position, (long long)engine->info.context_length);
+    return ENG_OK;
+}
+
+static eng_status bring_in(eng_engine *engine, eng_timeline *timeline, const eng_state *state, eng_error *error) {
+    eng_timelines *all = engine->timelines;
+    eng_timeline *made;
+    const uint64_t bytes = eng_snapshot_bytes(eng_timelines_snapshots(all), state->begin) +
+                           sizeof *state->ids * (uint64_t)(state->position - state->begin);
+    eng_status status = check_lengths(engine, state, error);
+    if (status == ENG_OK)
+        status = eng_timelines_reserve(all, bytes, error);
+    if (status != ENG_OK)
+        return status;
+    eng_timelines_unreserve(all, bytes);
+    status = eng_timelines_add(all, timeline->owner, &made, error);
+    if (status != ENG_OK)
+        return status;
+    status = fill(made, state);
+    if (status == ENG_OK)
+        eng_timeline_swap(timeline, made);
+    else
+        status = eng_fail(error, status, "out of memory for a state");
+    const eng_status removed = eng_timelines_remove(made, NULL);
+    (void)removed; // nobody uses it
+    return status;
+}
+
+eng_status eng_timeline_import(eng_engine *engine, uint64_t owner, uint64_t id, const void *bytes, size_t count,
+                               eng_error *error) {
+    eng_timeline *timeline = eng_timelines_find(engine->timelines, owner, id, error);
+    eng_state state;
+    eng_run *run = NULL;
+    if (!timeline)
+        return ENG_NOT_FOUND;
+    if (timeline->busy)
+        return eng_fail(error, ENG_BUSY, "the session is in use by a request");
+    eng_status status =
+        eng_state_open(engine->pool, &engine->key, engine->info.vocab_size, bytes, count, &state, &run, error);
+    if (status == ENG_OK)
+        status = bring_in(engine, timeline, &state, error);
+    free(run);
+    return status;
+}
