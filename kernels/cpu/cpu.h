@@ -18,10 +18,15 @@ typedef kern_status (*kern_cpu_run)(kern_cpu *cpu, const kern_rows *rows, const 
 // Refuses shapes that the operation cannot run and says how many bytes of workspace one thread needs.
 typedef kern_status (*kern_cpu_prepare)(const kern_cpu *cpu, const void *args, size_t *thread_bytes);
 
+enum { KERN_LINEAR_PARTS = 6 };
+
 typedef struct kern_cpu_table {
     const char *isa; // "portable", "avx2", "avx512"
     kern_cpu_run run[KERN_OP_COUNT];
     kern_cpu_prepare prepare[KERN_OP_COUNT];
+    // LINEAR up to KERN_LINEAR_PARTS times, as one product: the same x, cols and groups, weights of one dtype, all with
+    // minima or all without. None writes what another one reads. The bits are those of the parts alone.
+    kern_status (*linear_parts)(kern_cpu *cpu, const kern_rows *rows, const kern_linear_args *const *a, int parts);
 } kern_cpu_table;
 
 extern const kern_cpu_table kern_cpu_table_portable;
@@ -65,6 +70,12 @@ static inline void *kern_cpu_workspace(const kern_cpu *cpu, int thread) {
 kern_status kern_cpu_weight_create(kern_device *device, const kern_weight_desc *desc, kern_weight **out);
 void kern_cpu_weight_free(kern_weight *weight);
 size_t kern_cpu_weight_bytes(const kern_weight *weight);
+
+// device.c: another thread than the opener's may have a larger OpenMP team, for which there is no workspace.
+void kern_cpu_limit_threads(const kern_cpu *cpu);
+
+// calls.c: a plan's calls in order, neighbouring products of one input as one.
+kern_status kern_cpu_calls_run(kern_stream *stream, const kern_rows *rows, kern_calls *calls);
 
 // self_test.c: the matrix library against a plain loop, a row alone against the same row at every place of a batch.
 kern_status kern_cpu_self_test(kern_cpu *cpu, char *reason, size_t size);

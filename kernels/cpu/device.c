@@ -3,10 +3,9 @@
 //
 // Host and device memory are one, so transfers are copies and a stream has nothing to wait for. The workspace of the
 // threads grows in reserve only; a launch that would need more is refused, so that serving never allocates. The team
-// (team.h) has the calling thread and those of its OpenMP team, of at most the threads that the device was opened with;
-// a plan of generated tokens alone runs in one session of it. oneDNN is held to the same
-// instruction set; it takes that once a process, so the numeric profile names the set that it really uses.
-// One thread at a time uses a device.
+// (team.h) has the calling thread and those of its OpenMP team, of at most the threads that the device was opened with.
+// oneDNN is held to the same instruction set; it takes that once a process, so the numeric profile names the set that
+// it really uses. One thread at a time uses a device.
 #include <dnnl.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -284,6 +283,15 @@ static kern_status cpu_reserve(kern_device *device, kern_op op, const void *args
     return KERN_OK;
 }
 
+void kern_cpu_limit_threads(const kern_cpu *cpu) {
+#ifdef _OPENMP
+    if (omp_get_max_threads() > cpu->threads)
+        omp_set_num_threads(cpu->threads);
+#else
+    (void)cpu;
+#endif
+}
+
 static kern_status cpu_launch(kern_stream *stream, kern_op op, const kern_rows *rows, const void *args) {
     kern_cpu *cpu = cpu_of(stream->device);
     size_t bytes = 0;
@@ -292,34 +300,8 @@ static kern_status cpu_launch(kern_stream *stream, kern_op op, const kern_rows *
         return status;
     if (bytes > cpu->thread_bytes)
         return KERN_INVALID;
-#ifdef _OPENMP
-    // Another thread than the opener's may have a larger team, for which there is no workspace.
-    if (omp_get_max_threads() > cpu->threads)
-        omp_set_num_threads(cpu->threads);
-#endif
+    kern_cpu_limit_threads(cpu);
     return cpu->table->run[op](cpu, rows, args);
-}
-
-typedef struct plan_step {
-    kern_stream *stream;
-    const kern_rows *rows;
-    const kern_calls *calls;
-    kern_status status;
-} plan_step;
-
-static void run_calls(void *context) {
-    plan_step *step = context;
-    for (size_t i = 0; i < step->calls->count && !step->status; i++)
-        step->status = cpu_launch(step->stream, step->calls->call[i].op, step->rows, step->calls->call[i].args);
-}
-
-static kern_status cpu_calls_run(kern_stream *stream, const kern_rows *rows, kern_calls *calls) {
-    plan_step step = {stream, rows, calls, KERN_OK};
-    if (rows->n_generated > 0 && rows->n_generated == rows->n_tokens)
-        kern_team_session(cpu_of(stream->device)->team, run_calls, &step);
-    else
-        run_calls(&step); // prompts' products make teams of their own
-    return step.status;
 }
 
 const struct kern_backend kern_cpu_backend = {
@@ -348,5 +330,5 @@ const struct kern_backend kern_cpu_backend = {
     .weight_bytes = kern_cpu_weight_bytes,
     .reserve = cpu_reserve,
     .launch = cpu_launch,
-    .calls_run = cpu_calls_run,
+    .calls_run = kern_cpu_calls_run,
 };

@@ -1,10 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 // The team; see team.h.
 //
-// A thread's seat holds one word: the phase, and the range of pieces that nobody has taken yet. Taking a piece is a
+// A thread's seat holds one word: the phase, and the range of pieces that nobody has taken yet. Taking some is a
 // compare and exchange of that word, at the front by its owner and at the back by others. The first thread describes a
-// phase before it deals the ranges out, and describes the next one only when all pieces are done, so who takes a piece
-// has read the description that belongs to it: otherwise the word has changed and the exchange fails.
+// phase before it deals the ranges out, and describes the next one only when all pieces are done: who has taken a piece
+// reads the description that belongs to it.
 #include "kernels/cpu/team.h"
 
 #include <sched.h>
@@ -92,25 +92,29 @@ static inline uint64_t range_of(uint32_t phase, uint64_t begin, uint64_t end) {
     return (uint64_t)phase << 32 | end << 16 | begin;
 }
 
-// Takes units of one seat and runs them until none is left; returns how many.
+static void run_units(const kern_team *team, int64_t first, int64_t units) {
+    const kern_piece run = atomic_load_explicit(&team->run, memory_order_relaxed);
+    const void *context = atomic_load_explicit(&team->context, memory_order_relaxed);
+    const int64_t unit = atomic_load_explicit(&team->unit, memory_order_relaxed);
+    const int64_t pieces = atomic_load_explicit(&team->pieces, memory_order_relaxed), end = (first + units) * unit;
+    for (int64_t piece = first * unit; piece < end && piece < pieces; piece++)
+        run(context, piece);
+}
+
+// Takes units of one seat, half of what is left at a time or less, and runs them until none is left; returns how many.
 static uint64_t take_from(kern_team *team, seat *from, bool owner) {
     uint64_t taken = 0, range = atomic_load_explicit(&from->range, memory_order_acquire);
     for (;;) {
         const uint64_t begin = range & UINT16_MAX, end = range >> 16 & UINT16_MAX;
         if (begin >= end)
             return taken;
-        const kern_piece run = atomic_load_explicit(&team->run, memory_order_relaxed);
-        const void *context = atomic_load_explicit(&team->context, memory_order_relaxed);
-        const int64_t unit = atomic_load_explicit(&team->unit, memory_order_relaxed);
-        const int64_t pieces = atomic_load_explicit(&team->pieces, memory_order_relaxed);
-        const uint64_t rest = owner ? range + 1 : range - ((uint64_t)1 << 16);
+        const uint64_t half = (end - begin + 1) / 2, units = half < KERN_PIECES_AT_ONCE ? half : KERN_PIECES_AT_ONCE;
+        const uint64_t rest = owner ? range + units : range - (units << 16);
         if (!atomic_compare_exchange_weak_explicit(&from->range, &range, rest, memory_order_acq_rel,
                                                    memory_order_acquire))
             continue;
-        const int64_t first = (int64_t)(owner ? begin : end - 1) * unit;
-        for (int64_t piece = first; piece < first + unit && piece < pieces; piece++)
-            run(context, piece);
-        taken++;
+        run_units(team, (int64_t)(owner ? begin : end - units), (int64_t)units);
+        taken += units;
         range = rest;
     }
 }

@@ -3,7 +3,8 @@
 //
 // A *phase* is a number of pieces; the bits of a piece depend on neither its thread nor its neighbours. Every thread
 // begins with a range of pieces of its own, in order, and then takes what others have not begun, from the end of their
-// ranges. So nobody waits for a thread that the system has taken off its processor, except in the middle of a piece.
+// ranges; a few at a time. So nobody waits for a thread that the system has taken off its processor, except for what it
+// is at.
 //
 // In a *session* (a step of generated tokens) one OpenMP region lasts for all operations: the first thread runs them,
 // the others wait for its phases, spinning first and then giving their processor to whoever wants it. A phase begins
@@ -16,6 +17,7 @@
 
 typedef struct kern_team kern_team;
 typedef void (*kern_piece)(const void *context, int64_t piece);
+enum { KERN_PIECES_AT_ONCE = 8 }; // at most
 
 // NULL: no memory.
 kern_team *kern_team_create(int threads);

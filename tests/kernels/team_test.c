@@ -91,14 +91,15 @@ START_TEST(short_phases_do_not_mix) {
 END_TEST
 
 #ifdef _OPENMP
-// The first piece of each thread but the first waits for all others, which therefore have to be taken from its thread.
+// The first piece of each thread but the first waits for all that its thread has not taken with it, which others
+// therefore have to run.
 enum { HELD_PIECES = 90 };
 
 static void hold_piece(const void *context, int64_t piece) {
     counts *c = (counts *)(uintptr_t)context;
     const int64_t share = HELD_PIECES / THREADS, held = THREADS - 1;
     if (piece > 0 && piece % share == 0)
-        while (atomic_load(&c->total) < HELD_PIECES - held)
+        while (atomic_load(&c->total) < HELD_PIECES - held * KERN_PIECES_AT_ONCE)
             sched_yield();
     else
         atomic_fetch_add(&c->total, 1);

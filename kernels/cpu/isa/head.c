@@ -135,9 +135,9 @@ KERN_RUN(head_logits, kern_head_logits_args) {
                                   .rows = w->rows,
                                   .tokens = rows->n_logits};
     if (kern_is_quantised(w))
-        KERN_NAME(quant_rows)(cpu, &job, kern_cpu_workspace(cpu, 0));
+        KERN_NAME(quant_rows)(cpu, &job, 1, kern_cpu_workspace(cpu, 0));
     else
-        KERN_NAME(linear_rows)(cpu, &job);
+        KERN_NAME(linear_rows)(cpu, &job, 1);
     if (a->finite.i || a->soft_cap > 0)
         kern_share(cpu, finish_logits, a, rows->n_logits, 4.0 * rows->n_logits * a->vocabulary);
     return KERN_OK;
@@ -183,7 +183,7 @@ static void fill_tile(tile *t, int32_t *next) {
 static void quantised_logits(const kern_cpu *cpu, const tile *t, void *scratch) {
     const kern_linear_rows job = {
         .weight = t->a->weight.w, .x = t->x, .y = t->a->tile.f, .rows = t->a->vocabulary, .tokens = t->tokens};
-    KERN_NAME(quant_rows)(cpu, &job, scratch);
+    KERN_NAME(quant_rows)(cpu, &job, 1, scratch);
 }
 
 // Logits of one slice of the vocabulary. widened: room for a bf16 slice as floats.

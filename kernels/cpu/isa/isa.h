@@ -43,6 +43,8 @@
     KERN_PREPARE(name, args_type);
 KERN_OPS(KERN_DECLARE)
 #undef KERN_DECLARE
+// The table's linear_parts.
+kern_status KERN_NAME(linear_parts)(kern_cpu *cpu, const kern_rows *rows, const kern_linear_args *const *a, int parts);
 
 #if defined(KERN_ISA_AVX512)
 enum { KERN_VL = 16 };

@@ -193,26 +193,37 @@ KERN_PREPARE(linear, kern_linear_args) {
     return KERN_OK;
 }
 
-KERN_RUN(linear, kern_linear_args) {
-    const kern_weight *w = a->weight.w;
-    if (!weight_fits(w, a->cols, a->rows, a->row0))
-        return KERN_INVALID;
-    kern_linear_rows job = {.weight = w,
-                            .x = a->x.f,
-                            .bias = a->bias.f,
-                            .residual = a->residual.f,
-                            .y = a->y.f,
-                            .row0 = a->row0,
-                            .rows = a->rows,
-                            .tokens = (int32_t)(rows->n_generated * groups_of(a->groups))};
-    if (kern_is_quantised(w)) {
-        job.tokens = (int32_t)(rows->n_tokens * groups_of(a->groups));
-        KERN_NAME(quant_rows)(cpu, &job, kern_cpu_workspace(cpu, 0));
-        return KERN_OK;
+static kern_linear_rows job_of(const kern_linear_args *a, int64_t tokens) {
+    return (kern_linear_rows){.weight = a->weight.w,
+                              .x = a->x.f,
+                              .bias = a->bias.f,
+                              .residual = a->residual.f,
+                              .y = a->y.f,
+                              .row0 = a->row0,
+                              .rows = a->rows,
+                              .tokens = (int32_t)(tokens * groups_of(a->groups))};
+}
+
+kern_status KERN_NAME(linear_parts)(kern_cpu *cpu, const kern_rows *rows, const kern_linear_args *const *a, int parts) {
+    const bool quantised = kern_is_quantised(a[0]->weight.w); // these have one way for tokens of both kinds
+    kern_linear_rows job[KERN_LINEAR_PARTS] = {{0}};
+    for (int i = 0; i < parts; i++) {
+        if (!weight_fits(a[i]->weight.w, a[i]->cols, a[i]->rows, a[i]->row0))
+            return KERN_INVALID;
+        job[i] = job_of(a[i], quantised ? rows->n_tokens : rows->n_generated);
     }
-    if (rows->n_generated > 0)
-        KERN_NAME(linear_rows)(cpu, &job);
-    return rows->n_generated < rows->n_tokens ? prompt_tokens(cpu, rows, a) : KERN_OK;
+    if (quantised)
+        KERN_NAME(quant_rows)(cpu, job, parts, kern_cpu_workspace(cpu, 0));
+    else if (rows->n_generated > 0)
+        KERN_NAME(linear_rows)(cpu, job, parts);
+    kern_status status = KERN_OK;
+    for (int i = 0; i < parts && !quantised && rows->n_generated < rows->n_tokens && !status; i++)
+        status = prompt_tokens(cpu, rows, a[i]);
+    return status;
+}
+
+KERN_RUN(linear, kern_linear_args) {
+    return KERN_NAME(linear_parts)(cpu, rows, &a, 1);
 }
 
 KERN_PREPARE(linear_backward_input, kern_linear_backward_input_args) {

@@ -112,8 +112,14 @@ static void panel_tokens(const kern_linear_rows *job, int64_t row0, int64_t row1
     }
 }
 
+typedef struct launch {
+    const kern_linear_rows *job;
+    kern_linear_pieces panels;
+} launch;
+
 static void run_panel(const void *context, int64_t panel) {
-    const kern_linear_rows *job = context;
+    const launch *l = context;
+    const kern_linear_rows *job = l->job + kern_linear_job(&l->panels, &panel);
     const int64_t row0 = panel * PANEL, row1 = row0 + PANEL < job->rows ? row0 + PANEL : job->rows;
     for (int32_t token = 0; token < job->tokens; token += MAX_TOKENS) {
         int left = job->tokens - token;
@@ -121,7 +127,12 @@ static void run_panel(const void *context, int64_t panel) {
     }
 }
 
-void KERN_NAME(linear_rows)(const kern_cpu *cpu, const kern_linear_rows *job) {
-    kern_share(cpu, run_panel, job, (job->rows + PANEL - 1) / PANEL,
-               2.0 * (double)job->rows * job->weight->cols * job->tokens);
+void KERN_NAME(linear_rows)(const kern_cpu *cpu, const kern_linear_rows *job, int jobs) {
+    launch l = {.job = job};
+    double rows = 0;
+    for (int i = 0; i < jobs; i++) {
+        l.panels.first[i + 1] = l.panels.first[i] + (job[i].rows + PANEL - 1) / PANEL;
+        rows += (double)job[i].rows;
+    }
+    kern_share(cpu, run_panel, &l, l.panels.first[jobs], 2.0 * rows * (double)job->weight->cols * job->tokens);
 }

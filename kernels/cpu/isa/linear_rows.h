@@ -19,8 +19,23 @@ typedef struct kern_linear_rows {
     int32_t tokens;
 } kern_linear_rows;
 
-// All outputs of all tokens, on the team.
-void KERN_NAME(linear_rows)(const kern_cpu *cpu, const kern_linear_rows *job);
+// All outputs of all tokens, on the team, in one phase. jobs: up to KERN_LINEAR_PARTS products of the same x, tokens
+// and dtype; none writes what another one reads.
+void KERN_NAME(linear_rows)(const kern_cpu *cpu, const kern_linear_rows *job, int jobs);
+
+// Pieces of several jobs in a row: job i's are [first[i], first[i + 1]).
+typedef struct kern_linear_pieces {
+    int64_t first[KERN_LINEAR_PARTS + 1];
+} kern_linear_pieces;
+
+// The job of a piece, which becomes the job's own.
+static inline int kern_linear_job(const kern_linear_pieces *pieces, int64_t *piece) {
+    int i = 0;
+    while (*piece >= pieces->first[i + 1])
+        i++;
+    *piece -= pieces->first[i];
+    return i;
+}
 
 // VL bf16 values as floats.
 typedef uint16_t vh __attribute__((vector_size(KERN_VL * 2)));

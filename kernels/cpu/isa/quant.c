@@ -289,8 +289,8 @@ static const struct {
 // Tokens that are multiplied together: their operands are ready.
 typedef struct group {
     const kern_linear_rows *job;
+    kern_linear_pieces panels;
     kern_packed packed;
-    const char *panels;
     char *operands;
     int32_t token0, tokens;
 } group;
@@ -326,8 +326,10 @@ static void write_panel(const kern_linear_rows *job, int64_t panel, int32_t toke
 // One panel for all tokens of the group, about equally many a tile.
 static void run_panel(const void *context, int64_t piece) {
     const group *g = context;
-    const int64_t panel = g->job->row0 / KERN_PANEL + piece;
-    const kern_weight *weight = g->job->weight;
+    const kern_linear_rows *job = g->job + kern_linear_job(&g->panels, &piece);
+    const int64_t panel = job->row0 / KERN_PANEL + piece;
+    const kern_weight *weight = job->weight;
+    const char *codes = (const char *)weight->data + (size_t)panel * g->packed.panel;
     const bool native = has_instruction(weight), four = weight->dtype == KERN_Q4;
     const size_t bytes = operand_bytes(g->packed.blocks);
     for (int32_t done = 0; done < g->tokens;) {
@@ -338,8 +340,8 @@ static void run_panel(const void *context, int64_t piece) {
         for (int t = 0; t < tokens; t++)
             x[t] = operand_at(g->operands + (size_t)(done + t) * bytes, g->packed.blocks);
         for (int row = 0; row < KERN_PANEL; row += variant[tokens].rows)
-            variant[tokens].run[native][four](&g->packed, g->panels + (size_t)panel * g->packed.panel, row, x, out);
-        write_panel(g->job, panel, g->token0 + done, tokens, (const float(*)[KERN_PANEL])out);
+            variant[tokens].run[native][four](&g->packed, codes, row, x, out);
+        write_panel(job, panel, g->token0 + done, tokens, (const float(*)[KERN_PANEL])out);
         done += tokens;
     }
 }
@@ -352,23 +354,20 @@ static void round_inputs(const void *context, int64_t t) {
                 g->operands + (size_t)t * operand_bytes(g->packed.blocks));
 }
 
-static void run_group(const kern_cpu *cpu, const group *g) {
-    const kern_linear_rows *job = g->job;
-    const double inputs = (double)g->tokens * (double)job->weight->cols;
-    const int64_t first = job->row0 / KERN_PANEL, end = (job->row0 + job->rows + KERN_PANEL - 1) / KERN_PANEL;
-    kern_share(cpu, round_inputs, g, g->tokens, 4.0 * inputs);
-    kern_share(cpu, run_panel, g, end - first, 0.25 * (double)job->rows * inputs);
-}
-
-void KERN_NAME(quant_rows)(const kern_cpu *cpu, const kern_linear_rows *job, void *scratch) {
+void KERN_NAME(quant_rows)(const kern_cpu *cpu, const kern_linear_rows *job, int jobs, void *scratch) {
     const kern_weight *weight = job->weight;
-    group g = {.job = job,
-               .packed = kern_packed_of(weight->dtype, weight->cols, weight->minimum),
-               .panels = weight->data,
-               .operands = scratch};
+    group g = {.job = job, .packed = kern_packed_of(weight->dtype, weight->cols, weight->minimum), .operands = scratch};
+    double rows = 0;
+    for (int i = 0; i < jobs; i++) {
+        const int64_t end = (job[i].row0 + job[i].rows + KERN_PANEL - 1) / KERN_PANEL;
+        g.panels.first[i + 1] = g.panels.first[i] + end - job[i].row0 / KERN_PANEL;
+        rows += (double)job[i].rows;
+    }
     for (g.token0 = 0; g.token0 < job->tokens; g.token0 += TOKENS) {
         g.tokens = job->tokens - g.token0 < TOKENS ? job->tokens - g.token0 : TOKENS;
-        run_group(cpu, &g);
+        const double inputs = (double)g.tokens * (double)weight->cols;
+        kern_share(cpu, round_inputs, &g, g.tokens, 4.0 * inputs);
+        kern_share(cpu, run_panel, &g, g.panels.first[jobs], 0.25 * rows * inputs);
     }
 }
 

@@ -13,8 +13,8 @@
 
 // Memory that products with `cols` inputs need, shared by the team.
 size_t KERN_NAME(quant_bytes)(int64_t cols);
-// All outputs of all tokens, on the team. job->weight: KERN_Q8 or KERN_Q4. scratch: quant_bytes, 64-byte aligned.
-void KERN_NAME(quant_rows)(const kern_cpu *cpu, const kern_linear_rows *job, void *scratch);
+// linear_rows for weights of KERN_Q8 or KERN_Q4, all with minima or all without. scratch: quant_bytes, 64-byte aligned.
+void KERN_NAME(quant_rows)(const kern_cpu *cpu, const kern_linear_rows *job, int jobs, void *scratch);
 // y (cols) = scale * row of the weight.
 void KERN_NAME(quant_row)(const kern_weight *weight, int64_t row, float scale, float *y);
 

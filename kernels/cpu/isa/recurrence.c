@@ -161,7 +161,7 @@ static void run_item(const void *context, int64_t item) {
     const launch *l = context;
     const kern_recurrence_args *a = l->a;
     recurrence_job job = l->job;
-    const workspace ws = lay_out(kern_cpu_workspace(l->cpu, kern_team_thread()), &job.shape, &a->family);
+    workspace ws = lay_out(kern_cpu_workspace(l->cpu, kern_team_thread()), &job.shape, &a->family);
     const int row_items = job.shape.states * job.shape.strips, r = (int)(item / row_items);
     const kern_row *row = &job.rows->row[r];
     float *slot = NULL;

@@ -13,4 +13,5 @@ const kern_cpu_table KERN_PASTE(kern_cpu_table, KERN_ISA) = {
     .isa = KERN_STRING(KERN_ISA),
     .run = {KERN_OPS(KERN_ENTRY_RUN)},
     .prepare = {KERN_OPS(KERN_ENTRY_PREPARE)},
+    .linear_parts = KERN_NAME(linear_parts),
 };
