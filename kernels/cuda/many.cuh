@@ -5,9 +5,9 @@
 // Two launches. The first writes the vectors into the workspace as the tensor cores read them (many_split.cuh).
 //
 // The second launch: an item is 8 row tiles (of all parts one after another, or as many of parts 0 and 1 each for a
-// gated product) and N vectors; items of the same rows follow each other. A producer warp fills a ring of slots in
-// shared memory with the copy engine, up to PIECE tiles of K a slot, never across two parts of K; it asks for the
-// first slots' weights before the vectors exist. Two warpgroups, 4 row tiles each, a warp one of them: weights go from
+// gated product) and N vectors; items of the same rows follow each other. Producer warps fill a ring of slots in shared
+// memory with the copy engine, up to PIECE tiles of K a slot, never across two parts of K; they ask for the first
+// slots' weights before the vectors exist. Two warpgroups, 4 row tiles each, a warp one of them: weights go from
 // shared memory into registers, vectors are read where they lie. The products of up to two slots, at common widths a
 // whole part, are under way together. Where a block is alone on its multiprocessor its warpgroups take turns, a part
 // each: one adds its sums while the other multiplies; else another block does.
@@ -47,8 +47,8 @@ template <int N, int SIDES, int LIMBS> struct many_layout {
     static constexpr int STAGED = SIDES * CHUNK * PRODUCT_COLUMN;   // floats of a warp's sums on their way out
     static constexpr int RESIDENT = SIDES * (N + 16) <= 48 ? 2 : 1; // blocks of a multiprocessor
     static constexpr bool ORDERED = RESIDENT == 1;                  // one of the two warpgroups multiplies at a time
-    // One block alone: the warpgroup of the producer leaves its registers to the two that multiply.
-    static constexpr int THREADS = CONSUMERS + (RESIDENT == 1 ? 128 : 32);
+    // One block alone: the warpgroup of the producers leaves its registers to the two that multiply.
+    static constexpr int PRODUCERS = RESIDENT == 1 ? 4 : 2, THREADS = CONSUMERS + PRODUCERS * 32;
 };
 
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
@@ -131,58 +131,67 @@ struct many_turn {
 
 // ----------------------------------------------------------------------------------------------------------- producer
 
-// Lane l of the warp fetches row tile l % 8 of side l / 8, and tile l of the vectors.
-template <int N, int SIDES, int LIMBS> struct many_producer {
+// One of several warps. A copy needs its operands in registers of the whole warp, and the lanes that ask for one take
+// turns, some 80 cycles each: so copies are few and large, and spread over warps. Lane l of warp w fetches row tile
+// c % 8 of side c / 8, c = l PRODUCERS + w; the last warp fetches the vectors.
+template <int N, int SIDES, int LIMBS, int PRODUCERS> struct many_producer {
     typedef many_layout<N, SIDES, LIMBS> layout;
     const cuda_product &p;
     const many_shape &shape;
     const many_ring &ring;
     const many_work &work;
-    int lane;
+    int warp, lane;
     int item;           // that `weight` is of
     const char *weight; // this lane's row tile, NULL: none
     int row_tiles;      // of the item
 
+    __device__ __forceinline__ int copy(void) const { return lane * PRODUCERS + warp; }
     __device__ __forceinline__ void turn_to(const many_stage &stage) {
         if (stage.item == item)
             return;
         item = stage.item;
-        const int first = stage.row_block * ROW_TILES, side = lane / ROW_TILES;
+        const int first = stage.row_block * ROW_TILES, side = copy() / ROW_TILES;
         row_tiles = max(min(shape.row_tiles - first, (int)ROW_TILES), 0);
         weight = NULL;
-        if (side >= SIDES || lane % ROW_TILES >= row_tiles)
+        if (side >= SIDES || copy() % ROW_TILES >= row_tiles)
             return;
-        int index = first + lane % ROW_TILES;
+        int index = first + copy() % ROW_TILES;
         const int own = SIDES == 2 ? side : product_find_part(p, index, product_row_tiles);
         const cuda_product_part &part = p.part[own];
         weight = (const char *)part.weight + (int64_t)(part.row0 / PRODUCT_TILE + index) * work.tiles * TILE_BYTES;
     }
-    // Of what is shared, even lanes' pieces are fetched by the first block, odd ones' by the second.
-    __device__ __forceinline__ void load(int what, char *to, const char *from, uint32_t bytes, int slot) {
-        if (work.shared != what)
-            cuda_bulk_load(to, from, bytes, &ring.full[slot]);
-        else if (lane % 2 == work.rank)
-            cuda_bulk_load_for(3, to, from, bytes, &ring.full[slot]);
-    }
+    // Of weights that are shared, even lanes' are fetched by the first block, odd ones' by the second.
     __device__ __forceinline__ void load_weights(int slot, const many_stage &stage) {
         turn_to(stage);
-        if (lane == 0) {
+        if (warp == 0 && lane == 0) {
             cuda_mbarrier_expect(
                 &ring.full[slot],
                 (uint32_t)(stage.count * (SIDES * row_tiles * TILE_BYTES + (ring.vectors ? 0 : layout::VECTOR_TILE))));
             cuda_mbarrier_arrive(&ring.full[slot]);
         }
-        __syncwarp();
-        if (weight)
-            load(SHARE_WEIGHTS, ring.slot + slot * ring.slot_bytes + lane * PIECE * TILE_BYTES,
-                 weight + (int64_t)stage.tile * TILE_BYTES, (uint32_t)(stage.count * TILE_BYTES), slot);
-    }
-    __device__ __forceinline__ void load_vectors(int slot, const many_stage &stage) {
-        if (lane >= stage.count || ring.vectors)
+        if (!weight)
             return;
-        const int64_t group = (int64_t)(stage.tile + lane) * shape.groups + stage.vector_tile * (N / PRODUCT_VECTORS);
-        load(SHARE_VECTORS, ring.slot + slot * ring.slot_bytes + layout::WEIGHT_BYTES + lane * layout::VECTOR_TILE,
-             shape.scratch + group * layout::GROUP_BYTES, layout::VECTOR_TILE, slot);
+        char *to = ring.slot + slot * ring.slot_bytes + copy() * PIECE * TILE_BYTES;
+        const char *from = weight + (int64_t)stage.tile * TILE_BYTES;
+        const uint32_t bytes = (uint32_t)(stage.count * TILE_BYTES);
+        if (work.shared != SHARE_WEIGHTS)
+            cuda_bulk_load(to, from, bytes, &ring.full[slot]);
+        else if (lane % 2 == work.rank)
+            cuda_bulk_load_for(3, to, from, bytes, &ring.full[slot]);
+    }
+    // Of vectors that are shared each block fetches one half.
+    __device__ __forceinline__ void load_vectors(int slot, const many_stage &stage) {
+        if (warp != PRODUCERS - 1 || lane != 0)
+            return;
+        const int64_t run = (int64_t)stage.vector_tile * work.tiles + stage.tile;
+        char *to = ring.slot + slot * ring.slot_bytes + layout::WEIGHT_BYTES;
+        const char *from = shape.scratch + run * layout::VECTOR_TILE;
+        const uint32_t bytes = (uint32_t)(stage.count * layout::VECTOR_TILE);
+        if (work.shared != SHARE_VECTORS)
+            cuda_bulk_load(to, from, bytes, &ring.full[slot]);
+        else
+            cuda_bulk_load_for(3, to + work.rank * (bytes / 2), from + work.rank * (bytes / 2), bytes / 2,
+                               &ring.full[slot]);
     }
     __device__ __forceinline__ void run(void) {
         many_turn turn = {0, 0};
@@ -610,11 +619,9 @@ static __global__ void __launch_bounds__(many_layout<N, SIDES, LIMBS>::THREADS, 
     if (threadIdx.x >= CONSUMERS) {
         if (layout::RESIDENT == 1)
             asm volatile("setmaxnreg.dec.sync.aligned.u32 40;");
-        many_producer<N, SIDES, LIMBS> producer = {p, shape, ring, work, (int)threadIdx.x % 32, -1, NULL, 0};
-        if (threadIdx.x / 32 == CONSUMERS / 32)
-            producer.run();
-        else
-            cuda_await();
+        const int warp = (int)(threadIdx.x - CONSUMERS) / 32, lane = (int)threadIdx.x % 32;
+        many_producer<N, SIDES, LIMBS, layout::PRODUCERS> producer = {p, shape, ring, work, warp, lane, -1, NULL, 0};
+        producer.run();
     } else {
         if (layout::RESIDENT == 1)
             asm volatile("setmaxnreg.inc.sync.aligned.u32 232;");

@@ -3,8 +3,9 @@
 // and lo, as the tensor cores read them; a norm before the product is made there. Vectors go in slices of SLICE, so
 // that the workspace is a function of the width and a slice stays in the second-level cache.
 //
-// Scratch: for each tile of 16 columns, for each group of 8 vectors, hi then lo: two core matrices of 8 vectors x 8
-// columns. The N / 8 groups of a block's vectors are one run of memory, as the tiles of a row tile of weights are.
+// Scratch: for the vectors of each item, for each tile of 16 columns, for each group of 8 of the vectors, hi then lo:
+// two core matrices of 8 vectors x 8 columns. An item's vectors are one run of memory, as the tiles of a row tile of
+// weights are.
 #ifndef KERNELS_CUDA_MANY_SPLIT_CUH
 #define KERNELS_CUDA_MANY_SPLIT_CUH
 
@@ -20,7 +21,7 @@ enum {
 // What a launch knows beside the product.
 struct many_shape {
     char *scratch;
-    int32_t groups;  // of 8 vectors, in scratch
+    int32_t groups;  // of 8 vectors, of an item
     int32_t vector0; // of the slice
     int32_t row_tiles, shared;
     int32_t cluster;           // blocks that the parts of K are spread over
@@ -36,8 +37,11 @@ static __device__ __forceinline__ int32_t slice_vectors(const cuda_table *table,
 // --------------------------------------------------------------------------------------------------- the split vectors
 
 // Where columns 8 k .. 8 k + 7 of a vector go; their lo is 2 CORE further.
-template <int LIMBS> static __device__ __forceinline__ char *scratch_at(const many_shape &shape, int32_t v, int32_t k) {
-    const int64_t run = (int64_t)(k / 2) * shape.groups + v / PRODUCT_VECTORS;
+template <int LIMBS>
+static __device__ __forceinline__ char *scratch_at(const cuda_product &p, const many_shape &shape, int32_t v,
+                                                   int32_t k) {
+    const int32_t group = v / PRODUCT_VECTORS, item = group / shape.groups;
+    const int64_t run = ((int64_t)item * product_tiles(p.cols) + k / 2) * shape.groups + group % shape.groups;
     return shape.scratch + run * (LIMBS * 2 * CORE) + k % 2 * CORE + v % PRODUCT_VECTORS * 16;
 }
 
@@ -84,7 +88,7 @@ static __global__ void __launch_bounds__(256)
         return; // what is past the vectors gives outputs that nobody writes
     many_eight eight;
     eight.load<false>(table, p, shape, v, 8 * k);
-    eight.store<LIMBS>(scratch_at<LIMBS>(shape, v, k));
+    eight.store<LIMBS>(scratch_at<LIMBS>(p, shape, v, k));
 }
 
 // The same behind the norm, whose y is written too. A team of LANES makes one norm, as in norm.cu.
@@ -107,7 +111,7 @@ static __global__ void __launch_bounds__(LANES == CUDA_WARP ? CUDA_WARP * NORMS 
         uint2 hi, lo;
         product_split_pair(make_float2(q.v[0], q.v[1]), hi.x, lo.x);
         product_split_pair(make_float2(q.v[2], q.v[3]), hi.y, lo.y);
-        char *to = scratch_at<LIMBS>(shape, v, (column + j) / 8) + (column + j) % 8 * 2;
+        char *to = scratch_at<LIMBS>(p, shape, v, (column + j) / 8) + (column + j) % 8 * 2;
         cuda_store(y + j, q, 4, true);
         *(uint2 *)to = hi;
         if (LIMBS == 2)

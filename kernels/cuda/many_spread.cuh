@@ -3,11 +3,11 @@
 // blocks, each of which has EACH parts of its K. One launch, two blocks of it on a multiprocessor, so that the next
 // product's blocks are there and have asked for their weights while this one's end.
 //
-// A block: the first warp asks for the weights, as many as fit, before the vectors exist. All split the block's columns
-// of the item's vectors into shared memory, then multiply; the sums of its parts stay in registers. Of a norm before
-// the product each block makes the moments of some of the vectors, a warp one, and gives them to all blocks of the
-// cluster. When all blocks of the cluster have multiplied, each thread writes its sums into the shared memory of the
-// blocks that own the outputs, where vectors and weights were: a block owns an equal share of the item's vectors.
+// A block: each warp asks for its rows' weights, as many as fit, before the vectors exist. All split the block's
+// columns of the item's vectors into shared memory, then multiply; the sums of its parts stay in registers. Of a norm
+// before the product each block makes the moments of some of the vectors, a warp one, and gives them to all blocks of
+// the cluster. When all blocks of the cluster have multiplied, each thread writes its sums into the shared memory of
+// the blocks that own the outputs, where vectors and weights were: a block owns an equal share of the item's vectors.
 // Behind one more barrier a block adds what it was given, part by part, in the order of the parts.
 #ifndef KERNELS_CUDA_MANY_SPREAD_CUH
 #define KERNELS_CUDA_MANY_SPREAD_CUH
@@ -145,18 +145,15 @@ spread_vectors(const cuda_table *table, const cuda_product &p, const many_shape 
 
 // -------------------------------------------------------------------------------------------------------- the products
 
-// The first warp asks for the block's stages [first, first + count), as far as there are so many; those past the
-// ring's slots as soon as all have read what lies there.
+// A warp asks for its row tiles' weights in the block's stages [first, first + count), as far as there are so many. Who
+// has read what lay there before has read its own row tiles: nobody else is waited for.
 template <int N, int SIDES, int LIMBS>
-static __device__ __forceinline__ void spread_ask(many_producer<N, SIDES, LIMBS> &producer, int first, int count) {
-    const many_ring &ring = producer.ring;
+static __device__ __forceinline__ void spread_ask(many_producer<N, SIDES, LIMBS, CONSUMERS / 32> &producer, int first,
+                                                  int count) {
     int at = 0;
     each_stage(producer.work, [&](const many_stage &stage) {
-        if (at >= first) {
-            if (at >= ring.slots)
-                cuda_mbarrier_wait(&ring.empty[at % ring.slots], (uint32_t)(at / ring.slots - 1) & 1);
-            producer.load_weights(at % ring.slots, stage);
-        }
+        if (at >= first)
+            producer.load_weights(at % producer.ring.slots, stage);
         return ++at < first + count;
     });
 }
@@ -277,10 +274,9 @@ static __global__ void __launch_bounds__(CONSUMERS, 2)
         cluster_start(); // moments may be given to the others
     else
         __syncthreads();
-    const bool asks = threadIdx.x < 32;
-    many_producer<N, SIDES, LIMBS> producer = {p, shape, ring, work, (int)threadIdx.x, -1, NULL, 0};
-    if (asks)
-        spread_ask(producer, 0, ring.slots);
+    const int warp = (int)threadIdx.x / 32, lane = (int)threadIdx.x % 32;
+    many_producer<N, SIDES, LIMBS, CONSUMERS / 32> producer = {p, shape, ring, work, warp, lane, -1, NULL, 0};
+    spread_ask(producer, 0, ring.slots);
     cuda_await();
     const int32_t vector0 = work.vector_tile(work.item0) * N;
     if (NORM)
@@ -295,7 +291,7 @@ static __global__ void __launch_bounds__(CONSUMERS, 2)
     for (int i = 0; i < EACH; i++) {
         const int tiles = work.first_tile(work.part0 + i + 1) - work.first_tile(work.part0 + i);
         multiply_part<N, SIDES, LIMBS, false, (SIDES == 2 ? 1 : 2) * PIECE>(sum[i], reader, tiles);
-        if (i + 1 < EACH && asks) {
+        if (i + 1 < EACH) {
             spread_ask(producer, asked, (tiles + PIECE - 1) / PIECE);
             asked += (tiles + PIECE - 1) / PIECE;
         }

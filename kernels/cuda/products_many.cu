@@ -191,7 +191,7 @@ static kern_status launch_slice(const cuda_step *step, const cuda_product *p, co
         }
     if (best.slots == 0)
         return KERN_UNSUPPORTED;
-    shape.groups = cuda_blocks(vectors, 2 * best.cut.n) * 2 * best.cut.n / PRODUCT_VECTORS; // whole pairs
+    shape.groups = best.cut.n / PRODUCT_VECTORS;
     shape.cluster = best.cut.cluster;
     shape.shared = best.cut.shared;
     shape.slots = best.slots;
