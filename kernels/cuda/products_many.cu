@@ -66,8 +66,8 @@ static size_t room_of(const kern_cuda *cuda, int resident) {
 }
 
 // Cycles: the second-level cache gives 28 bytes a cycle for every multiprocessor, 40 to one of few that ask; tensor
-// cores do four fifths of 2048 multiplications; what a warpgroup does at the end of a part is 400, while which the
-// other one multiplies if it is ordered; an item's outputs are 20 for each vector and side, a launch more is 5000, two
+// cores do four fifths of 2048 multiplications; what a warpgroup does around a part is 900, while which the
+// other one multiplies if it is ordered; an item's outputs are 110 for each vector and side, a launch more is 5000, two
 // blocks' start 500.
 template <int N, int SIDES, int LIMBS>
 static int64_t cost_of(const kern_cuda *cuda, const cuda_product *p, const many_cut &cut, int64_t items) {
@@ -76,12 +76,12 @@ static int64_t cost_of(const kern_cuda *cuda, const cuda_product *p, const many_
     const int64_t rate = blocks >= processors ? 28 : blocks * 10 <= processors * 7 ? 40 : 28 * processors / blocks;
     const int64_t weights = SIDES * 256 / (cut.shared == SHARE_WEIGHTS ? 2 : 1);
     const int64_t vectors = 4 * N / (cut.shared == SHARE_VECTORS ? 2 : 1);
-    const int64_t loads = (weights + vectors) * p->cols / rate, waits = 400 * product_warps(p->cols);
+    const int64_t loads = (weights + vectors) * p->cols / rate, waits = 900 * product_warps(p->cols);
     const int64_t both = (int64_t)SIDES * N * LIMBS * p->cols / 13, least = both / 2 + waits; // of one warpgroup
     const int64_t products = many_layout<N, SIDES, LIMBS>::ORDERED ? (both > least ? both : least)
                              : blocks > processors                 ? both
                                                                    : both + waits;
-    const int64_t turn = (loads > products ? loads : products) + SIDES * N * 20;
+    const int64_t turn = (loads > products ? loads : products) + SIDES * N * 110;
     return turns * turn + (cut.shared ? 500 : 0) + 5000;
 }
 
