@@ -168,15 +168,7 @@ static __device__ __forceinline__ void mesa_load_triangle(mesa_tile<D, Team> &ti
     });
 }
 
-// Four numbers of a state on their way home; ONCE: past what caches hold (cuda_store_once).
-template <bool ONCE, typename Stored>
-static __device__ __forceinline__ void mesa_store_quad(Stored *to, const cuda_quad &q) {
-    if (ONCE)
-        cuda_store_once(to, q);
-    else
-        cuda_store(to, q, 4, true);
-}
-
+// ONCE: past what caches hold (cuda_store_once).
 template <bool ONCE, int D, typename Team>
 static __device__ __forceinline__ void mesa_store_triangle(const mesa_tile<D, Team> &tile, float *triangle) {
     const int32_t row0 = mesa_anew(tile.row0());
@@ -185,8 +177,8 @@ static __device__ __forceinline__ void mesa_store_triangle(const mesa_tile<D, Te
         if (place < 0)
 #pragma unroll
             for (int i = 0; i < 8; i++)
-                mesa_store_quad<ONCE>(own + i * row0 + 4 * quad,
-                                      {tile.h[i][j0], tile.h[i][j0 + 1], tile.h[i][j0 + 2], tile.h[i][j0 + 3]});
+                cuda_store_state<ONCE>(own + i * row0 + 4 * quad,
+                                       {tile.h[i][j0], tile.h[i][j0 + 1], tile.h[i][j0 + 2], tile.h[i][j0 + 3]});
         else if (place == 0)
 #pragma unroll
             for (int j = 0; j < 4; j++)
@@ -223,8 +215,8 @@ static __device__ __forceinline__ void mesa_store_keys(const mesa_tile<D, Team> 
 #pragma unroll
         for (int i = 0; i < 8; i++) {
             float *to = hk + (tile.row0() + i) * D + 4 * tile.group();
-            mesa_store_quad<ONCE>(to, {tile.h[i][0], tile.h[i][1], tile.h[i][2], tile.h[i][3]});
-            mesa_store_quad<ONCE>(to + tile.HALF, {tile.h[i][4], tile.h[i][5], tile.h[i][6], tile.h[i][7]});
+            cuda_store_state<ONCE>(to, {tile.h[i][0], tile.h[i][1], tile.h[i][2], tile.h[i][3]});
+            cuda_store_state<ONCE>(to + tile.HALF, {tile.h[i][4], tile.h[i][5], tile.h[i][6], tile.h[i][7]});
         }
 }
 
@@ -326,7 +318,7 @@ static __device__ __forceinline__ void mesa_read_values(mesa_work<D> &work, cons
             }
             cuda_round<Stored>(h[i], rounding, (uint32_t)((first + i) * work.LANES + quad));
             if (to)
-                mesa_store_quad<ONCE>(to + (first + i) * D + 4 * quad, h[i]);
+                cuda_store_state<ONCE>(to + (first + i) * D + 4 * quad, h[i]);
         }
     }
     cuda_store(work.part[part] + 4 * quad, o, 4, true);

@@ -49,7 +49,7 @@ static __device__ __forceinline__ void make_pieces(const prepare_part &p, int32_
             next = fetch(t + 1);
         const prepare_outputs made = prepare_make<CUDA_WARP>(p, fetched.weight[0], fetched.bias[0], now, inside);
         if (inside)
-            prepare_keep(p, (int64_t)t * p.conv.channels + c, now, made);
+            prepare_keep<true>(p, (int64_t)t * p.conv.channels + c, now, made);
     }
 }
 

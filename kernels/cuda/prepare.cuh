@@ -12,6 +12,7 @@
 #include "kernels/cuda/fuse.cuh"
 #include "kernels/cuda/gates.cuh"
 #include "kernels/cuda/norm.cuh"
+#include "kernels/cuda/storage.cuh"
 
 constexpr int PREPARE_TAPS = 4, PREPARE_QUADS = 2; // a lane's quads at most: a head of 256
 constexpr int PREPARE_PIECE = CUDA_WARP * CUDA_QUAD;
@@ -179,7 +180,7 @@ struct prepare_inputs {
     cuda_quad tap[PREPARE_TAPS];
     float *state;
 };
-// Channels from c on of token t; window: the slot's.
+// Channels from c on of token t; window: the slot's, which comes past what caches hold.
 static __device__ __forceinline__ prepare_inputs prepare_fetch_inputs(const kern_short_conv_args &a, int32_t t,
                                                                       int32_t c, float *window) {
     prepare_inputs input = {};
@@ -187,7 +188,7 @@ static __device__ __forceinline__ prepare_inputs prepare_fetch_inputs(const kern
     if (window)
 #pragma unroll
         for (int tap = 0; tap < PREPARE_TAPS - 1; tap++)
-            input.tap[tap] = cuda_load(cuda_in_global(input.state + (int64_t)tap * a.channels), CUDA_QUAD, true);
+            input.tap[tap] = cuda_load_once(cuda_in_global(input.state + (int64_t)tap * a.channels));
     input.tap[PREPARE_TAPS - 1] = cuda_load(cuda_in_global(a.x.f + (int64_t)t * a.channels + c), CUDA_QUAD, true);
     return input;
 }
@@ -225,14 +226,15 @@ static __device__ __forceinline__ prepare_outputs prepare_make(const prepare_par
     return made;
 }
 
-// What they leave in memory; at: the channels' place among all tokens'. By lanes inside a head.
+// What they leave in memory; at: the channels' place among all tokens'. By lanes inside a head. ONCE: the window goes
+// past what caches hold.
+template <bool ONCE>
 static __device__ __forceinline__ void prepare_keep(const prepare_part &p, int64_t at, const prepare_inputs &input,
                                                     const prepare_outputs &made) {
     if (input.state)
 #pragma unroll
         for (int tap = 1; tap < PREPARE_TAPS; tap++)
-            cuda_store(cuda_in_global(input.state + (int64_t)(tap - 1) * p.conv.channels), input.tap[tap], CUDA_QUAD,
-                       true);
+            cuda_store_state<ONCE>(cuda_in_global(input.state + (int64_t)(tap - 1) * p.conv.channels), input.tap[tap]);
     cuda_store(cuda_in_global(p.conv.y.f + at), made.y, CUDA_QUAD, true);
     if (p.norm.y)
         cuda_store(cuda_in_global(p.norm.y + at), made.out, CUDA_QUAD, true);
@@ -252,7 +254,7 @@ static __device__ __forceinline__ void prepare_head_part(const prepare_part &p, 
     const prepare_outputs made = prepare_make<CUDA_WARP>(p, fetched.weight[0], fetched.bias[0], input, inside);
     give(i, inside ? made.out : cuda_quad{});
     if (inside)
-        prepare_keep(p, at, input, made);
+        prepare_keep<false>(p, at, input, made);
 }
 
 // --------------------------------------------------------------------------------------------------- pieces of a token

@@ -272,7 +272,7 @@ static __device__ __forceinline__ void prepare(const cuda_table *table, const pr
         if (lane == 0)
             cuda_mbarrier_arrive(&shared.full[turn.stage]);
         if (now.row >= 0)
-            prepare_keep(part, (int64_t)now.row * part.conv.channels + now.head * DEPTH + inner, input, made);
+            prepare_keep<true>(part, (int64_t)now.row * part.conv.channels + now.head * DEPTH + inner, input, made);
     }
 }
 

@@ -115,5 +115,16 @@ static __device__ __forceinline__ void cuda_store_once(float *p, const cuda_quad
 static __device__ __forceinline__ void cuda_store_once(cuda_bf16 *p, const cuda_quad &q) {
     __stcs((uint2 *)p, cuda_packed(q));
 }
+static __device__ __forceinline__ cuda_quad cuda_load_once(const float *p) {
+    const float4 all = __ldcs((const float4 *)p);
+    return {all.x, all.y, all.z, all.w};
+}
+template <bool ONCE, typename Stored>
+static __device__ __forceinline__ void cuda_store_state(Stored *to, const cuda_quad &q) {
+    if (ONCE)
+        cuda_store_once(to, q);
+    else
+        cuda_store(to, q, 4, true);
+}
 
 #endif
