@@ -7,7 +7,7 @@
 #ifndef SERVER_COMPLETION_H
 #define SERVER_COMPLETION_H
 
-#include "server/server.h"
+#include "server/session.h"
 
 typedef struct srv_completion srv_completion;
 
@@ -42,6 +42,10 @@ struct srv_completion {
     int32_t logprobs;        // that the engine is asked for; -1: none
     srv_choice_form form;
     int64_t prompt_tokens; // of all of them, each once
+    bool wants_bos;        // where a session has nothing before the prompt
+
+    srv_session *session; // taken; NULL: none, or let go
+    int64_t reached;      // its position, by what the client has got
 
     srv_head head;
     srv_job **jobs;      // (request.prompt_count)
@@ -65,6 +69,7 @@ void srv_completion_prepare(void *completion);
 void srv_completion_degrade(srv_completion *completion);
 
 // completion_answer.c
+srv_session_usage srv_completion_session(const srv_completion *completion);
 void srv_completion_usage(const srv_completion *completion, srv_usage *usage);
 void srv_completion_answer(srv_completion *completion); // every choice has finished, and nothing was sent
 // What a piece has in common with the others of its choice.

@@ -16,12 +16,21 @@ static void add_compute(eng_compute *sum, const eng_compute *part) {
         sum->steps_max = part->steps_max;
 }
 
+srv_session_usage srv_completion_session(const srv_completion *completion) {
+    const srv_session *session = completion->session;
+
+    if (!session)
+        return (srv_session_usage){0};
+    return (srv_session_usage){session->id, session->position, session->profile_changed};
+}
+
 void srv_completion_usage(const srv_completion *completion, srv_usage *usage) {
     *usage = (srv_usage){
         .prompt_tokens = completion->prompt_tokens,
         .has_mesa = eng_info(srv_worker_engine(completion->model->worker))->has_mesa,
         .ignored = completion->ignored,
         .degraded = completion->degraded,
+        .session = srv_completion_session(completion),
     };
     for (size_t i = 0; i < completion->choice_count; i++) {
         const eng_usage *part = &completion->choices[i].usage;

@@ -76,26 +76,29 @@ void srv_completion_degrade(srv_completion *completion) {
 static void encode_text(srv_completion *completion, const eng_engine *engine, srv_prompt *prompt, srv_prompt_ids *out) {
     const srv_request *request = &completion->request;
     const int32_t bos = eng_info(engine)->bos_id;
+    const bool alone = !request->session; // a session has its BOS already, or gets it when it is known that it has not
     eng_error error = {0};
     int32_t *ids = NULL;
     size_t count = 0;
 
     const eng_status status =
-        eng_encode(engine, prompt->text, prompt->length, request->add_special_tokens, &ids, &count, &error);
+        eng_encode(engine, prompt->text, prompt->length, request->add_special_tokens && alone, &ids, &count, &error);
     if (status) {
         srv_refuse_engine(&completion->problem, status, error.text);
         completion->problem.param = "prompt";
         return;
     }
-    if (count == 0)
+    completion->wants_bos = !alone && request->add_special_tokens && bos >= 0;
+    if (count == 0 && alone)
         srv_refuse(&completion->problem, 400, "invalid_value", "prompt",
                    "an empty prompt needs a tokenizer with a BOS token and add_special_tokens");
-    else if ((out->ids = malloc(count * sizeof *ids)) == NULL)
+    else if ((out->ids = malloc((count + 1) * sizeof *ids)) == NULL) // and one for a BOS
         refuse_memory(completion);
     else {
-        memcpy(out->ids, ids, count * sizeof *ids);
+        if (count)
+            memcpy(out->ids, ids, count * sizeof *ids);
         out->count = count;
-        out->added_bos = request->add_special_tokens && bos >= 0 && ids[0] == bos;
+        out->added_bos = alone && request->add_special_tokens && bos >= 0 && ids[0] == bos;
     }
     eng_free(ids);
     if (request->echo) {

@@ -59,6 +59,8 @@ void srv_completions_event(srv_worker *worker, srv_event *event) {
         completion->finished++;
     }
     event->receiver = choice;
+    if (event->finish != ENG_FINISH_NONE && completion->session)
+        completion->session->position = event->position;
     if (completion->request.stream) {
         srv_stream_add(completion, event);
         completion->ended = completion->finished == completion->choice_count;
@@ -104,7 +106,10 @@ static eng_request engine_request(const srv_completion *completion, const int32_
         .fail_unconverged = completion->fail_unconverged,
         .priority = request->priority,
         .choices = request->best_of,
-        .owner = exchange->key ? exchange->key->id : 0,
+        .timeline = completion->session ? completion->session->timeline : 0,
+        .timeline_position = request->session_position,
+        .timeline_returns = request->session_rollback,
+        .owner = srv_session_owner(exchange),
     };
 }
 
@@ -125,11 +130,12 @@ static bool make_jobs(srv_completion *completion) {
         completion->choices[i] = (srv_choice){.completion = completion, .index = i};
     for (size_t i = 0; i < request->prompt_count; i++) {
         const srv_prompt_ids *prompt = &completion->prompts[i];
-        int32_t *ids = malloc(prompt->count * sizeof *ids);
+        int32_t *ids = malloc((prompt->count + 1) * sizeof *ids);
 
         if (!ids)
             return false;
-        memcpy(ids, prompt->ids, prompt->count * sizeof *ids);
+        if (prompt->count)
+            memcpy(ids, prompt->ids, prompt->count * sizeof *ids);
         completion->jobs[i] = srv_job_create(&(srv_job_options){
             .request = engine_request(completion, ids, prompt->count),
             .keep_tokens = completion->logprobs >= 0 || request->return_token_ids || request->compute_details,
@@ -210,12 +216,61 @@ static eng_status submit(srv_completion *completion, srv_no_room *why) {
                              share_of(completion->exchange->server), why);
 }
 
+// A session's first prompt begins with the BOS that the later ones must not have.
+static void begin_session(srv_completion *completion) {
+    srv_prompt_ids *prompt = completion->prompts;
+
+    if (completion->session->position > 0 || !completion->wants_bos)
+        return;
+    memmove(prompt->ids + 1, prompt->ids, prompt->count * sizeof *prompt->ids);
+    prompt->ids[0] = eng_info(srv_worker_engine(completion->model->worker))->bos_id;
+    prompt->count++;
+    prompt->added_bos = true;
+    completion->prompt_tokens++;
+}
+
+static void take_session(srv_completion *completion) {
+    const srv_request *request = &completion->request;
+    srv_problem *problem = &completion->problem;
+    srv_session *session = srv_session_find(completion->exchange, request->session, strlen(request->session), problem);
+
+    if (session && session->model->path != completion->model->path)
+        srv_refuse(problem, 400, "invalid_value", "model", "the session is of another model; name it");
+    else if (session && srv_session_take(session, problem)) {
+        completion->session = session;
+        completion->reached = session->position;
+        completion->model = session->model;
+        if (request->session_position >= 0 && request->session_position != session->position) {
+            srv_refuse(problem, 409, "position_mismatch", "session_position",
+                       "the session stands at position %lld, not %lld", (long long)session->position,
+                       (long long)request->session_position);
+            problem->never_retry = true;
+        } else
+            begin_session(completion);
+    }
+}
+
+// Once it is known what the client has got: all of the answer, or less.
+static void leave_session(srv_completion *completion, bool whole) {
+    srv_session *session = completion->session;
+
+    completion->session = NULL;
+    if (session && whole)
+        srv_session_let_go(completion->exchange->server, session);
+    else if (session)
+        srv_session_settle(completion->exchange->server, session, completion->reached);
+}
+
 static void admit(srv_completion *completion) {
     srv_exchange *exchange = completion->exchange;
     srv_no_room why = {0};
 
+    if (!completion->problem.status && completion->request.session)
+        take_session(completion);
     if (!completion->problem.status) {
-        completion->model = exchange->model = srv_server_least_used(completion->model);
+        if (!completion->session)
+            completion->model = srv_server_least_used(completion->model);
+        exchange->model = completion->model;
         make_head(completion);
         exchange->log_id = completion->head.id;
         relieve(completion);
@@ -255,8 +310,12 @@ static void cancel_completion(void *context) {
 
     if (completion->choice_count)
         srv_completion_note(completion);
+    const bool whole = completion->request.stream ? completion->closed && completion->sent == completion->scratch.length
+                                                  : completion->exchange->queued;
     completion->ended = true;
     srv_completion_cancel_jobs(completion);
+    leave_session(completion, whole && !completion->problem.status && !completion->failure.status &&
+                                  completion->finished == completion->choice_count);
     srv_stream_clear(completion);
 }
 
@@ -272,6 +331,7 @@ static void abandon_completion(void *context) {
 static void free_completion(void *context) {
     srv_completion *completion = context;
 
+    leave_session(completion, false);
     srv_stream_clear(completion);
     for (size_t i = 0; i < completion->choice_count; i++)
         if (completion->choices[i].last)

@@ -135,6 +135,8 @@ static enum MHD_Result queue_reply(srv_exchange *exchange) {
         snprintf(seconds, sizeof seconds, "%d", reply->retry_after);
         add_header(response, "Retry-After", seconds);
     }
+    if (reply->status == MHD_HTTP_CONFLICT && reply->retry_after)
+        add_header(response, "X-Should-Retry", "true");
     if (reply->never_retry)
         add_header(response, "X-Should-Retry", "false");
     if (exchange->allow[0])
@@ -287,7 +289,8 @@ static void examine(srv_exchange *exchange, const char *url, const char *version
     if (path.status)
         memcpy(exchange->allow, match->allow, sizeof exchange->allow);
     exchange->problem = path.status ? path : content;
-    if (!exchange->problem.status && exchange->key && match->route && match->route->takes_body)
+    if (!exchange->problem.status && exchange->key && match->route &&
+        (match->route->takes_body || match->route->takes_bytes))
         exchange->admitted = srv_key_admit(exchange->key, srv_loop_now(server->loop), &exchange->problem);
 }
 

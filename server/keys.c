@@ -131,7 +131,7 @@ static const char *add_line(srv_keys *keys, char *line) {
     if (keys->count == SRV_MAX_KEYS)
         return "too many keys";
     srv_key *key = &keys->rows[keys->count];
-    *key = (srv_key){.id = keys->count + 1};
+    *key = (srv_key){0};
     const char *fault = read_line(line, key);
     if (!fault)
         fault = find_twin(keys, key);
@@ -160,6 +160,23 @@ static eng_status parse(srv_keys *keys, const char *path, srv_buf *text, eng_err
     return keys->count ? ENG_OK : eng_fail(error, ENG_INVALID, "%s: no key in the file", path);
 }
 
+// What a key owns stays its own when its line moves, and is nobody's when it goes.
+static void keep_ids(srv_keys *keys, const srv_keys *older) {
+    uint64_t last = 0;
+
+    for (const srv_keys *file = older; file; file = file->older)
+        for (size_t i = 0; i < file->count; i++)
+            last = file->rows[i].id > last ? file->rows[i].id : last;
+    for (size_t k = 0; k < keys->count; k++) {
+        uint64_t id = 0;
+        for (const srv_keys *file = older; file && !id; file = file->older)
+            for (size_t i = 0; i < file->count; i++)
+                if (gnutls_memcmp(file->rows[i].digest, keys->rows[k].digest, SRV_DIGEST_BYTES) == 0)
+                    id = file->rows[i].id;
+        keys->rows[k].id = id ? id : ++last;
+    }
+}
+
 eng_status srv_keys_load(const char *path, srv_keys *older, srv_keys **out, eng_error *error) {
     srv_buf text;
     srv_keys *keys = calloc(1, sizeof *keys);
@@ -180,6 +197,7 @@ eng_status srv_keys_load(const char *path, srv_keys *older, srv_keys **out, eng_
         srv_keys_free(keys);
         return status;
     }
+    keep_ids(keys, older);
     keys->older = older;
     *out = keys;
     return ENG_OK;

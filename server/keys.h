@@ -24,7 +24,7 @@ enum { SRV_DIGEST_BYTES = 32 };
 typedef struct srv_key {
     char name[SRV_MAX_KEY_NAME + 1];
     uint8_t digest[SRV_DIGEST_BYTES];
-    uint64_t id;          // 1 and up, by place in the file
+    uint64_t id;          // 1 and up; from file to file the same key has the same
     int64_t rate;         // requests a minute; 0: unbounded
     int64_t max_requests; // at the same time; 0: unbounded
     char *models;         // ",NAME,NAME,"; NULL: all

@@ -87,6 +87,11 @@ enum {
     // Configuration and log.
     SRV_MAX_MODELS = 32,   // times devices
     SRV_DEVICE_BYTES = 32, // of a device's name, with its NUL
+    SRV_MAX_SESSIONS = 1 << 16,
+    SRV_SESSION_TTL_S = 3600,
+    SRV_MAX_SESSION_TTL_S = 30 * 86400,
+    SRV_SESSION_SWEEP_MS = 1000,
+    SRV_SESSION_BODY_BYTES = 1 << 16, // of what is parsed on the loop's thread
     SRV_MAX_LISTENERS = 16,
     SRV_MAX_CONFIG_BYTES = 1 << 20,
     SRV_MAX_LOG_LINE = 4096,

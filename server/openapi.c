@@ -27,7 +27,7 @@ static const answer answers[] = {
     {"computes", "prompt:@compute completion:@compute ignored:[text] degraded:flag"},
     {"prompt_details", "cached_tokens:count"},
     {"usage", "prompt_tokens:count completion_tokens:count total_tokens:count prompt_tokens_details:@prompt_details "
-              "compute:@computes"},
+              "compute:@computes session-:@session_usage"},
     {"completion", "id:text object:=text_completion created:count model:text seed:integer choices:[@choice] "
                    "usage:@usage"},
     {"alternative", "token:text logprob:number bytes:[count]"},
@@ -42,6 +42,11 @@ static const answer answers[] = {
     {"models", "object:=list data:[@model]"},
     {"model_health", "id:text state:=ready|loading|failed device:text?"},
     {"health", "status:=ok|loading|draining models:[@model_health]"},
+    {"knobs", "cg_tolerance:number cg_max_steps:count cg_mode:text"},
+    {"session", "id:text object:=session model:text position:count state_bytes:count expires_at:count "
+                "earliest-:count residence-:text? bytes-:count busy-:flag profile_changed-:flag loosest-:@knobs"},
+    {"sessions", "object:=list data:[@session]"},
+    {"session_usage", "id:text position:count durable:flag profile_changed:flag"},
     {"tokens", "count:count max_model_len:count? tokens:[@token_id]"},
     {"text", "prompt:text"},
     {"tokenizer", "vocab_size:count bos_token:text? bos_token_id:count? eos_token:text? eos_token_id:count? "
@@ -161,10 +166,9 @@ static void write_schemas(const srv_server *server, srv_buf *out) {
     static const struct {
         const char *name;
         srv_request_kind kind;
-    } requests[] = {{"completion_request", SRV_REQUEST_COMPLETION},
-                    {"chat_request", SRV_REQUEST_CHAT},
-                    {"tokenize_request", SRV_REQUEST_TOKENIZE},
-                    {"detokenize_request", SRV_REQUEST_DETOKENIZE}};
+    } requests[] = {{"completion_request", SRV_REQUEST_COMPLETION}, {"chat_request", SRV_REQUEST_CHAT},
+                    {"session_request", SRV_REQUEST_SESSION},       {"fork_request", SRV_REQUEST_FORK},
+                    {"tokenize_request", SRV_REQUEST_TOKENIZE},     {"detokenize_request", SRV_REQUEST_DETOKENIZE}};
 
     srv_json_literal(out, "'schemas':{");
     write_json_limits(out);
@@ -190,8 +194,8 @@ static void write_schemas(const srv_server *server, srv_buf *out) {
 
 typedef struct operation {
     const char *path, *method, *about;
-    const char *request; // a schema's name; NULL: no body
-    const char *answer;  // a schema's name, or a media type
+    const char *request; // a schema's name, or a media type; NULL: no body
+    const char *answer;  // a schema's name, or a media type; NULL: 204
     bool is_public;
     const char *statuses; // of refusals, with spaces between them
     const char *refusal;  // a schema's name
@@ -199,11 +203,22 @@ typedef struct operation {
 
 static const operation operations[] = {
     {"/v1/completions", "post", "Text from a prompt", "completion_request", "completion", false,
-     "400 401 403 404 408 413 415 422 429 431 500 503", "error"},
+     "400 401 403 404 408 409 413 415 422 429 431 500 503", "error"},
     {CHAT_PATH, "post", "The next turn of a conversation", "chat_request", "chat_completion", false,
      "400 401 403 404 408 413 415 422 429 431 500 503", "error"},
     {"/v1/models", "get", "The models, with their knobs", NULL, "models", false, "401", "error"},
     {"/v1/models/{id}", "get", "One model", NULL, "model", false, "401 404", "error"},
+    {"/v1/sessions", "get", "The key's sessions", NULL, "sessions", false, "401", "error"},
+    {"/v1/sessions", "post", "An empty session; completions go on with it", "session_request", "session", false,
+     "400 401 403 404 408 413 415 429 431 503", "error"},
+    {"/v1/sessions/{id}", "get", "One session", NULL, "session", false, "401 404 503", "error"},
+    {"/v1/sessions/{id}", "delete", "Drops it", NULL, NULL, false, "401 404 409 503", "error"},
+    {"/v1/sessions/{id}/fork", "post", "A copy at the present or an earlier position", "fork_request", "session", false,
+     "400 401 404 408 409 413 415 429 431 503", "error"},
+    {"/v1/sessions/{id}/state", "get", "Its state as bytes", NULL, "application/octet-stream", false, "401 404 503",
+     "error"},
+    {"/v1/sessions/{id}/state", "put", "Makes it what the bytes are", "application/octet-stream", "session", false,
+     "400 401 404 408 409 413 415 429 431 503", "error"},
     {"/tokenize", "post", "Text to token ids", "tokenize_request", "tokens", false,
      "400 401 403 404 408 413 415 429 431 503", "error"},
     {"/detokenize", "post", "Token ids to text", "detokenize_request", "text", false,
@@ -222,7 +237,12 @@ static void write_reference(srv_buf *out, const char *media, const char *schema)
 }
 
 static void write_answer(srv_buf *out, const operation *row) {
-    srv_json_literal(out, "'200':{'description':'as asked',");
+    if (!row->answer) {
+        srv_json_literal(out, "'204':{'description':'done'}");
+        return;
+    }
+    const bool makes = strcmp(row->method, "post") == 0 && strcmp(row->answer, "session") == 0;
+    srv_json_literal(out, makes ? "'201':{'description':'made'," : "'200':{'description':'as asked',");
     if (strchr(row->answer, '/')) {
         srv_buf_printf(out, "\"content\":{\"%s\":{}}}", row->answer);
         return;
@@ -237,8 +257,7 @@ static void write_answer(srv_buf *out, const operation *row) {
 }
 
 static void write_operation(srv_buf *out, const operation *row, bool has_keys) {
-    srv_json_text(out, row->path);
-    srv_buf_printf(out, ":{\"%s\":{\"summary\":", row->method);
+    srv_buf_printf(out, "\"%s\":{\"summary\":", row->method);
     srv_json_text(out, row->about);
     if (strchr(row->path, '{'))
         srv_json_literal(out, ",'parameters':[{'name':'id','in':'path','required':true,'schema':{'type':'string',"
@@ -247,7 +266,10 @@ static void write_operation(srv_buf *out, const operation *row, bool has_keys) {
         srv_json_literal(out, ",'security':[]");
     if (row->request) {
         srv_json_literal(out, ",'requestBody':{'required':true,");
-        write_reference(out, "application/json", row->request);
+        if (strchr(row->request, '/'))
+            srv_buf_printf(out, "\"content\":{\"%s\":{}", row->request);
+        else
+            write_reference(out, "application/json", row->request);
         srv_buf_puts(out, "}}");
     }
     srv_json_literal(out, ",'responses':{");
@@ -258,7 +280,7 @@ static void write_operation(srv_buf *out, const operation *row, bool has_keys) {
         srv_buf_puts(out, "}}");
         at += 3;
     }
-    srv_buf_puts(out, "}}}");
+    srv_buf_puts(out, "}}");
 }
 
 // Whether any model has a chat template; without one every chat is refused.
@@ -283,11 +305,16 @@ void srv_handle_openapi(srv_exchange *exchange) {
     for (size_t i = 0; i < sizeof operations / sizeof *operations; i++) {
         if (strcmp(operations[i].path, CHAT_PATH) == 0 && !converses(server))
             continue;
+        const bool more = i && strcmp(operations[i].path, operations[i - 1].path) == 0;
         if (i)
-            srv_buf_puts(&json, ",");
+            srv_buf_puts(&json, more ? "," : "},");
+        if (!more) {
+            srv_json_text(&json, operations[i].path);
+            srv_buf_puts(&json, ":{");
+        }
         write_operation(&json, &operations[i], has_keys);
     }
-    srv_json_literal(&json, "},'components':{");
+    srv_json_literal(&json, "}},'components':{");
     write_schemas(server, &json);
     if (has_keys)
         srv_json_literal(&json, ",'securitySchemes':{'bearer':{'type':'http','scheme':'bearer'}}");

@@ -89,9 +89,6 @@ static const srv_field shared_fields[] = {
           .schema = "'type':'object','properties':{'cg_tolerance':{'type':['number','null'],'minimum':0,'maximum':1},"
                     "'cg_max_steps':{'type':['integer','null'],'minimum':0,'maximum':256},"
                     "'exit_threshold':{'type':['number','null'],'minimum':0,'maximum':1}}"),
-    UNBUILT("session", srv_neutral_null, "null", "'type':'null'"),
-    UNBUILT("session_position", srv_neutral_null, "null", "'type':'null'"),
-    UNBUILT("session_rollback", srv_neutral_false, "false", "'enum':[false]"),
     UNBUILT("response_format", srv_neutral_format, "{\"type\":\"text\"}",
             "'type':'object','required':['type'],'properties':{'type':{'enum':['text']}}"),
     UNBUILT("tools", srv_neutral_empty, "[]", "'enum':['',[],{}]"),
@@ -122,6 +119,12 @@ static const srv_field completion_fields[] = {
     FIELD("echo", "boolean", srv_set_bool, IN(echo), 0, 0, "false", "the prompt is part of the text, and of logprobs"),
     FIELD("logprobs", "integer", srv_set_int32, IN(logprobs), 0, ENG_MAX_TOP, "null",
           "logprobs of the model itself, with this many of the likeliest tokens"),
+    FIELD("session", "string", srv_set_session, IN(session), 0, 0, "null",
+          "the session that this goes on with: one prompt, which may be empty, and one choice", ),
+    FIELD("session_position", "integer", srv_set_int64, IN(session_position), 0, 0x1p53, "null",
+          "refused with 409 unless the session stands there", ),
+    FIELD("session_rollback", "boolean", srv_set_bool, IN(session_rollback), 0, 0, "false",
+          "the session stays where it was"),
     UNBUILT("suffix", srv_neutral_empty, "\"\"", "'enum':['',[],{}]"),
     UNBUILT("prompt_embeds", srv_neutral_null, "null", "'type':'null'"),
 };
@@ -143,6 +146,9 @@ static const srv_field chat_fields[] = {
           "logprobs of the model itself for each token"),
     FIELD("top_logprobs", "integer", srv_set_int32, IN(top_logprobs), 0, ENG_MAX_TOP, "null",
           "with this many of the likeliest tokens; only with logprobs"),
+    UNBUILT("session", srv_neutral_null, "null", "'type':'null'"),
+    UNBUILT("session_position", srv_neutral_null, "null", "'type':'null'"),
+    UNBUILT("session_rollback", srv_neutral_false, "false", "'enum':[false]"),
     UNBUILT("functions", srv_neutral_empty, "[]", "'enum':['',[],{}]"),
     UNBUILT("chat_template", srv_neutral_null, "null", "'type':'null'"),
     UNBUILT("chat_template_kwargs", srv_neutral_empty, "{}", "'enum':['',[],{}]"),
@@ -161,19 +167,47 @@ static const srv_field detokenize_fields[] = {
     FIELD("tokens", NULL, srv_set_ids, OF(prompt), 0, 0, NULL, "token ids", .schema = IDS("")),
 };
 
+#define OF_SESSION(member) offsetof(srv_session_request, member)
+#define TTL                                                                                       \
+    FIELD("ttl_s", "integer", srv_set_int64, OF_SESSION(ttl_s), 1, SRV_MAX_SESSION_TTL_S, "null", \
+          "seconds without use after which it is dropped; absent: 3600, or as the original", )
+static const srv_field session_fields[] = {
+    MODEL(OF_SESSION(model)),
+    TTL,
+    UNBUILT("prompt", srv_neutral_empty, "\"\"", "'enum':['',[],{}]"),
+    UNBUILT("cg_tolerance", srv_neutral_null, "null", "'type':'null'"),
+    UNBUILT("cg_max_steps", srv_neutral_null, "null", "'type':'null'"),
+    UNBUILT("cg_mode", srv_neutral_null, "null", "'type':'null'"),
+};
+static const srv_field fork_fields[] = {
+    FIELD("position", "integer", srv_set_int64, OF_SESSION(position), 0, 0x1p53, "null",
+          "the position that the copy stands at; absent: the present one", ),
+    TTL,
+};
+
 // Options of a stream need one.
 #define STREAM_CONDITION                                                                      \
     "'if':{'required':['stream_options'],'properties':{'stream_options':{'type':'object'}}}," \
     "'then':{'required':['stream'],'properties':{'stream':{'enum':[true]}}}"
 
+// What is said of a session needs one.
+#define NEEDS_SESSION(member, type)                                                                            \
+    "{'if':{'required':['" member "'],'properties':{'" member "':{" type "}}},'then':{'required':['session']," \
+    "'properties':{'session':{'type':'string'}}}}"
+#define SESSION_CONDITIONS                                                                          \
+    "'allOf':[" NEEDS_SESSION("session_position", "'type':['integer','number']") "," NEEDS_SESSION( \
+        "session_rollback", "'enum':[true]") "]"
+
 const srv_field_table *srv_fields(srv_request_kind kind) {
     static const srv_field_table tables[] = {
         [SRV_REQUEST_COMPLETION] = {completion_fields, sizeof completion_fields / sizeof *completion_fields, &shared,
-                                    STREAM_CONDITION},
+                                    STREAM_CONDITION "," SESSION_CONDITIONS},
         [SRV_REQUEST_CHAT] = {chat_fields, sizeof chat_fields / sizeof *chat_fields, &shared, STREAM_CONDITION},
         [SRV_REQUEST_TOKENIZE] = {tokenize_fields, sizeof tokenize_fields / sizeof *tokenize_fields, NULL, NULL},
         [SRV_REQUEST_DETOKENIZE] = {detokenize_fields, sizeof detokenize_fields / sizeof *detokenize_fields, NULL,
                                     NULL},
+        [SRV_REQUEST_SESSION] = {session_fields, sizeof session_fields / sizeof *session_fields, NULL, NULL},
+        [SRV_REQUEST_FORK] = {fork_fields, sizeof fork_fields / sizeof *fork_fields, NULL, NULL},
     };
     return &tables[kind];
 }
@@ -311,6 +345,16 @@ static void settle_best_of(srv_request *request, srv_problem *problem) {
                    "prompts times choices must be at most %d", SRV_MAX_CHOICES);
 }
 
+static void check_session(const srv_request *request, srv_problem *problem) {
+    if (!request->session && request->session_position >= 0)
+        srv_refuse(problem, 400, "invalid_value", "session_position", "session_position needs a session");
+    if (!request->session && request->session_rollback)
+        srv_refuse(problem, 400, "invalid_value", "session_rollback", "session_rollback needs a session");
+    if (request->session && (request->prompt_count > 1 || request->best_of > 1))
+        srv_refuse(problem, 400, "invalid_value", "session",
+                   "a session takes one prompt and one choice; fork it for more");
+}
+
 // What concerns more than one field.
 static void check_whole(const json_t *root, srv_request *request, const srv_bounds *bounds, srv_problem *problem) {
     const json_t *options = json_object_get(root, "stream_options");
@@ -321,6 +365,7 @@ static void check_whole(const json_t *root, srv_request *request, const srv_boun
         srv_refuse(problem, 400, "out_of_range", "min_tokens", "min_tokens must not be above max_tokens, which is %lld",
                    (long long)request->max_tokens);
     settle_best_of(request, problem);
+    check_session(request, problem);
     settle_solver(request, bounds, problem);
 }
 
@@ -367,6 +412,7 @@ static eng_status parse(srv_request_kind kind, const char *body, size_t length, 
         .repetition_penalty = 1,
         .logprobs = -1,
         .top_logprobs = -1,
+        .session_position = -1,
         .cg_mode = ENG_CG_TOLERANCE,
     };
     json_t *root = load_object(body, length, bounds, problem);
@@ -407,6 +453,7 @@ void srv_request_free(srv_request *request) {
     free(request->stops);
     free(request->biases);
     free(request->model);
+    free(request->session);
     *request = (srv_request){0};
 }
 
@@ -426,4 +473,20 @@ void srv_token_request_free(srv_token_request *request) {
     free(request->prompt.ids);
     free(request->model);
     *request = (srv_token_request){0};
+}
+
+eng_status srv_session_request_parse(srv_request_kind kind, const char *body, size_t length, const srv_bounds *bounds,
+                                     srv_session_request *request, srv_problem *problem) {
+    *request = (srv_session_request){.position = -1};
+    json_t *root = load_object(body, length, bounds, problem);
+    if (!root)
+        return status_of(problem);
+    apply_fields(root, srv_fields(kind), bounds, request, problem);
+    json_decref(root);
+    return status_of(problem);
+}
+
+void srv_session_request_free(srv_session_request *request) {
+    free(request->model);
+    *request = (srv_session_request){0};
 }

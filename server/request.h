@@ -22,6 +22,8 @@ typedef enum srv_request_kind {
     SRV_REQUEST_CHAT,
     SRV_REQUEST_TOKENIZE,
     SRV_REQUEST_DETOKENIZE,
+    SRV_REQUEST_SESSION,
+    SRV_REQUEST_FORK,
 } srv_request_kind;
 
 typedef struct srv_bounds { // the configuration's part in the ranges
@@ -98,6 +100,9 @@ typedef struct srv_request {
     eng_cg_mode cg_mode;
     bool fail_unconverged;
     srv_degrade degrade;
+    char *session;            // NULL: none
+    int64_t session_position; // -1: any
+    bool session_rollback;
 } srv_request;
 
 // Parses a completion's body. On refusal *problem is filled and ENG_INVALID returned (ENG_NO_MEMORY: 429). *request
@@ -119,6 +124,17 @@ ENG_CHECKED eng_status srv_token_request_parse(srv_request_kind kind, const char
                                                const srv_bounds *bounds, srv_token_request *request,
                                                srv_problem *problem);
 void srv_token_request_free(srv_token_request *request);
+
+// POST /v1/sessions and /v1/sessions/{id}/fork.
+typedef struct srv_session_request {
+    char *model;      // NULL: the first
+    int64_t ttl_s;    // 0: the default, or the original's
+    int64_t position; // of a fork; -1: the present one
+} srv_session_request;
+ENG_CHECKED eng_status srv_session_request_parse(srv_request_kind kind, const char *body, size_t length,
+                                                 const srv_bounds *bounds, srv_session_request *request,
+                                                 srv_problem *problem);
+void srv_session_request_free(srv_session_request *request);
 
 // The kind's fields as one JSON Schema object, within the bounds. request_schema.c.
 void srv_request_write_schema(srv_buf *out, srv_request_kind kind, const srv_bounds *bounds);

@@ -62,8 +62,8 @@ bool srv_read_integer(const json_t *value, int64_t *out);
 bool srv_read_ranged(const srv_reading *in, const json_t *value, double low, double high, int64_t *out);
 // New memory with a NUL after the bytes; NULL with a refusal.
 char *srv_copy_bytes(const srv_reading *in, const char *bytes, size_t length);
-srv_setter srv_set_int32, srv_set_int64, srv_set_float, srv_set_bool, srv_set_seed, srv_set_model, srv_set_cg_mode,
-    srv_set_on_unconverged, srv_set_degrade, srv_set_stream_options, srv_check_string;
+srv_setter srv_set_int32, srv_set_int64, srv_set_float, srv_set_bool, srv_set_seed, srv_set_model, srv_set_session,
+    srv_set_cg_mode, srv_set_on_unconverged, srv_set_degrade, srv_set_stream_options, srv_check_string;
 // What is known but not built: only its neutral value passes.
 srv_setter srv_neutral_false, srv_neutral_empty, srv_neutral_null, srv_neutral_format, srv_neutral_choice;
 

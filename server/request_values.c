@@ -144,6 +144,15 @@ void srv_set_model(const srv_reading *in, json_t *value, void *target) {
         *(char **)target = srv_copy_bytes(in, json_string_value(value), length);
 }
 
+void srv_set_session(const srv_reading *in, json_t *value, void *target) {
+    if (!json_is_string(value))
+        srv_refuse_type(in, "a string");
+    else if (memchr(json_string_value(value), '\0', json_string_length(value)))
+        srv_refuse(in->problem, 404, "session_not_found", "session", "there is no such session");
+    else
+        *(char **)target = srv_copy_bytes(in, json_string_value(value), json_string_length(value));
+}
+
 // Accepted and not used.
 void srv_check_string(const srv_reading *in, json_t *value, void *target) {
     (void)target;

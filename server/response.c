@@ -65,6 +65,19 @@ static void write_ignored(srv_buf *out, unsigned ignored) {
     srv_buf_puts(out, "]");
 }
 
+static void write_session_usage(srv_buf *out, const srv_session_usage *session) {
+    if (!session->id)
+        return;
+    srv_buf_puts(out, ",\"session\":{\"id\":");
+    srv_json_text(out, session->id);
+    srv_buf_puts(out, ",\"position\":");
+    srv_json_integer(out, session->position);
+    // Sessions live in the server's memory.
+    srv_buf_puts(out, ",\"durable\":false,\"profile_changed\":");
+    srv_json_bool(out, session->profile_changed);
+    srv_buf_puts(out, "}");
+}
+
 static void write_usage(srv_buf *out, const srv_usage *usage) {
     srv_buf_puts(out, "{\"prompt_tokens\":");
     srv_json_integer(out, usage->prompt_tokens);
@@ -82,7 +95,9 @@ static void write_usage(srv_buf *out, const srv_usage *usage) {
     write_ignored(out, usage->ignored);
     srv_buf_puts(out, ",\"degraded\":");
     srv_json_bool(out, usage->degraded);
-    srv_buf_puts(out, "}}");
+    srv_buf_puts(out, "}");
+    write_session_usage(out, &usage->session);
+    srv_buf_puts(out, "}");
 }
 
 // ---- completions ---------------------------------------------------------------------------------------------------
@@ -136,6 +151,7 @@ void srv_write_chunk(srv_buf *out, const srv_head *head, const srv_chunk *chunk)
         write_usage(out, chunk->usage);
     } else if (chunk->usage_null)
         srv_buf_puts(out, ",\"usage\":null");
+    write_session_usage(out, &chunk->session);
     srv_buf_puts(out, "}\n\n");
 }
 
@@ -262,6 +278,48 @@ void srv_write_model(srv_buf *out, const srv_model_view *model) {
     // vLLM's spelling, for clients that size their prompts by it.
     member_length(out, "max_model_len", model->info ? model->info->context_length : -1);
     write_meta(out, model);
+    srv_buf_puts(out, "}");
+}
+
+static const char *residence_name(eng_residence residence) {
+    switch (residence) {
+    case ENG_RESIDENCE_DEVICE:
+        return "device";
+    case ENG_RESIDENCE_HOST:
+        return "host";
+    case ENG_RESIDENCE_NONE:
+        break;
+    }
+    return NULL;
+}
+
+static void write_session_info(srv_buf *out, const eng_timeline_info *info) {
+    member_integer(out, "earliest", info->earliest);
+    member_text(out, "residence", residence_name(info->residence));
+    member_integer(out, "bytes", (int64_t)info->bytes);
+    srv_buf_puts(out, ",\"busy\":");
+    srv_json_bool(out, info->busy);
+    srv_buf_puts(out, ",\"profile_changed\":");
+    srv_json_bool(out, info->profile_changed);
+    if (!info->has_knobs)
+        return;
+    srv_buf_puts(out, ",\"loosest\":{\"cg_tolerance\":");
+    srv_json_float(out, info->loosest.cg_tolerance);
+    member_integer(out, "cg_max_steps", info->loosest.cg_max_steps);
+    member_text(out, "cg_mode", mode_name(info->loosest.cg_mode));
+    srv_buf_puts(out, "}");
+}
+
+void srv_write_session(srv_buf *out, const srv_session_view *session) {
+    srv_buf_puts(out, "{\"id\":");
+    srv_json_text(out, session->id);
+    srv_buf_puts(out, ",\"object\":\"session\"");
+    member_text(out, "model", session->model);
+    member_integer(out, "position", session->position);
+    member_integer(out, "state_bytes", (int64_t)session->state_bytes);
+    member_integer(out, "expires_at", session->expires_at);
+    if (session->info)
+        write_session_info(out, session->info);
     srv_buf_puts(out, "}");
 }
 

@@ -67,12 +67,29 @@ typedef struct srv_choice_piece {
 } srv_choice_piece;
 void srv_write_choice(srv_buf *out, const srv_choice_form *form, const srv_choice_piece *piece); // response_choice.c
 
+// A session as its client sees it. info: NULL: not asked for.
+typedef struct srv_session_view {
+    const char *id, *model;
+    int64_t position, expires_at;
+    uint64_t state_bytes;
+    const eng_timeline_info *info;
+} srv_session_view;
+void srv_write_session(srv_buf *out, const srv_session_view *session);
+
+// What a request did to its session.
+typedef struct srv_session_usage {
+    const char *id; // NULL: there is none
+    int64_t position;
+    bool profile_changed;
+} srv_session_usage;
+
 typedef struct srv_usage {
     int64_t prompt_tokens, completion_tokens, cached_tokens;
     eng_compute prompt, completion;
     bool has_mesa;
     unsigned ignored; // SRV_GIVEN_* knobs that this model has no mechanism for
     bool degraded;    // as the request permits
+    srv_session_usage session;
 } srv_usage;
 
 void srv_write_error(srv_buf *out, const srv_problem *problem);
@@ -86,6 +103,7 @@ typedef struct srv_chunk {
     srv_choice_piece piece;
     bool with_seed, usage_null;
     const srv_usage *usage; // NULL: none; wins over usage_null
+    srv_session_usage session;
 } srv_chunk;
 void srv_write_chunk(srv_buf *out, const srv_head *head, const srv_chunk *chunk);
 void srv_write_usage_chunk(srv_buf *out, const srv_head *head, const srv_usage *usage);

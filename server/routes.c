@@ -6,14 +6,20 @@
 
 #include "server/server.h"
 
-enum { BODY = 1, PUBLIC = 2, ADMIN = 4 };
+enum { BODY = 1, PUBLIC = 2, ADMIN = 4, BYTES = 8 };
 #define ROUTE(method, path, marks, handler) \
-    { method, path, ((marks)&BODY) != 0, ((marks)&PUBLIC) != 0, ((marks)&ADMIN) != 0, handler }
+    { method, path, ((marks)&BODY) != 0, ((marks)&BYTES) != 0, ((marks)&PUBLIC) != 0, ((marks)&ADMIN) != 0, handler }
 static const srv_route routes[] = {
     ROUTE("POST", "/v1/completions", BODY, srv_handle_completions),
     ROUTE("POST", "/v1/chat/completions", BODY, srv_handle_chat),
     ROUTE("GET", "/v1/models", 0, srv_handle_models),
     ROUTE("GET", "/v1/models/", 0, srv_handle_model),
+    ROUTE("POST", "/v1/sessions", BODY, srv_handle_session_create),
+    ROUTE("GET", "/v1/sessions", 0, srv_handle_session_list),
+    ROUTE("GET", "/v1/sessions/", 0, srv_handle_session_get),
+    ROUTE("DELETE", "/v1/sessions/", 0, srv_handle_session_delete),
+    ROUTE("POST", "/v1/sessions/", BODY, srv_handle_session_fork),
+    ROUTE("PUT", "/v1/sessions/", BYTES, srv_handle_session_import),
     ROUTE("POST", "/tokenize", BODY, srv_handle_tokenize),
     ROUTE("POST", "/detokenize", BODY, srv_handle_detokenize),
     ROUTE("GET", "/tokenizer_info", 0, srv_handle_tokenizer_info),

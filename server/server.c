@@ -236,6 +236,10 @@ static void on_events(void *context) {
             next = event->next;
             srv_completions_event(model->worker, event);
         }
+        for (srv_call *call = srv_worker_take_calls(model->worker), *next; call; call = next) {
+            next = call->next;
+            call->done(call);
+        }
         if (state != model->seen)
             on_state(server, model, state);
         ready += model->seen == SRV_WORKER_READY;
@@ -455,6 +459,7 @@ void srv_server_free(srv_server *server) {
     srv_http_free(server->http); // its exchanges cancel their jobs
     for (size_t i = 0; i < server->model_count; i++)
         srv_worker_stop(server->models[i].worker); // until then it may wake the loop
+    srv_sessions_free(server->sessions);
     srv_wake_close(server->events);
     srv_wake_close(server->stop);
     srv_wake_close(server->reload);

@@ -27,12 +27,13 @@
 typedef struct srv_server srv_server;
 typedef struct srv_exchange srv_exchange;
 typedef struct srv_http srv_http;
+typedef struct srv_sessions srv_sessions; // session.h
 
 // ---- routes.c ----
 
 typedef struct srv_route {
-    const char *method, *path; // a path that ends in "/" takes any non-empty rest; "/" itself takes none
-    bool takes_body;
+    const char *method, *path;              // a path that ends in "/" takes any non-empty rest; "/" itself takes none
+    bool takes_body, takes_bytes;           // JSON; bytes as they are
     bool is_public;                         // without a key
     bool admin;                             // on the address for administration too, which has nothing else
     void (*handle)(srv_exchange *exchange); // the body is whole; must give a reply, a stream or a task
@@ -162,6 +163,7 @@ struct srv_server {
     srv_metrics metrics;
     srv_loop *loop;
     srv_http *http;
+    srv_sessions *sessions;
     srv_model *models;
     size_t model_count;
     srv_phase phase;
@@ -195,6 +197,10 @@ const srv_model *srv_server_model(const srv_server *server, const srv_key *key, 
 const srv_model *srv_server_least_used(const srv_model *model);
 void srv_server_view(const srv_server *server, size_t index, srv_model_view *view);
 
+// ---- session.c ----
+
+void srv_sessions_free(srv_sessions *sessions); // NULL is accepted; after the workers have stopped
+
 // ---- handlers ----
 
 void srv_handle_page(srv_exchange *exchange);                     // page.c
@@ -207,6 +213,12 @@ void srv_handle_model(srv_exchange *exchange);                    // models_api.
 void srv_handle_tokenizer_info(srv_exchange *exchange);           // models_api.c
 void srv_handle_tokenize(srv_exchange *exchange);                 // tokenize.c
 void srv_handle_detokenize(srv_exchange *exchange);               // tokenize.c
+void srv_handle_session_create(srv_exchange *exchange);           // session_api.c
+void srv_handle_session_list(srv_exchange *exchange);             // session_api.c
+void srv_handle_session_get(srv_exchange *exchange);              // session_api.c
+void srv_handle_session_delete(srv_exchange *exchange);           // session_api.c
+void srv_handle_session_fork(srv_exchange *exchange);             // session_api.c
+void srv_handle_session_import(srv_exchange *exchange);           // session_api.c
 void srv_handle_chat(srv_exchange *exchange);                     // completions.c
 void srv_handle_completions(srv_exchange *exchange);              // completions.c
 void srv_completions_event(srv_worker *worker, srv_event *event); // completions.c; takes event

@@ -65,6 +65,10 @@ static void write_event(srv_completion *completion, const srv_event *event) {
         .usage_null = request->include_usage,
         .usage = request->continuous_usage ? &usage : NULL,
     };
+    if (event->finish != ENG_FINISH_NONE)
+        chunk.session = srv_completion_session(completion);
+    if (event->position >= 0)
+        completion->reached = event->position;
     completion->seed_told = true;
     srv_write_chunk(&completion->scratch, &completion->head, &chunk);
     if (event->prompt.count == 0)

@@ -72,6 +72,24 @@ eng_status srv_worker_submit(srv_worker *worker, srv_job *const *jobs, size_t co
     return status;
 }
 
+void srv_worker_call(srv_worker *worker, srv_call *call) {
+    call->next = NULL;
+    pthread_mutex_lock(&worker->lock);
+    *worker->asked_end = call;
+    worker->asked_end = &call->next;
+    pthread_cond_signal(&worker->news);
+    pthread_mutex_unlock(&worker->lock);
+}
+
+srv_call *srv_worker_take_calls(srv_worker *worker) {
+    pthread_mutex_lock(&worker->lock);
+    srv_call *calls = worker->answered;
+    worker->answered = NULL;
+    worker->answered_end = &worker->answered;
+    pthread_mutex_unlock(&worker->lock);
+    return calls;
+}
+
 bool srv_worker_has_room(srv_worker *worker, const srv_room *room, srv_no_room *why) {
     pthread_mutex_lock(&worker->lock);
     const bool has_room = srv_queue_has_room(worker, room, why);
@@ -198,6 +216,7 @@ static srv_event *make_event(srv_job *job, const eng_event *from, content *conte
         .choice = from->choice,
         .finish = from->finish,
         .status = from->status,
+        .position = from->position,
         .prompt = content->prompt,
         .drawn = content->drawn,
         .size = sizeof *event + length + message_bytes + srv_token_list_bytes(content->prompt.count, 0) +
@@ -351,6 +370,28 @@ static void publish(srv_worker *worker, double seconds) {
         worker->options.wake(worker->options.wake_context);
 }
 
+// ---- engine thread: calls -----------------------------------------------------------------------------------------
+
+// Those that wait, one after the other; engine NULL: they are told that there is none.
+static void run_calls(srv_worker *worker, eng_engine *engine) {
+    for (;;) {
+        pthread_mutex_lock(&worker->lock);
+        srv_call *call = worker->asked;
+        if (call && !(worker->asked = call->next))
+            worker->asked_end = &worker->asked;
+        pthread_mutex_unlock(&worker->lock);
+        if (!call)
+            return;
+        call->run(call, engine);
+        call->next = NULL;
+        pthread_mutex_lock(&worker->lock);
+        *worker->answered_end = call;
+        worker->answered_end = &call->next;
+        pthread_mutex_unlock(&worker->lock);
+        worker->options.wake(worker->options.wake_context);
+    }
+}
+
 // ---- engine thread: the loop ---------------------------------------------------------------------------------------
 
 static void fail_job(srv_worker *worker, srv_job *job, eng_status status, const char *message) {
@@ -390,7 +431,7 @@ static void handle(srv_worker *worker, srv_job *job, bool wants_submit, bool wan
 // Empties the inbox; waits for it while the engine has nothing to do. False: stop.
 static bool take_inbox(srv_worker *worker, bool idle) {
     pthread_mutex_lock(&worker->lock);
-    while (idle && !worker->inbox_head && !worker->stop) {
+    while (idle && !worker->inbox_head && !worker->asked && !worker->stop) {
         atomic_store_explicit(&worker->busy_since, 0, memory_order_relaxed);
         pthread_cond_wait(&worker->news, &worker->lock);
     }
@@ -409,6 +450,8 @@ static bool take_inbox(srv_worker *worker, bool idle) {
     }
     const bool stop = worker->stop;
     pthread_mutex_unlock(&worker->lock);
+    if (!stop)
+        run_calls(worker, worker->engine);
     return !stop;
 }
 
@@ -473,8 +516,13 @@ static void set_state(srv_worker *worker, srv_worker_state state) {
 // The engine's own data may be in use by other threads until the worker is stopped.
 static void wait_for_stop(srv_worker *worker) {
     pthread_mutex_lock(&worker->lock);
-    while (!worker->stop)
-        pthread_cond_wait(&worker->news, &worker->lock);
+    while (!worker->stop) {
+        pthread_mutex_unlock(&worker->lock);
+        run_calls(worker, NULL);
+        pthread_mutex_lock(&worker->lock);
+        if (!worker->stop && !worker->asked)
+            pthread_cond_wait(&worker->news, &worker->lock);
+    }
     pthread_mutex_unlock(&worker->lock);
 }
 
@@ -510,6 +558,8 @@ eng_status srv_worker_start(const srv_worker_options *options, srv_worker **out,
     if (!worker)
         return eng_fail(error, ENG_NO_MEMORY, "no memory for an engine thread");
     worker->options = *options;
+    worker->asked_end = &worker->asked;
+    worker->answered_end = &worker->answered;
     if (pthread_mutex_init(&worker->lock, NULL) != 0)
         goto free_worker;
     if (pthread_cond_init(&worker->news, NULL) != 0)
@@ -536,6 +586,11 @@ void srv_worker_stop(srv_worker *worker) {
     pthread_cond_signal(&worker->news);
     pthread_mutex_unlock(&worker->lock);
     pthread_join(worker->thread, NULL);
+    run_calls(worker, NULL);
+    for (srv_call *call = srv_worker_take_calls(worker), *next; call; call = next) {
+        next = call->next;
+        call->done(call);
+    }
     for (srv_event *event = srv_worker_take(worker), *next; event; event = next) {
         next = event->next;
         srv_event_free(worker, event);

@@ -96,6 +96,17 @@ ENG_CHECKED eng_status srv_worker_submit(srv_worker *worker, srv_job *const *job
 // Ends a job wherever it is; its owner hears no more of it. A job that has ended is no fault.
 void srv_worker_cancel(srv_worker *worker, srv_job *job);
 
+// Something to be done with the engine between two of its steps. Made by whoever asks, which frees it in done.
+typedef struct srv_call {
+    struct srv_call *next;
+    void (*run)(struct srv_call *call, eng_engine *engine); // engine thread; engine NULL: there is none any more
+    void (*done)(struct srv_call *call);                    // loop thread
+} srv_call;
+// After the submissions and cancellations that were asked for before.
+void srv_worker_call(srv_worker *worker, srv_call *call);
+// Those that have run.
+srv_call *srv_worker_take_calls(srv_worker *worker);
+
 typedef struct srv_event {
     struct srv_event *next;
     srv_job *job;
@@ -105,6 +116,7 @@ typedef struct srv_event {
     eng_status status;   // with ENG_FINISH_ERROR
     const char *message; // with ENG_FINISH_ERROR; in this event's memory
     eng_usage usage;
+    int64_t position;             // eng_event.position
     srv_token_list prompt, drawn; // with keep_tokens: since the last event, sealed
     size_t size;                  // what it counts in the job's window
     size_t text_length;

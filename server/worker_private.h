@@ -84,6 +84,8 @@ struct srv_worker {
     // Under the lock.
     srv_job *inbox_head, *inbox_tail;
     srv_event *outbox_head, *outbox_tail;
+    srv_call *asked, **asked_end; // oldest first
+    srv_call *answered, **answered_end;
     uint64_t places, waiting, waiting_tokens; // as in a job, of all of them
     uint64_t rows;                            // of the engine; 0 until it is open
     srv_holder *holders;

@@ -328,3 +328,75 @@ void eng_read_gauges(const eng_engine *engine, eng_gauges *out) {
         }
     out->states_used = out->running;
 }
+
+// ---- timelines: only that they are there. What they do is tested with the engine itself, sessions_test.sh.
+// -----------
+
+eng_status eng_timeline_create(eng_engine *engine, uint64_t owner, uint64_t *id, eng_error *error) {
+    static atomic_uint_least64_t last;
+    (void)engine;
+    (void)owner;
+    (void)error;
+    *id = ++last;
+    return ENG_OK;
+}
+
+eng_status eng_timeline_read(const eng_engine *engine, uint64_t owner, uint64_t id, eng_timeline_info *out,
+                             eng_error *error) {
+    (void)engine;
+    (void)owner;
+    (void)id;
+    (void)error;
+    *out = (eng_timeline_info){.position = 0};
+    return ENG_OK;
+}
+
+eng_status eng_timeline_drop(eng_engine *engine, uint64_t owner, uint64_t id, eng_error *error) {
+    (void)engine;
+    (void)owner;
+    (void)id;
+    (void)error;
+    return ENG_OK;
+}
+
+static eng_status refuse_timeline(eng_error *error) {
+    return eng_fail(error, ENG_NOT_FOUND, "the timelines of this engine do nothing");
+}
+
+eng_status eng_timeline_fork(eng_engine *engine, uint64_t owner, uint64_t id, int64_t position, uint64_t *fork,
+                             eng_error *error) {
+    (void)engine;
+    (void)owner;
+    (void)id;
+    (void)position;
+    (void)fork;
+    return refuse_timeline(error);
+}
+
+eng_status eng_timeline_rollback(eng_engine *engine, uint64_t owner, uint64_t id, int64_t position, eng_error *error) {
+    (void)engine;
+    (void)owner;
+    (void)id;
+    (void)position;
+    return refuse_timeline(error);
+}
+
+eng_status eng_timeline_export(eng_engine *engine, uint64_t owner, uint64_t id, void **bytes, size_t *count,
+                               eng_error *error) {
+    (void)engine;
+    (void)owner;
+    (void)id;
+    (void)bytes;
+    (void)count;
+    return refuse_timeline(error);
+}
+
+eng_status eng_timeline_import(eng_engine *engine, uint64_t owner, uint64_t id, const void *bytes, size_t count,
+                               eng_error *error) {
+    (void)engine;
+    (void)owner;
+    (void)id;
+    (void)bytes;
+    (void)count;
+    return refuse_timeline(error);
+}

@@ -192,7 +192,7 @@ START_TEST(refuses_unbuilt_by_name) {
         {"{\"session_rollback\":true}", 400, "session_rollback"},
         {"{\"tool_choice\":\"required\"}", 400, "tool_choice"},
         {"{\"suffix\":\"x\"}", 400, "suffix"},
-        {"{\"session\":\"s\"}", 400, "session"},
+        {"{\"session\":5}", 400, "session"},
         {"{\"session_position\":1}", 400, "session_position"},
         {"{\"response_format\":{\"type\":\"json_object\"}}", 400, "response_format"},
         {"{\"response_format\":5}", 400, "response_format"},

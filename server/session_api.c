@@ -1,0 +1,322 @@
+// SPDX-License-Identifier: Apache-2.0
+// /v1/sessions: create, list, look at, drop, fork, take out as bytes and bring in.
+//
+// Each is one call to the session's engine. The call is its own memory and outlives a client that leaves: what was
+// begun is finished, and nobody is told. Bodies are small and parsed here. Loop thread, but for the calls' run.
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "server/session.h"
+
+typedef enum action { CREATE, LOOK, DROP, FORK, EXPORT, IMPORT } action;
+
+typedef struct session_call {
+    srv_call call;
+    action action;
+    srv_server *server;
+    srv_exchange *exchange; // NULL: the client has left
+    srv_session *session;   // taken, but for LOOK and EXPORT
+    srv_session *made;      // of CREATE and FORK; taken
+    uint64_t owner, timeline;
+    int64_t position; // of a fork
+    char *bytes;      // in and out
+    size_t count;
+    uint64_t new_timeline;
+    eng_timeline_info info;
+    eng_status status;
+    eng_error error;
+} session_call;
+
+// ---- engine thread -------------------------------------------------------------------------------------------------
+
+static eng_status act(session_call *call, eng_engine *engine) {
+    void *bytes = NULL;
+
+    switch (call->action) {
+    case CREATE:
+        return eng_timeline_create(engine, call->owner, &call->new_timeline, &call->error);
+    case LOOK:
+        return ENG_OK;
+    case DROP:
+        return eng_timeline_drop(engine, call->owner, call->timeline, &call->error);
+    case FORK:
+        return eng_timeline_fork(engine, call->owner, call->timeline, call->position, &call->new_timeline,
+                                 &call->error);
+    case EXPORT: {
+        const eng_status status =
+            eng_timeline_export(engine, call->owner, call->timeline, &bytes, &call->count, &call->error);
+        call->bytes = bytes;
+        return status;
+    }
+    case IMPORT:
+        return eng_timeline_import(engine, call->owner, call->timeline, call->bytes, call->count, &call->error);
+    }
+    return ENG_INTERNAL;
+}
+
+static void run(srv_call *base, eng_engine *engine) {
+    session_call *call = (session_call *)base;
+
+    call->status = engine ? act(call, engine) : ENG_DEVICE;
+    if (call->status || call->action == DROP)
+        return;
+    const uint64_t looked = call->new_timeline ? call->new_timeline : call->timeline;
+    call->status = eng_timeline_read(engine, call->owner, looked, &call->info, &call->error);
+}
+
+// ---- answers -------------------------------------------------------------------------------------------------------
+
+static void write_session(const srv_server *server, const srv_session *session, const eng_timeline_info *info,
+                          srv_buf *out) {
+    srv_write_session(
+        out, &(srv_session_view){.id = session->id,
+                                 .model = session->model->path->name,
+                                 .position = info ? info->position : session->position,
+                                 .state_bytes = eng_info(srv_worker_engine(session->model->worker))->state_bytes,
+                                 .expires_at = srv_session_expires_at(server, session),
+                                 .info = info});
+}
+
+// An import is of other bytes than this model's: that is the client's choice of session, not the server's fault.
+static void refuse(session_call *call, srv_problem *problem) {
+    if (call->action == IMPORT && call->status == ENG_FORMAT)
+        srv_refuse(problem, 400, "invalid_state", NULL, "%s", call->error.text);
+    else if (call->action == IMPORT && call->status == ENG_UNSUPPORTED) {
+        srv_refuse(problem, 409, "foreign_state", NULL, "%s", call->error.text);
+        problem->never_retry = true;
+    } else if (call->status == ENG_FULL)
+        srv_refuse(problem, 429, "sessions_full", NULL, "%s", call->error.text);
+    else
+        srv_refuse_engine(problem, call->status, call->error.text);
+}
+
+static void answer(session_call *call) {
+    srv_exchange *exchange = call->exchange;
+    const srv_session *session = call->made ? call->made : call->session;
+    srv_problem problem = {0};
+    srv_buf out;
+
+    srv_buf_init(&out, call->count + SRV_MAX_ANSWER_BYTES);
+    refuse(call, &problem);
+    if (problem.status) {
+        srv_exchange_refuse(exchange, &problem);
+        return;
+    }
+    if (call->action == EXPORT) {
+        srv_buf_append(&out, call->bytes, call->count);
+        srv_exchange_reply_as(exchange, "application/octet-stream", &out);
+        return;
+    }
+    if (call->action != DROP)
+        write_session(call->server, session, &call->info, &out);
+    srv_exchange_reply(exchange, call->action == DROP ? 204 : call->made ? 201 : 200, &out);
+}
+
+static void settle_table(session_call *call) {
+    const bool done = call->status == ENG_OK;
+
+    if (call->made && done) {
+        call->made->timeline = call->new_timeline;
+        call->made->position = call->info.position;
+        call->made->profile_changed = call->info.profile_changed;
+        srv_session_let_go(call->server, call->made);
+    }
+    if (call->action == IMPORT && done) {
+        call->session->position = call->info.position;
+        call->session->profile_changed = call->info.profile_changed;
+    }
+    if (call->action == DROP || call->action == FORK || call->action == IMPORT)
+        srv_session_let_go(call->server, call->session);
+}
+
+static void finish(srv_call *base) {
+    session_call *call = (session_call *)base;
+
+    settle_table(call);
+    if (call->session)
+        call->session->calls--;
+    if (call->exchange) {
+        call->exchange->task = NULL;
+        answer(call);
+    }
+    if (call->made && call->status)
+        srv_session_remove(call->server, call->made);
+    if (call->action == DROP && call->status == ENG_OK)
+        srv_session_remove(call->server, call->session);
+    eng_free(call->bytes);
+    free(call);
+}
+
+// ---- the task ------------------------------------------------------------------------------------------------------
+
+static void leave(void *context) {
+    session_call *call = context;
+
+    if (call)
+        call->exchange = NULL;
+}
+
+static void abandon(void *context) {
+    session_call *call = context;
+    srv_problem problem = {0};
+
+    if (!call || !call->exchange)
+        return;
+    srv_exchange *exchange = call->exchange;
+    call->exchange = NULL;
+    exchange->task = NULL;
+    srv_refuse(&problem, 503, "draining", NULL, "the server is shutting down");
+    srv_exchange_refuse(exchange, &problem);
+}
+
+// The call takes the bytes, if any, also on failure.
+static void ask(srv_exchange *exchange, const session_call *what, const srv_model *model) {
+    static const srv_task_ops ops = {.cancel = leave, .abandon = abandon, .free = leave};
+    session_call *call = malloc(sizeof *call);
+    srv_problem problem = {0};
+
+    exchange->model = model;
+    if (!call) {
+        if (what->made)
+            srv_session_remove(exchange->server, what->made);
+        if (what->session && what->action != LOOK && what->action != EXPORT)
+            srv_session_let_go(exchange->server, what->session);
+        free(what->bytes);
+        srv_refuse_engine(&problem, ENG_NO_MEMORY, NULL);
+        srv_exchange_refuse(exchange, &problem);
+        return;
+    }
+    *call = *what;
+    call->call = (srv_call){.run = run, .done = finish};
+    call->server = exchange->server;
+    call->exchange = exchange;
+    call->owner = srv_session_owner(exchange);
+    call->timeline = what->session ? what->session->timeline : 0;
+    if (call->session)
+        call->session->calls++;
+    srv_exchange_attach(exchange, &ops, call);
+    srv_worker_call(model->worker, &call->call);
+}
+
+// ---- handlers ------------------------------------------------------------------------------------------------------
+
+// Whether sessions can be used now at all, and the body parsed here.
+static bool may_begin(const srv_exchange *exchange, srv_problem *problem) {
+    if (srv_server_refuses(exchange->server, problem))
+        return false;
+    if (exchange->route->takes_body && exchange->body.length > SRV_SESSION_BODY_BYTES)
+        srv_refuse(problem, 413, "body_too_large", NULL, "the body is larger than %d bytes", SRV_SESSION_BODY_BYTES);
+    return !problem->status;
+}
+
+// The session that the path names, with what stands behind its name; suffix "": nothing may.
+static srv_session *find(const srv_exchange *exchange, const char *suffix, srv_problem *problem) {
+    const size_t length = strcspn(exchange->rest, "/");
+
+    if (!may_begin(exchange, problem))
+        return NULL;
+    if (strcmp(exchange->rest + length, suffix) != 0) {
+        srv_refuse(problem, 404, "path_not_found", NULL, "there is no such path");
+        return NULL;
+    }
+    return srv_session_find(exchange, exchange->rest, length, problem);
+}
+
+static void finish_early(srv_exchange *exchange, const srv_problem *problem) {
+    if (problem->status)
+        srv_exchange_refuse(exchange, problem);
+}
+
+void srv_handle_session_create(srv_exchange *exchange) {
+    srv_problem problem = {0};
+    srv_session_request request = {0};
+
+    if (may_begin(exchange, &problem) &&
+        !srv_session_request_parse(SRV_REQUEST_SESSION, exchange->body.length ? exchange->body.data : "{}",
+                                   exchange->body.length ? exchange->body.length : 2, &exchange->server->bounds,
+                                   &request, &problem)) {
+        const srv_model *model = srv_server_model(exchange->server, exchange->key, request.model, &problem);
+        model = model ? srv_server_least_used(model) : NULL;
+        srv_session *made =
+            model ? srv_session_add(exchange, model, request.ttl_s ? request.ttl_s : SRV_SESSION_TTL_S, &problem)
+                  : NULL;
+        if (made)
+            ask(exchange, &(session_call){.action = CREATE, .made = made}, model);
+    }
+    srv_session_request_free(&request);
+    finish_early(exchange, &problem);
+}
+
+void srv_handle_session_list(srv_exchange *exchange) {
+    const uint64_t now = srv_loop_now(exchange->server->loop);
+    const char *separator = "";
+    srv_buf out;
+
+    srv_buf_init(&out, SRV_MAX_ANSWER_BYTES);
+    srv_buf_puts(&out, "{\"object\":\"list\",\"data\":[");
+    for (const srv_session *at = srv_session_first(exchange->server); at; at = at->next) {
+        if (at->owner != srv_session_owner(exchange) || (!at->busy && at->expires_ms <= now) || !at->timeline)
+            continue;
+        srv_buf_puts(&out, separator);
+        write_session(exchange->server, at, NULL, &out);
+        separator = ",";
+    }
+    srv_buf_puts(&out, "]}");
+    srv_exchange_reply(exchange, 200, &out);
+}
+
+void srv_handle_session_get(srv_exchange *exchange) {
+    srv_problem problem = {0};
+    const bool bytes = strcmp(exchange->rest + strcspn(exchange->rest, "/"), "/state") == 0;
+    srv_session *session = find(exchange, bytes ? "/state" : "", &problem);
+
+    if (session)
+        ask(exchange, &(session_call){.action = bytes ? EXPORT : LOOK, .session = session}, session->model);
+    finish_early(exchange, &problem);
+}
+
+void srv_handle_session_delete(srv_exchange *exchange) {
+    srv_problem problem = {0};
+    srv_session *session = find(exchange, "", &problem);
+
+    if (session && srv_session_take(session, &problem))
+        ask(exchange, &(session_call){.action = DROP, .session = session}, session->model);
+    finish_early(exchange, &problem);
+}
+
+void srv_handle_session_fork(srv_exchange *exchange) {
+    srv_problem problem = {0};
+    srv_session_request request = {0};
+    srv_session *session = find(exchange, "/fork", &problem);
+
+    if (session &&
+        !srv_session_request_parse(SRV_REQUEST_FORK, exchange->body.length ? exchange->body.data : "{}",
+                                   exchange->body.length ? exchange->body.length : 2, &exchange->server->bounds,
+                                   &request, &problem) &&
+        srv_session_take(session, &problem)) {
+        srv_session *made =
+            srv_session_add(exchange, session->model, request.ttl_s ? request.ttl_s : session->ttl_s, &problem);
+        if (made)
+            ask(exchange,
+                &(session_call){.action = FORK, .session = session, .made = made, .position = request.position},
+                session->model);
+        else
+            srv_session_let_go(exchange->server, session);
+    }
+    srv_session_request_free(&request);
+    finish_early(exchange, &problem);
+}
+
+void srv_handle_session_import(srv_exchange *exchange) {
+    srv_problem problem = {0};
+    srv_session *session = find(exchange, "/state", &problem);
+
+    if (session && srv_session_take(session, &problem)) {
+        size_t count = 0;
+        char *bytes = srv_buf_take(&exchange->body, &count);
+        ask(exchange, &(session_call){.action = IMPORT, .session = session, .bytes = bytes, .count = count},
+            session->model);
+    }
+    finish_early(exchange, &problem);
+}
