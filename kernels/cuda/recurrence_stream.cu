@@ -117,7 +117,7 @@ static __device__ __forceinline__ void bring(const Work &s, const stream_piece<S
     const uint32_t operand_bytes = Work::PREPARERS ? 0 : (CHANNEL ? 3 : 2) * row_bytes + width * sizeof(float);
     cuda_mbarrier_expect(full, state_bytes + operand_bytes);
     if (p.home && s.band == a.columns)
-        cuda_bulk_load_once(state_at<R, Stored>(operands), p.home, state_bytes, full);
+        cuda_bulk_load(state_at<R, Stored>(operands), p.home, state_bytes, full);
     if (Work::PREPARERS)
         return;
     cuda_bulk_load(operands.token.q, recurrence_query(a, p.row, p.state, 0), row_bytes, full);
@@ -136,7 +136,7 @@ static __device__ __forceinline__ void bring_bands(const stream &s, const stream
         const uint32_t bytes = width_of(s, __shfl_sync(~0u, own.column0, piece)) * sizeof(Stored);
         Stored *to = state_at<R, Stored>(operands_at<R, Stored>(s, memory, stage, piece));
         for (int32_t d = threadIdx.x % 32; from && d < s.a.depth; d += 32)
-            cuda_bulk_load_once(to + d * s.band, from + (int64_t)d * s.a.columns, bytes, full);
+            cuda_bulk_load(to + d * s.band, from + (int64_t)d * s.a.columns, bytes, full);
     }
 }
 
@@ -293,19 +293,6 @@ static __device__ __forceinline__ void take(const Stored *from, int32_t band, cu
             state[i] = cuda_quad{};
 }
 
-// And back to its rows, `pitch` apart; NULL: dropped.
-template <int R, typename Team, typename Stored>
-static __device__ __forceinline__ void give(Stored *to, int32_t depth, int32_t pitch, int32_t left,
-                                            const cuda_quad (&state)[R]) {
-    const int32_t group = Team::thread() / RECURRENCE_LANES;
-#pragma unroll
-    for (int i = 0; i < R; i++) {
-        const int32_t d = i * RECURRENCE_GROUPS + group;
-        if (to && left > 0 && d < depth)
-            cuda_store_once(to + (int64_t)d * pitch, state[i]);
-    }
-}
-
 template <int R, bool CHANNEL, typename Stored>
 static __device__ __forceinline__ void consume(const stream &s, char *memory, int32_t rounds) {
     typedef cuda_team<RECURRENCE_THREADS> team;
@@ -342,7 +329,7 @@ static __device__ __forceinline__ void consume(const stream &s, char *memory, in
             continue;
         recurrence_read_more<R, true, team>(a, state, p.row, p.state, column, v, shared.sums[number], barriers);
         recurrence_round<R, team, Stored>(a, p.rounding, column, state);
-        give<R, team>(p.home ? p.home + inner : NULL, a.depth, a.columns, left, state);
+        recurrence_store_state<R, true, team>(p.home ? p.home + inner : NULL, a.depth, a.columns, left, state);
     }
 }
 
