@@ -162,7 +162,8 @@ static void go_on_straight(eng_engine *engine, uint64_t id, const int32_t *ids, 
     int32_t runs = timeline->runs;
     ck_assert_int_eq(timeline->first, 0);
     memcpy(all, timeline->ids, sizeof *all * (size_t)position);
-    memcpy(all + position, ids, sizeof *all * (size_t)count);
+    if (count > 0)
+        memcpy(all + position, ids, sizeof *all * (size_t)count);
     memcpy(run, timeline->run, sizeof *run * (size_t)runs);
     if (timeline->read < position)
         run[runs++] = (eng_run){position, KERN_ROW_GENERATED, engine->info.default_knobs};
