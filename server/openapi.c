@@ -256,6 +256,11 @@ static void write_answer(srv_buf *out, const operation *row) {
     srv_buf_puts(out, "}}");
 }
 
+// What makes or copies a session has only options.
+static bool may_be_empty(const char *request) {
+    return strcmp(request, "session_request") == 0 || strcmp(request, "fork_request") == 0;
+}
+
 static void write_operation(srv_buf *out, const operation *row, bool has_keys) {
     srv_buf_printf(out, "\"%s\":{\"summary\":", row->method);
     srv_json_text(out, row->about);
@@ -265,7 +270,8 @@ static void write_operation(srv_buf *out, const operation *row, bool has_keys) {
     if (has_keys && row->is_public)
         srv_json_literal(out, ",'security':[]");
     if (row->request) {
-        srv_json_literal(out, ",'requestBody':{'required':true,");
+        srv_json_literal(out, may_be_empty(row->request) ? ",'requestBody':{'required':false,"
+                                                         : ",'requestBody':{'required':true,");
         if (strchr(row->request, '/'))
             srv_buf_printf(out, "\"content\":{\"%s\":{}", row->request);
         else

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// The table of routes. A path matches byte for byte; one that ends in "/" takes any rest that is not empty.
+// The table of routes. A path matches byte for byte; one that ends in "/" takes any rest that is not empty, a "*" any
+// part without a "/" that is not empty.
 // Stateless; loop thread.
 #include <stdio.h>
 #include <string.h>
@@ -16,10 +17,11 @@ static const srv_route routes[] = {
     ROUTE("GET", "/v1/models/", 0, srv_handle_model),
     ROUTE("POST", "/v1/sessions", BODY, srv_handle_session_create),
     ROUTE("GET", "/v1/sessions", 0, srv_handle_session_list),
-    ROUTE("GET", "/v1/sessions/", 0, srv_handle_session_get),
-    ROUTE("DELETE", "/v1/sessions/", 0, srv_handle_session_delete),
-    ROUTE("POST", "/v1/sessions/", BODY, srv_handle_session_fork),
-    ROUTE("PUT", "/v1/sessions/", BYTES, srv_handle_session_import),
+    ROUTE("GET", "/v1/sessions/*", 0, srv_handle_session_get),
+    ROUTE("DELETE", "/v1/sessions/*", 0, srv_handle_session_delete),
+    ROUTE("POST", "/v1/sessions/*/fork", BODY, srv_handle_session_fork),
+    ROUTE("GET", "/v1/sessions/*/state", 0, srv_handle_session_export),
+    ROUTE("PUT", "/v1/sessions/*/state", BYTES, srv_handle_session_import),
     ROUTE("POST", "/tokenize", BODY, srv_handle_tokenize),
     ROUTE("POST", "/detokenize", BODY, srv_handle_detokenize),
     ROUTE("GET", "/tokenizer_info", 0, srv_handle_tokenizer_info),
@@ -31,8 +33,15 @@ static const srv_route routes[] = {
 };
 
 static bool matches(const srv_route *route, const char *path, const char **rest) {
-    const size_t length = strlen(route->path);
+    const size_t length = strlen(route->path), before = strcspn(route->path, "*");
 
+    if (before < length) {
+        const size_t part = strncmp(route->path, path, before) == 0 ? strcspn(path + before, "/") : 0;
+        if (part == 0 || strcmp(path + before + part, route->path + before + 1) != 0)
+            return false;
+        *rest = path + before;
+        return true;
+    }
     if (length == 1 || route->path[length - 1] != '/')
         return strcmp(route->path, path) == 0;
     if (strncmp(route->path, path, length) != 0 || !path[length])

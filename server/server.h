@@ -32,16 +32,16 @@ typedef struct srv_sessions srv_sessions; // session.h
 // ---- routes.c ----
 
 typedef struct srv_route {
-    const char *method, *path;              // a path that ends in "/" takes any non-empty rest; "/" itself takes none
-    bool takes_body, takes_bytes;           // JSON; bytes as they are
-    bool is_public;                         // without a key
-    bool admin;                             // on the address for administration too, which has nothing else
+    const char *method, *path;    // a path that ends in "/" takes any rest, "*" any part without one; none is empty
+    bool takes_body, takes_bytes; // JSON; bytes as they are
+    bool is_public;               // without a key
+    bool admin;                   // on the address for administration too, which has nothing else
     void (*handle)(srv_exchange *exchange); // the body is whole; must give a reply, a stream or a task
 } srv_route;
 
 typedef struct srv_route_match {
     const srv_route *route; // NULL: refused with 404, or with 405 and the methods that there are in allow
-    const char *rest;       // of the path; NULL: none
+    const char *rest;       // of the path, from where it is free; NULL: none
     bool is_public;         // the path may be asked without a key, with whatever method
     char allow[64];
 } srv_route_match;
@@ -218,6 +218,7 @@ void srv_handle_session_list(srv_exchange *exchange);             // session_api
 void srv_handle_session_get(srv_exchange *exchange);              // session_api.c
 void srv_handle_session_delete(srv_exchange *exchange);           // session_api.c
 void srv_handle_session_fork(srv_exchange *exchange);             // session_api.c
+void srv_handle_session_export(srv_exchange *exchange);           // session_api.c
 void srv_handle_session_import(srv_exchange *exchange);           // session_api.c
 void srv_handle_chat(srv_exchange *exchange);                     // completions.c
 void srv_handle_completions(srv_exchange *exchange);              // completions.c

@@ -210,17 +210,11 @@ static bool may_begin(const srv_exchange *exchange, srv_problem *problem) {
     return !problem->status;
 }
 
-// The session that the path names, with what stands behind its name; suffix "": nothing may.
-static srv_session *find(const srv_exchange *exchange, const char *suffix, srv_problem *problem) {
-    const size_t length = strcspn(exchange->rest, "/");
-
-    if (!may_begin(exchange, problem))
-        return NULL;
-    if (strcmp(exchange->rest + length, suffix) != 0) {
-        srv_refuse(problem, 404, "path_not_found", NULL, "there is no such path");
-        return NULL;
-    }
-    return srv_session_find(exchange, exchange->rest, length, problem);
+// The session that the path names.
+static srv_session *find(const srv_exchange *exchange, srv_problem *problem) {
+    return may_begin(exchange, problem)
+               ? srv_session_find(exchange, exchange->rest, strcspn(exchange->rest, "/"), problem)
+               : NULL;
 }
 
 static void finish_early(srv_exchange *exchange, const srv_problem *problem) {
@@ -266,19 +260,26 @@ void srv_handle_session_list(srv_exchange *exchange) {
     srv_exchange_reply(exchange, 200, &out);
 }
 
-void srv_handle_session_get(srv_exchange *exchange) {
+static void look(srv_exchange *exchange, action action) {
     srv_problem problem = {0};
-    const bool bytes = strcmp(exchange->rest + strcspn(exchange->rest, "/"), "/state") == 0;
-    srv_session *session = find(exchange, bytes ? "/state" : "", &problem);
+    srv_session *session = find(exchange, &problem);
 
     if (session)
-        ask(exchange, &(session_call){.action = bytes ? EXPORT : LOOK, .session = session}, session->model);
+        ask(exchange, &(session_call){.action = action, .session = session}, session->model);
     finish_early(exchange, &problem);
+}
+
+void srv_handle_session_get(srv_exchange *exchange) {
+    look(exchange, LOOK);
+}
+
+void srv_handle_session_export(srv_exchange *exchange) {
+    look(exchange, EXPORT);
 }
 
 void srv_handle_session_delete(srv_exchange *exchange) {
     srv_problem problem = {0};
-    srv_session *session = find(exchange, "", &problem);
+    srv_session *session = find(exchange, &problem);
 
     if (session && srv_session_take(session, &problem))
         ask(exchange, &(session_call){.action = DROP, .session = session}, session->model);
@@ -288,7 +289,7 @@ void srv_handle_session_delete(srv_exchange *exchange) {
 void srv_handle_session_fork(srv_exchange *exchange) {
     srv_problem problem = {0};
     srv_session_request request = {0};
-    srv_session *session = find(exchange, "/fork", &problem);
+    srv_session *session = find(exchange, &problem);
 
     if (session &&
         !srv_session_request_parse(SRV_REQUEST_FORK, exchange->body.length ? exchange->body.data : "{}",
@@ -310,7 +311,7 @@ void srv_handle_session_fork(srv_exchange *exchange) {
 
 void srv_handle_session_import(srv_exchange *exchange) {
     srv_problem problem = {0};
-    srv_session *session = find(exchange, "/state", &problem);
+    srv_session *session = find(exchange, &problem);
 
     if (session && srv_session_take(session, &problem)) {
         size_t count = 0;

@@ -3,6 +3,7 @@
 # bits. Bodies that break one are not generated, since the document permits them and the server rightly does not.
 import schemathesis
 
+VOCABULARY = 4096  # of the demo model
 DEFAULTS = {"max_tokens": 16, "min_tokens": 0, "n": 1, "stream": False, "prompt": "", "add_special_tokens": True}
 
 
@@ -50,6 +51,8 @@ def filter_case(context, case):
             and not (field("stream") and choices > field("n"))
             and (body.get("stream_options") is None or field("stream"))
             and (field("add_special_tokens") or "" not in prompts)
+            and (body.get("session") is None or (choices == 1 and not isinstance(field("prompt"), list)))
+            and all(int(key) < VOCABULARY for key in body.get("logit_bias") or {} if str(key).isdigit())
         )
     except TypeError:  # a field of another type: to be refused for that
         return True
