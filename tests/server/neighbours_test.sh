@@ -13,8 +13,9 @@ ask() { # BODY: the answer
     curl -sS --max-time 60 --unix-socket "$folder/socket" -H 'Content-Type: application/json' --data-binary "$1" \
         http://localhost/v1/completions
 }
-choices() { # what an answer says beside its name and the time
-    sed -E 's/"id":"cmpl-[0-9a-f]+"//; s/"created":[0-9]+//'
+choices() { # what an answer says beside its name, the time and, of several choices, how often their prompt was read:
+    # choices that find no row beside the others read it again
+    sed -E 's/"id":"cmpl-[0-9a-f]+"//; s/"created":[0-9]+//; /"index":1/s/("compute":\{"prompt":)\{[^}]*\}/\1/'
 }
 texts() { # of each choice, a line each, without its number
     grep -oE '"text":"([^"\\]|\\.)*","logprobs":(null|\{[^}]*(\{[^}]*\}[^}]*)*\}),"finish_reason":"[a-z]*"'
