@@ -14,6 +14,7 @@ packages=(
     libgnutls28-dev
     libinih-dev
     libjansson-dev
+    liblmdb-dev
     libmicrohttpd-dev
     libpcre2-dev
     libsystemd-dev

@@ -63,7 +63,7 @@ check_sources() {
         if (header ~ /^systemd\//) return file ~ /^server\//
         if (header == "ini.h") return file ~ /^(server|trainer)\//
         if (header ~ /^curl\//) return file ~ /^clients\//
-        if (header ~ /^(lmdb|hiredis)/) return file ~ /^engine\/store[a-z_]*\.c$/
+        if (header ~ /^(lmdb|hiredis)/) return file ~ /^engine\/store[a-z_]*\.[ch]$/
         if (header ~ /^(pcre2|utf8proc)/) return file ~ /^engine\//
         if (header == "check.h") return 0
         return 1
