@@ -2,10 +2,10 @@
 # SPDX-License-Identifier: Apache-2.0
 # Ten benchmarks by `mesa-trainer eval` and by lm-evaluation-harness through the server: benchmarks.sh MODEL DATA [OUT]
 #
-# MODEL is a checkpoint, DATA a folder of JSONL (trainer/eval_item.h). ITEMS (default 200) of each task, evenly from its
 # MODEL is a checkpoint, DATA a folder of JSONL (trainer/eval_item.h). ITEMS (default 200) of each task, evenly from
 # its file, are the same on both sides. TASKS names others. Prints what each side says, which choices differ and by how
 # much, and the wall time of each. OUT (default: nothing is kept) takes what `mesa-trainer report` reads.
+set -uo pipefail
 source_dir=${MESA_SOURCE:-$(cd "$(dirname "$0")/../.." && pwd)}
 build=${MESA_BUILD:-$source_dir/build}
 model=${1:?a checkpoint}
