@@ -449,6 +449,61 @@ static bool alter(const char *table, size_t n) {
     return found;
 }
 
+// The pieces that the store holds also stand under another generation and another record, as a kill leaves them.
+static void leave_pieces(void) {
+    MDB_env *env;
+    MDB_txn *txn;
+    MDB_dbi dbi;
+    MDB_val name, value;
+    unsigned char bytes[256], copy[4096];
+    ck_assert_int_eq(mdb_env_create(&env), 0);
+    ck_assert_int_eq(mdb_env_set_maxdbs(env, 8), 0);
+    ck_assert_int_eq(mdb_env_open(env, temp_path("store"), 0, 0600), 0);
+    ck_assert_int_eq(mdb_txn_begin(env, NULL, 0, &txn), 0);
+    ck_assert_int_eq(mdb_dbi_open(txn, "pieces", 0, &dbi), 0);
+    MDB_cursor *cursor;
+    ck_assert_int_eq(mdb_cursor_open(txn, dbi, &cursor), 0);
+    ck_assert_int_eq(mdb_cursor_get(cursor, &name, &value, MDB_FIRST), 0);
+    ck_assert(name.mv_size <= sizeof bytes && value.mv_size <= sizeof copy);
+    size_t length = name.mv_size;
+    memcpy(bytes, name.mv_data, length);
+    memcpy(copy, value.mv_data, value.mv_size);
+    mdb_cursor_close(cursor);
+    for (size_t at = 1; at <= 33; at += 32) { // of the id, of the generation
+        bytes[at] ^= 64;
+        name = (MDB_val){length, bytes};
+        value.mv_data = copy;
+        ck_assert_int_eq(mdb_put(txn, dbi, &name, &value, 0), 0);
+        bytes[at] ^= 64;
+    }
+    ck_assert_int_eq(mdb_txn_commit(txn), 0);
+    mdb_env_close(env);
+}
+
+static uint64_t bytes_used(void) {
+    ck_assert_int_eq(simple(ENG_STORE_USAGE, (eng_store_meta){0}), ENG_OK);
+    return last.usage.bytes;
+}
+
+START_TEST(nothing_is_left_behind) {
+    start(16 << 20);
+    ck_assert_int_eq(put_state(meta_of(ENG_STORE_PREFIX, 1, 1), 0, 4000, 0), ENG_OK);
+    uint64_t used = bytes_used();
+    for (int i = 0; i < 50; i++)
+        ck_assert_int_eq(put_state(meta_of(ENG_STORE_PREFIX, 1, 1), 0, 4000, 0), ENG_OK);
+    ck_assert_uint_eq(bytes_used(), used);
+    stop();
+    leave_pieces();
+    start(16 << 20);
+    ck_assert_uint_eq(bytes_used(), used);
+    ck_assert_int_eq(fetch(meta_of(ENG_STORE_PREFIX, 1, 1)), ENG_OK);
+    check_state(1, 4000);
+    ck_assert_int_eq(put_state(meta_of(ENG_STORE_PREFIX, 1, 1), 0, 4000, 0), ENG_OK);
+    ck_assert_int_eq(fetch(meta_of(ENG_STORE_PREFIX, 1, 1)), ENG_OK);
+    stop();
+}
+END_TEST
+
 START_TEST(every_byte_altered) {
     static const char *const tables[] = {"heads", "pieces", "journal"};
     eng_store_meta meta = meta_of(ENG_STORE_SESSION, 1, 1);
@@ -601,6 +656,7 @@ static Suite *store_suite(void) {
     tcase_add_test(cases, a_budget);
     tcase_add_test(cases, a_full_disk);
     tcase_add_test(cases, requests_are_bounded);
+    tcase_add_test(cases, nothing_is_left_behind);
     tcase_add_test(cases, every_byte_altered);
     tcase_add_test(cases, folders_that_are_refused);
     tcase_add_test(cases, a_hundred_kills);
