@@ -161,10 +161,12 @@ static void go_on_straight(eng_engine *engine, uint64_t id, const int32_t *ids, 
     eng_run *run = malloc(sizeof *run * (size_t)(timeline->runs + 2));
     int32_t runs = timeline->runs;
     ck_assert_int_eq(timeline->first, 0);
-    memcpy(all, timeline->ids, sizeof *all * (size_t)position);
+    if (position > 0)
+        memcpy(all, timeline->ids, sizeof *all * (size_t)position);
     if (count > 0)
         memcpy(all + position, ids, sizeof *all * (size_t)count);
-    memcpy(run, timeline->run, sizeof *run * (size_t)runs);
+    if (runs > 0)
+        memcpy(run, timeline->run, sizeof *run * (size_t)runs);
     if (timeline->read < position)
         run[runs++] = (eng_run){position, KERN_ROW_GENERATED, engine->info.default_knobs};
     if (count > 0)
