@@ -457,15 +457,21 @@ void srv_request_free(srv_request *request) {
     *request = (srv_request){0};
 }
 
-eng_status srv_token_request_parse(srv_request_kind kind, const char *body, size_t length, const srv_bounds *bounds,
-                                   srv_token_request *request, srv_problem *problem) {
-    *request = (srv_token_request){.add_special_tokens = true};
+// A body whose fields say all: `request` holds their defaults.
+static eng_status parse_fields(srv_request_kind kind, const char *body, size_t length, const srv_bounds *bounds,
+                               void *request, srv_problem *problem) {
     json_t *root = load_object(body, length, bounds, problem);
     if (!root)
         return status_of(problem);
     apply_fields(root, srv_fields(kind), bounds, request, problem);
     json_decref(root);
     return status_of(problem);
+}
+
+eng_status srv_token_request_parse(srv_request_kind kind, const char *body, size_t length, const srv_bounds *bounds,
+                                   srv_token_request *request, srv_problem *problem) {
+    *request = (srv_token_request){.add_special_tokens = true};
+    return parse_fields(kind, body, length, bounds, request, problem);
 }
 
 void srv_token_request_free(srv_token_request *request) {
@@ -478,12 +484,7 @@ void srv_token_request_free(srv_token_request *request) {
 eng_status srv_session_request_parse(srv_request_kind kind, const char *body, size_t length, const srv_bounds *bounds,
                                      srv_session_request *request, srv_problem *problem) {
     *request = (srv_session_request){.position = -1};
-    json_t *root = load_object(body, length, bounds, problem);
-    if (!root)
-        return status_of(problem);
-    apply_fields(root, srv_fields(kind), bounds, request, problem);
-    json_decref(root);
-    return status_of(problem);
+    return parse_fields(kind, body, length, bounds, request, problem);
 }
 
 void srv_session_request_free(srv_session_request *request) {
