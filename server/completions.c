@@ -305,17 +305,26 @@ static void prepared(void *context) {
 
 // ---- the task ------------------------------------------------------------------------------------------------------
 
+// Whether the client has got the answer to its end.
+static bool is_whole(const srv_completion *completion) {
+    const bool sent = completion->request.stream ? completion->closed && completion->sent == completion->scratch.length
+                                                 : completion->exchange->queued;
+
+    return sent && !completion->problem.status && !completion->failure.status &&
+           completion->finished == completion->choice_count;
+}
+
+// May come while the body is still read in the pool: what the pool writes is looked at only where a session was taken,
+// which happens after.
 static void cancel_completion(void *context) {
     srv_completion *completion = context;
 
     if (completion->choice_count)
         srv_completion_note(completion);
-    const bool whole = completion->request.stream ? completion->closed && completion->sent == completion->scratch.length
-                                                  : completion->exchange->queued;
+    const bool whole = completion->session && is_whole(completion);
     completion->ended = true;
     srv_completion_cancel_jobs(completion);
-    leave_session(completion, whole && !completion->problem.status && !completion->failure.status &&
-                                  completion->finished == completion->choice_count);
+    leave_session(completion, whole);
     srv_stream_clear(completion);
 }
 

@@ -121,16 +121,18 @@ key=$bob
 expect 404 session_not_found "another key after a reload" "$(call GET "/v1/sessions/$id")"
 key=$alice
 
-# Two at once: one is told to come back.
-turn "$fork" '"prompt":" and","max_tokens":400,"ignore_eos":true' >"$folder/first" &
+# Two at once: who comes while the first one's answer flows is told to come back.
+curl -sSN --max-time 60 --unix-socket "$socket" -H "Authorization: Bearer $key" -H 'Content-Type: application/json' \
+    -d "{\"session\":\"$fork\",\"prompt\":\" and\",\"max_tokens\":400,\"ignore_eos\":true,\"stream\":true}" \
+    http://localhost/v1/completions >"$folder/first" &
 first=$!
-for _ in $(seq 100); do
-    busy=$(turn "$fork" '"prompt":" or","max_tokens":1')
-    [ "$(tail -n 1 <<<"$busy")" = 409 ] && break
+for _ in $(seq 600); do
+    [ -s "$folder/first" ] && break
+    sleep 0.1
 done
-expect 409 session_busy "two at once" "$busy"
+expect 409 session_busy "two at once" "$(turn "$fork" '"prompt":" or","max_tokens":1')"
 wait "$first"
-expect 200 '"text"' "the first of two" "$(cat "$folder/first")"
+grep -q '\[DONE\]' "$folder/first" || fail "the first of two: $(tail -c 500 "$folder/first")"
 
 # ---- states ----------------------------------------------------------------------------------------------------------
 
