@@ -123,16 +123,23 @@ key=$alice
 
 # Two at once: who comes while the first one's answer flows is told to come back.
 curl -sSN --max-time 60 --unix-socket "$socket" -H "Authorization: Bearer $key" -H 'Content-Type: application/json' \
-    -d "{\"session\":\"$fork\",\"prompt\":\" and\",\"max_tokens\":400,\"ignore_eos\":true,\"stream\":true}" \
-    http://localhost/v1/completions >"$folder/first" &
+    -d "{\"session\":\"$fork\",\"prompt\":\" and\",\"max_tokens\":65536,\"ignore_eos\":true,\"stream\":true}" \
+    http://localhost/v1/completions >"$folder/first" 2>/dev/null &
 first=$!
 for _ in $(seq 600); do
     [ -s "$folder/first" ] && break
     sleep 0.1
 done
 expect 409 session_busy "two at once" "$(turn "$fork" '"prompt":" or","max_tokens":1')"
+kill "$first"
 wait "$first"
-grep -q '\[DONE\]' "$folder/first" || fail "the first of two: $(tail -c 500 "$folder/first")"
+grep -q '"text":' "$folder/first" || fail "the first of two: $(tail -c 500 "$folder/first")"
+for _ in $(seq 100); do
+    after=$(turn "$fork" '"prompt":" or","max_tokens":1')
+    [ "$(tail -n 1 <<<"$after")" = 409 ] || break
+    sleep 0.1
+done
+expect 200 '"text"' "after the first of two was given up" "$after"
 
 # ---- states ----------------------------------------------------------------------------------------------------------
 
