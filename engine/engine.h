@@ -7,11 +7,12 @@
 // and a share of the prompts) and reports what happened through a callback.
 //
 // A *timeline* (a session, to clients) outlives its requests: each goes on where the one before it ended. It can be
-// forked, cut back, taken out as bytes and brought in again.
+// forked, cut back, taken out as bytes and brought in again. A *store* keeps timelines beyond the engine's life.
 //
-// Threads: eng_submit, eng_cancel, eng_pause, eng_step, eng_gauges and eng_timeline_* belong to one thread, the
-// caller's engine thread. eng_info, eng_encode, eng_decode and eng_token_* only read immutable data and may be called
-// from any thread. The engine starts no thread but its device's compute team, prints nothing and never exits.
+// Threads: eng_submit, eng_cancel, eng_pause, eng_step, eng_send, eng_idle_ms, eng_gauges and eng_timeline_* belong to
+// one thread, the caller's engine thread. eng_info, eng_encode, eng_decode and eng_token_* only read immutable data and
+// may be called from any thread; eng_store_* say whose they are. The engine starts no thread but its device's compute
+// team, prints nothing and never exits.
 #ifndef ENGINE_ENGINE_H
 #define ENGINE_ENGINE_H
 
@@ -26,6 +27,7 @@ extern "C" {
 #endif
 
 typedef struct eng_engine eng_engine;
+typedef struct eng_store eng_store;
 
 typedef enum eng_log_level { ENG_LOG_DEBUG, ENG_LOG_INFO, ENG_LOG_WARNING, ENG_LOG_ERROR } eng_log_level;
 typedef void (*eng_log_fn)(void *context, eng_log_level level, const char *text);
@@ -63,7 +65,13 @@ typedef struct eng_options {
     uint64_t queue_requests; // requests that may wait; 0: 256
     uint64_t queue_tokens;   // prompt ids that may wait in all; 0: 2^20
     bool need_tokenizer;     // fail without tokenizer.json; otherwise eng_encode and eng_decode are refused
-    eng_log_fn log;          // may be NULL
+    eng_store *store;        // borrowed for the engine's life; NULL: none
+    int64_t lease_ms;        // of a named timeline, renewed after a third; 0: 15000
+    // Called on the store's thread, once or more, when a step has something to do though nothing runs. It must not wait
+    // and call nothing of the engine. NULL: the caller steps without being asked.
+    void (*wake)(void *context);
+    void *wake_context;
+    eng_log_fn log; // may be NULL
     void *log_context;
 } eng_options;
 
@@ -92,6 +100,8 @@ typedef struct eng_model_info {
 // Opens the folder, loads the weights, allocates every byte that serving needs. On failure *out stays as it was and
 // *error names the file and the fault. The caller owns *out and closes it with eng_close (NULL is accepted).
 ENG_EXPORT ENG_CHECKED eng_status eng_open(const eng_options *options, eng_engine **out, eng_error *error);
+// With a store: gives the leases of named timelines back and waits for what is under way to the store, whose thread
+// must be running or have returned. What was not in the store yet is lost: ENG_ERRAND_PARK before.
 ENG_EXPORT void eng_close(eng_engine *engine);
 ENG_EXPORT const eng_model_info *eng_info(const eng_engine *engine);
 
@@ -236,13 +246,14 @@ typedef struct eng_event {
     const char *message;
     const eng_usage *usage; // always current
     int64_t position;       // of the timeline, if it ended with what was told so far; -1: none
+    bool durable;           // of the last event: the timeline has a name, and is in the store up to `position`
 } eng_event;
 typedef void (*eng_event_fn)(void *context, const eng_event *event);
 
 // Takes a request into the queue and writes its id (never 0). ENG_INVALID: an id outside the vocabulary, an empty
 // prompt or a knob out of range; ENG_TOO_LONG: prompt + max_tokens beyond the context; ENG_FULL: the queue is full, or
 // the budget of timelines. On a timeline: ENG_NOT_FOUND; ENG_BUSY: a request is on it; ENG_CONFLICT: another position,
-// or what the continuation needs is not there.
+// or what the continuation needs is not there; ENG_IO: its lease could not be renewed (see stores).
 ENG_EXPORT ENG_CHECKED eng_status eng_submit(eng_engine *engine, const eng_request *request, uint64_t *id,
                                              eng_error *error);
 // Ends a request wherever it is, all choices, without an event. An unknown or finished id is no fault.
@@ -276,6 +287,8 @@ typedef struct eng_timeline_info {
     eng_residence residence;
     uint64_t bytes; // of its ids and of all states along it, those that it shares included
     bool busy;
+    bool named;           // it is kept in the store
+    bool durable;         // all of it is there
     bool profile_changed; // it began under another numeric profile
     bool has_knobs;       // ids were read
     eng_knobs loosest;    // of the knobs they were read with
@@ -289,9 +302,15 @@ ENG_EXPORT ENG_CHECKED eng_status eng_timeline_fork(eng_engine *engine, uint64_t
                                                     uint64_t *fork, eng_error *error);
 ENG_EXPORT ENG_CHECKED eng_status eng_timeline_rollback(eng_engine *engine, uint64_t owner, uint64_t id,
                                                         int64_t position, eng_error *error);
+// ENG_CONFLICT: it has a name; ENG_ERRAND_DROP or ENG_ERRAND_PARK.
 ENG_EXPORT ENG_CHECKED eng_status eng_timeline_drop(eng_engine *engine, uint64_t owner, uint64_t id, eng_error *error);
 ENG_EXPORT ENG_CHECKED eng_status eng_timeline_read(const eng_engine *engine, uint64_t owner, uint64_t id,
                                                     eng_timeline_info *out, eng_error *error);
+// SHA-256 of what eng_timeline_export gives, as that has it inside; costs as much.
+enum { ENG_TIMELINE_DIGEST_BYTES = 32 };
+ENG_EXPORT ENG_CHECKED eng_status eng_timeline_digest(eng_engine *engine, uint64_t owner, uint64_t id,
+                                                      unsigned char digest[ENG_TIMELINE_DIGEST_BYTES],
+                                                      eng_error *error);
 // The owner's timelines by ascending ids: the one after id (0: the first); 0: there is none.
 ENG_EXPORT uint64_t eng_timeline_next(const eng_engine *engine, uint64_t owner, uint64_t id);
 // New memory of *count bytes, eng_free: the nearest state and the ids from there on, with a digest over everything.
@@ -302,12 +321,138 @@ ENG_EXPORT ENG_CHECKED eng_status eng_timeline_export(eng_engine *engine, uint64
 ENG_EXPORT ENG_CHECKED eng_status eng_timeline_import(eng_engine *engine, uint64_t owner, uint64_t id,
                                                       const void *bytes, size_t count, eng_error *error);
 
+// ---- stores
+//
+// A store keeps timelines outside the process. The program opens it, starts one thread that lives in eng_store_run, and
+// gives the store to its engines; it outlives them. A timeline in it has a *name* that the program chooses. While an
+// engine has the timeline it holds the name's lease: nobody else may continue or write it. What a request adds to a
+// named timeline is in the store, synced, before its last event is told (event.durable); states follow now and then, so
+// that after a kill the timeline is what was acknowledged last, bit for bit.
+//
+// A store that cannot be reached: requests on a named timeline end with durable false, until its lease is nearly over
+// (two fifteenths of lease_ms before its end); then eng_submit answers ENG_IO. What is missing in the store gets there
+// when it is back. If another engine took the lease meanwhile, the timeline is gone from this one, and a request on it
+// ends with ENG_CONFLICT.
+//
+// When the budget of timelines needs room, named ones that are idle and whole in the store leave the engine, the one
+// used longest ago first, as if parked: their ids are not found any more (ENG_NOT_FOUND) and ENG_ERRAND_FETCH brings
+// them back, under a new id.
+
+typedef struct eng_store_options {
+    // A folder, made where it is not there. What has a scheme (NAME://) is refused: ENG_UNSUPPORTED.
+    const char *place;
+    // Bytes of LMDB's map, in whole 64 KiB, at least 1 MiB. Snapshots are dropped, least recently used first, to
+    // stay below 90 % of it; sessions are never dropped but at their time, and what does not fit is ENG_FULL
+    // (a disk that takes a part of a write and then no more may be ENG_IO).
+    uint64_t budget;       // 0: 1 GiB
+    int32_t time_limit_ms; // of a request that waits for its turn, else ENG_IO; 0: 10 s
+    eng_log_fn log;        // may be NULL; called on the store's thread
+    void *log_context;
+} eng_store_options;
+
+// Opens the folder, which no other process may have open (ENG_BUSY), and drops what a killed process left unfinished.
+// The caller owns *out: eng_store_close.
+ENG_EXPORT ENG_CHECKED eng_status eng_store_open(const eng_store_options *options, eng_store **out, eng_error *error);
+// After eng_store_run has returned and every engine with this store is closed. NULL is accepted.
+ENG_EXPORT void eng_store_close(eng_store *store);
+// Works until eng_store_stop, then does what was submitted before and returns.
+ENG_EXPORT void eng_store_run(eng_store *store);
+// Any thread. What is submitted from now on is refused (ENG_CANCELLED).
+ENG_EXPORT void eng_store_stop(eng_store *store);
+
+typedef struct eng_store_gauges {
+    uint64_t queued;
+    uint64_t done, failed;     // replies with ENG_OK; with ENG_IO, ENG_FULL, ENG_FORMAT
+    uint64_t retries;          // attempts that were made again
+    uint64_t evicted, expired; // records dropped by this process
+    char fault[256];           // of the last failed attempt; empty: none yet
+} eng_store_gauges;
+ENG_EXPORT void eng_store_read_gauges(eng_store *store, eng_store_gauges *out); // any thread
+
+typedef struct eng_store_usage {
+    uint64_t bytes, budget, sessions, prefixes;
+} eng_store_usage;
+
+enum { ENG_NAME_BYTES = 32, ENG_NOTE_BYTES = 40, ENG_RECORD_PAGE = 64 };
+
+typedef struct eng_name {
+    unsigned char id[ENG_NAME_BYTES];    // unguessable where clients may try ids; never used twice
+    unsigned char owner[ENG_NAME_BYTES]; // a digest of the API key, say; of another's a name is not found
+} eng_name;
+
+// What the store tells of a timeline.
+typedef struct eng_record {
+    eng_name name;
+    unsigned char note[ENG_NOTE_BYTES]; // the program's own
+    int64_t position;
+    int64_t ttl_ms;                 // the time to live begins anew with every write; 0: never ends
+    int64_t created_ms, expires_ms; // since 1970; expires_ms 0: never
+    uint64_t bytes;                 // of the stored state
+    bool foreign;                   // of another model, tokenizer or layout
+} eng_record;
+
+// Asynchronous: eng_send takes it, its answer comes by its callback out of a later eng_step. None can be cancelled;
+// those that an eng_close overtakes are not answered.
+typedef enum eng_errand_kind {
+    // The timeline gets the name, ttl_ms and note, and is in the store when ENG_OK comes. A timeline that has the name
+    // already: all of it is there (after a rollback or an import, which by themselves are written behind the caller's
+    // back), with this ttl_ms and note. ENG_CONFLICT: it has another name, or there is such a record; ENG_BUSY: a
+    // request is on it; ENG_FULL: no room in the store; ENG_IO: it is not known whether the store has it. On failure
+    // the timeline is as before, without a name if it had none.
+    ENG_ERRAND_KEEP,
+    // Brings the timeline here under `owner`, or finds it here: answer.timeline. ENG_NOT_FOUND; ENG_BUSY: another
+    // engine has it, for answer.lease_ms at least unless it gives it back; ENG_UNSUPPORTED: of another model, tokenizer
+    // or layout, whose fingerprint the text names; ENG_FORMAT: damaged; ENG_FULL: the budget; ENG_IO.
+    ENG_ERRAND_FETCH,
+    ENG_ERRAND_LOOK, // answer.record of the name, wherever it is; takes nothing
+    ENG_ERRAND_PARK, // puts the state, gives the lease back; the timeline leaves this engine. ENG_BUSY: a request is on
+                     // it
+    ENG_ERRAND_DROP, // here and in the store. ENG_BUSY as above. Another engine that has it will find out
+    ENG_ERRAND_TOUCH, // a new time to live, ttl_ms, from now on
+    ENG_ERRAND_LIST,  // of name.owner, by id, those behind name.id (zero: from the start), a page at a time
+    ENG_ERRAND_USAGE, // answer.usage of the whole store
+} eng_errand_kind;
+
+typedef struct eng_answer {
+    eng_errand_kind kind;
+    void *user;
+    eng_status status;
+    const char *message;    // why not; lives until the callback returns, as does `list`
+    uint64_t timeline;      // KEEP, FETCH
+    eng_record record;      // KEEP, FETCH, LOOK, TOUCH: as it stands
+    int64_t lease_ms;       // with ENG_BUSY
+    const eng_record *list; // LIST: (count), at most ENG_RECORD_PAGE
+    size_t count, damaged;  // damaged: records that cannot be believed, left out
+    bool more;              // behind the last of the list
+    eng_store_usage usage;
+} eng_answer;
+
+typedef struct eng_errand {
+    eng_errand_kind kind;
+    eng_name name;
+    uint64_t owner;                                     // KEEP, FETCH: the timeline's in this engine
+    uint64_t timeline;                                  // KEEP
+    int64_t ttl_ms;                                     // KEEP, TOUCH
+    unsigned char note[ENG_NOTE_BYTES];                 // KEEP
+    void (*done)(void *user, const eng_answer *answer); // may call all but eng_step and eng_close
+    void *user;
+} eng_errand;
+
+// ENG_FULL: as many as may be are under way; ENG_UNSUPPORTED: the engine has no store; ENG_INVALID.
+ENG_EXPORT ENG_CHECKED eng_status eng_send(eng_engine *engine, const eng_errand *errand, eng_error *error);
+// For how long no step is needed if nothing is called before and eng_options.wake is not; -1: for good. After a step
+// that did nothing.
+ENG_EXPORT int64_t eng_idle_ms(const eng_engine *engine);
+
 typedef struct eng_gauges {
     uint64_t queued_requests, queued_tokens, running; // requests: each choice is one
     uint64_t states_used, states_total;               // used: by those that run
     uint64_t kv_pages_used, kv_pages_total;
     uint64_t timelines, kept_on_device, kept_on_host; // states that are kept, each counted once
     uint64_t kept_bytes, kept_bytes_total;            // of the session budget
+    uint64_t named, behind;                           // timelines with a name; those not wholly in the store
+    uint64_t parked;                                  // left the engine for want of room, so far
+    uint64_t states_stored, store_failures;           // by this engine, so far: states put; writes that failed
     uint64_t device_allocations;                      // since the device was opened; constant once serving
 } eng_gauges;
 ENG_EXPORT void eng_read_gauges(const eng_engine *engine, eng_gauges *out);

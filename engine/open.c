@@ -40,6 +40,8 @@ static void log_text(const eng_options *options, eng_log_level level, const char
 static eng_status check_options(const eng_options *options, eng_error *error) {
     if (!options->model_dir || !options->model_dir[0])
         return eng_fail(error, ENG_INVALID, "model_dir is empty");
+    if (options->store)
+        return eng_fail(error, ENG_UNSUPPORTED, "an engine cannot use a store yet");
     if (options->max_rows < 0 || options->max_rows > MAXIMUM_ROWS)
         return eng_fail(error, ENG_INVALID, "max_rows is %" PRId32 "; its range is 1 to %d, or 0 for the default",
                         options->max_rows, MAXIMUM_ROWS);

@@ -114,6 +114,10 @@ eng_status eng_state_seal(const eng_pool *pool, const eng_state_key *key, const 
     return status == ENG_OK ? ENG_OK : eng_fail(error, status, "out of memory for a digest");
 }
 
+void eng_state_read_digest(const void *bytes, unsigned char digest[ENG_DIGEST_BYTES]) {
+    memcpy(digest, (const char *)bytes + offsetof(header, digest), ENG_DIGEST_BYTES);
+}
+
 // -------------------------------------------------------------------------------------------------------------- in
 
 static const char *storage_name(uint64_t storage) {

@@ -35,6 +35,8 @@ void *eng_state_content(const eng_state *state, void *out); // where its content
 // Writes everything but the content, which is there already (state->content is not read), and the digest over all.
 ENG_CHECKED eng_status eng_state_seal(const eng_pool *pool, const eng_state_key *key, const eng_state *state, void *out,
                                       eng_error *error);
+// The digest that sealed bytes have.
+void eng_state_read_digest(const void *bytes, unsigned char digest[ENG_DIGEST_BYTES]);
 // What the bytes hold; content and ids are borrowed from them, *run is new memory: free(). ENG_FORMAT: not such bytes,
 // or damaged; ENG_UNSUPPORTED: of another version, model or layout. ids lie below vocab.
 ENG_CHECKED eng_status eng_state_open(const eng_pool *pool, const eng_state_key *key, int32_t vocab, const void *bytes,

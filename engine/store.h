@@ -5,7 +5,7 @@
 // *payload* (a state as bytes, state.h) and a *journal*: entries that lead from the payload's position to the
 // timeline's. A session is stored by appending what each request added, and now and then by putting its state, which
 // drops the entries that the state has read. Everything is bytes to the store: what a payload or an entry means is the
-// caller's.
+// caller's. Opening, running and stopping a store is engine.h's; here is what an engine asks of it.
 //
 // Threads: the program starts one thread a store, which lives in eng_store_run. An engine's thread is a *client*: it
 // submits requests and takes replies, by messages, and never waits. At most `requests` are under way for a client;
@@ -34,42 +34,7 @@
 #include "engine/digest.h"
 #include "engine/engine.h"
 
-typedef struct eng_store eng_store;
 typedef struct eng_store_client eng_store_client;
-
-// ------------------------------------------------------------------------------------------------------------ a store
-
-typedef struct eng_store_options {
-    // A folder, made where it is not there. What has a scheme (NAME://) is refused: ENG_UNSUPPORTED.
-    const char *place;
-    // Bytes of LMDB's map, in whole 64 KiB, at least 1 MiB. Snapshots are dropped, least recently used first, to
-    // stay below 90 % of it; sessions are never dropped but at their time, and what does not fit is ENG_FULL
-    // (a disk that takes a part of a write and then no more may be ENG_IO).
-    uint64_t budget;       // 0: 1 GiB
-    int32_t time_limit_ms; // of a request that waits for its turn, else ENG_IO; 0: 10 s
-    eng_log_fn log;        // may be NULL; called on the store's thread
-    void *log_context;
-} eng_store_options;
-
-// Opens the folder, which no other process may have open (ENG_BUSY), and drops what a killed process left unfinished.
-// The caller owns *out: eng_store_close.
-ENG_CHECKED eng_status eng_store_open(const eng_store_options *options, eng_store **out, eng_error *error);
-// After eng_store_run has returned and every client is closed.
-void eng_store_close(eng_store *store); // NULL is accepted
-
-// Works until eng_store_stop, then does what was submitted before and returns.
-void eng_store_run(eng_store *store);
-// Any thread. What is submitted from now on is refused (ENG_CANCELLED).
-void eng_store_stop(eng_store *store);
-
-typedef struct eng_store_gauges {
-    uint64_t queued;
-    uint64_t done, failed;     // replies with ENG_OK; with ENG_IO, ENG_FULL, ENG_FORMAT
-    uint64_t retries;          // attempts that were made again
-    uint64_t evicted, expired; // records dropped by this process
-    char fault[256];           // of the last failed attempt; empty: none yet
-} eng_store_gauges;
-void eng_store_read_gauges(eng_store *store, eng_store_gauges *out); // any thread
 
 // ----------------------------------------------------------------------------------------------------------- a client
 
@@ -167,10 +132,6 @@ typedef struct eng_store_request {
     size_t entry_bytes;
     void *user; // handed back
 } eng_store_request;
-
-typedef struct eng_store_usage {
-    uint64_t bytes, budget, sessions, prefixes;
-} eng_store_usage;
 
 typedef struct eng_store_reply {
     eng_store_op op;

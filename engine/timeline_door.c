@@ -134,6 +134,18 @@ eng_status eng_timeline_export(eng_engine *engine, uint64_t owner, uint64_t id, 
     return ENG_OK;
 }
 
+eng_status eng_timeline_digest(eng_engine *engine, uint64_t owner, uint64_t id,
+                               unsigned char digest[ENG_TIMELINE_DIGEST_BYTES], eng_error *error) {
+    void *bytes;
+    size_t count;
+    eng_status status = eng_timeline_export(engine, owner, id, &bytes, &count, error);
+    if (status != ENG_OK)
+        return status;
+    eng_state_read_digest(bytes, digest);
+    free(bytes);
+    return ENG_OK;
+}
+
 // ----------------------------------------------------------------------------------------------------------------- in
 
 static eng_status fill(eng_timeline *timeline, const eng_state *state) {

@@ -459,6 +459,13 @@ START_TEST(a_damaged_import_changes_nothing) {
     ck_assert_int_eq(eng_timeline_export(engine, OWNER, other, &after, &after_count, NULL), ENG_OK);
     ck_assert_uint_eq(count, after_count);
     ck_assert_mem_eq(bytes, after, count);
+    unsigned char digest[ENG_TIMELINE_DIGEST_BYTES], same_digest[ENG_TIMELINE_DIGEST_BYTES];
+    ck_assert_int_eq(eng_timeline_digest(engine, OWNER, id, digest, NULL), ENG_OK);
+    ck_assert_int_eq(eng_timeline_digest(engine, OWNER, other, same_digest, NULL), ENG_OK);
+    ck_assert_mem_eq(digest, same_digest, sizeof digest);
+    turn(engine, other, prompt, 1, 0);
+    ck_assert_int_eq(eng_timeline_digest(engine, OWNER, other, same_digest, NULL), ENG_OK);
+    ck_assert_mem_ne(digest, same_digest, sizeof digest);
     eng_free(bytes);
     eng_free(after);
     eng_close(engine);
