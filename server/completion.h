@@ -1,6 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 // Private to the completion's files: one completion behind an exchange.
 //
+// What makes a session is one too: it reads a prompt and generates nothing.
+//
 // Life: parsed and tokenised on the pool (then only the pool's thread touches it), after that the loop thread's alone.
 // Each prompt is one job of the worker. Until the first event arrives nothing was sent, so a fault is still a status;
 // after that it is an event of the stream. `ended` is set by whatever gives the one answer.
@@ -31,7 +33,7 @@ typedef struct srv_prompt_ids {
 
 struct srv_completion {
     srv_exchange *exchange;
-    bool chat; // messages instead of a prompt
+    srv_request_kind kind; // COMPLETION, CHAT; of what makes a session: SESSION, FORK
     srv_request request;
     srv_problem problem; // of the preparation
     const srv_model *model;
@@ -44,8 +46,9 @@ struct srv_completion {
     int64_t prompt_tokens; // of all of them, each once
     bool wants_bos;        // where a session has nothing before the prompt
 
-    srv_session *session; // taken; NULL: none, or let go
-    int64_t reached;      // its position, by what the client has got
+    srv_session *session;      // taken; NULL: none, or let go
+    int64_t reached;           // its position, by what the client has got
+    struct srv_making *making; // the call that makes it; NULL: none is under way
 
     srv_head head;
     srv_job **jobs;      // (request.prompt_count)
@@ -65,6 +68,8 @@ struct srv_completion {
 
 // completion_prepare.c: pool thread.
 void srv_completion_prepare(void *completion);
+// The checkpoint's defaults, kept inside the server's bounds, then what the request gives; or a problem.
+void srv_completion_settle(srv_completion *completion);
 // Loosens the knobs as far as the request permits; loop thread, before its jobs are made.
 void srv_completion_degrade(srv_completion *completion);
 
@@ -80,8 +85,16 @@ bool srv_completion_tells_prompts(const srv_completion *completion);
 srv_choice *srv_completion_first(const srv_choice *choice);
 
 // completions.c
-void srv_completion_note(srv_completion *completion); // figures for the log
+void srv_completion_fail(srv_completion *completion, const srv_problem *problem); // its answer, unless it has one
+void srv_completion_start(srv_completion *completion); // submits what is prepared; or its problem is the answer
+void srv_completion_note(srv_completion *completion);  // figures for the log
 void srv_completion_cancel_jobs(srv_completion *completion);
+
+// session_make.c
+bool srv_completion_makes(const srv_completion *completion);
+void srv_session_make(srv_completion *completion);    // begins once its body is prepared
+void srv_session_unmake(srv_completion *completion);  // its client has left meanwhile
+void srv_session_present(srv_completion *completion); // the answer: it is made
 
 // stream.c
 void srv_stream_start_ping(srv_completion *completion);

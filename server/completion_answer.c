@@ -147,6 +147,10 @@ void srv_completion_answer(srv_completion *completion) {
 
     completion->ended = true;
     srv_completion_note(completion);
+    if (srv_completion_makes(completion)) {
+        srv_session_present(completion);
+        return;
+    }
     srv_exchange_hold(exchange);
     if (tokens && srv_loop_offload(exchange->server->loop, write_answer, answered, completion) == ENG_OK)
         return;

@@ -14,15 +14,15 @@ static void refuse_memory(srv_completion *completion) {
 
 // ---- knobs ---------------------------------------------------------------------------------------------------------
 
-// The checkpoint's defaults, kept inside the server's bounds, then what the request gives.
-static void settle_knobs(srv_completion *completion, const eng_model_info *info) {
-    const srv_request *request = &completion->request;
+void srv_completion_settle(srv_completion *completion) {
+    const eng_model_info *info = eng_info(srv_worker_engine(completion->model->worker));
+    const srv_knobs *asked = &completion->request.knobs;
     const srv_bounds *bounds = &completion->exchange->server->bounds;
     eng_knobs knobs = info->default_knobs;
     const unsigned solver =
         SRV_GIVEN_CG_TOLERANCE | SRV_GIVEN_CG_MAX_STEPS | SRV_GIVEN_CG_MODE | SRV_GIVEN_ON_UNCONVERGED;
     const unsigned loops = SRV_GIVEN_EXIT_THRESHOLD | SRV_GIVEN_MAX_LOOPS;
-    unsigned given = request->given;
+    unsigned given = asked->given;
 
     completion->ignored = given & ((info->has_mesa ? 0 : solver) | (info->has_loops ? 0 : loops));
     given &= ~completion->ignored;
@@ -33,27 +33,27 @@ static void settle_knobs(srv_completion *completion, const eng_model_info *info)
     if (knobs.max_loops > bounds->max_loops)
         knobs.max_loops = (int32_t)bounds->max_loops;
     if (given & SRV_GIVEN_CG_TOLERANCE)
-        knobs.cg_tolerance = request->cg_tolerance;
+        knobs.cg_tolerance = asked->cg_tolerance;
     if (given & SRV_GIVEN_CG_MAX_STEPS)
-        knobs.cg_max_steps = request->cg_max_steps;
+        knobs.cg_max_steps = asked->cg_max_steps;
     if (given & (SRV_GIVEN_CG_MODE | SRV_GIVEN_CG_TOLERANCE))
-        knobs.cg_mode = request->cg_mode;
+        knobs.cg_mode = asked->cg_mode;
     if (given & SRV_GIVEN_EXIT_THRESHOLD)
-        knobs.exit_threshold = request->exit_threshold;
+        knobs.exit_threshold = asked->exit_threshold;
     if (given & SRV_GIVEN_MAX_LOOPS) {
-        knobs.max_loops = request->max_loops;
-        if (request->max_loops > info->loops)
+        knobs.max_loops = asked->max_loops;
+        if (asked->max_loops > info->loops)
             srv_refuse(&completion->problem, 400, "out_of_range", "max_loops",
                        "max_loops must be at most %d for this model", info->loops);
     }
     completion->knobs = knobs;
-    completion->fail_unconverged = (given & SRV_GIVEN_ON_UNCONVERGED) && request->fail_unconverged;
+    completion->fail_unconverged = (given & SRV_GIVEN_ON_UNCONVERGED) && asked->fail_unconverged;
 }
 
 // An exact solve is one of tolerance 0. What the request does not permit, or asks for already, stays. Whether an output
 // is read at an earlier loop does not spare this version anything, so exit_threshold stays.
 void srv_completion_degrade(srv_completion *completion) {
-    const srv_degrade *floor = &completion->request.degrade;
+    const srv_degrade *floor = &completion->request.knobs.degrade;
     const bool may_solve = eng_info(srv_worker_engine(completion->model->worker))->has_mesa;
     eng_knobs *knobs = &completion->knobs;
     const bool exact = knobs->cg_mode == ENG_CG_EXACT;
@@ -285,22 +285,34 @@ static void check_whole(srv_completion *completion, const eng_model_info *info) 
     check_answer(completion);
 }
 
+static eng_status parse(srv_completion *completion) {
+    const srv_buf *body = &completion->exchange->body;
+    const srv_bounds *bounds = &completion->exchange->server->bounds;
+    srv_request *request = &completion->request;
+    srv_problem *problem = &completion->problem;
+
+    if (completion->kind == SRV_REQUEST_CHAT)
+        return srv_chat_parse(body->data, body->length, bounds, request, problem);
+    if (completion->kind == SRV_REQUEST_COMPLETION)
+        return srv_request_parse(body->data, body->length, bounds, request, problem);
+    return srv_session_parse(completion->kind, body->data, body->length, bounds, request, problem);
+}
+
 void srv_completion_prepare(void *context) {
     srv_completion *completion = context;
     const srv_exchange *exchange = completion->exchange;
     const srv_server *server = exchange->server;
     const srv_request *request = &completion->request;
 
-    if ((completion->chat ? srv_chat_parse : srv_request_parse)(
-            exchange->body.data, exchange->body.length, &server->bounds, &completion->request, &completion->problem))
+    if (parse(completion) || completion->kind == SRV_REQUEST_FORK)
         return;
     completion->model = srv_server_model(server, exchange->key, request->model, &completion->problem);
     if (!completion->model)
         return;
     const eng_engine *engine = srv_worker_engine(completion->model->worker);
-    settle_knobs(completion, eng_info(engine));
-    if (!completion->problem.status)
-        (completion->chat ? converse : tokenise)(completion, engine);
+    srv_completion_settle(completion);
+    if (!completion->problem.status && request->prompt_count)
+        (completion->kind == SRV_REQUEST_CHAT ? converse : tokenise)(completion, engine);
     if (!completion->problem.status)
         check_whole(completion, eng_info(engine));
     completion->logprobs = request->logprobs;
@@ -308,9 +320,9 @@ void srv_completion_prepare(void *context) {
         completion->logprobs = 0; // choices are compared by them
     completion->form = (srv_choice_form){
         .engine = engine,
-        .shape = !completion->chat ? SRV_SHAPE_TEXT
-                 : request->stream ? SRV_SHAPE_DELTA
-                                   : SRV_SHAPE_MESSAGE,
+        .shape = completion->kind != SRV_REQUEST_CHAT ? SRV_SHAPE_TEXT
+                 : request->stream                    ? SRV_SHAPE_DELTA
+                                                      : SRV_SHAPE_MESSAGE,
         .logprobs = request->logprobs,
         .token_ids = request->return_token_ids,
         .compute = request->compute_details,

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// POST /v1/completions and /v1/chat/completions: from a body to jobs of a worker, and from their events to the answer.
+// POST /v1/completions and /v1/chat/completions, and what makes sessions: from a body to jobs of a worker, and from
+// their events to the answer.
 //
 // Journey: the handler hands the body to the pool (completion_prepare.c); back on the loop thread the jobs are made and
 // submitted all or none; their events come through srv_completions_event, and become a stream (stream.c) or one answer
@@ -28,7 +29,7 @@ void srv_completion_cancel_jobs(srv_completion *completion) {
             srv_worker_cancel(completion->model->worker, completion->jobs[i]);
 }
 
-static void fail(srv_completion *completion, const srv_problem *problem) {
+void srv_completion_fail(srv_completion *completion, const srv_problem *problem) {
     if (completion->ended)
         return;
     completion->ended = true;
@@ -49,7 +50,7 @@ void srv_completions_event(srv_worker *worker, srv_event *event) {
     if (event->finish == ENG_FINISH_ERROR) {
         srv_problem problem = {0};
         srv_refuse_engine(&problem, event->status, event->message);
-        fail(completion, &problem);
+        srv_completion_fail(completion, &problem);
         srv_completion_cancel_jobs(completion);
         srv_event_free(worker, event);
         return;
@@ -167,15 +168,14 @@ static void free_prompts(srv_completion *completion) {
 static void make_head(srv_completion *completion) {
     uint64_t random[3] = {0};
     srv_head *head = &completion->head;
+    const bool chat = completion->kind == SRV_REQUEST_CHAT;
 
     // Never short for so few bytes once the system is up.
     if (getrandom(random, sizeof random, 0) != (ssize_t)sizeof random)
         random[0] = (uint64_t)(uintptr_t)completion ^ (uint64_t)time(NULL);
-    snprintf(head->id, sizeof head->id, "%scmpl-%016llx%08x", completion->chat ? "chat" : "",
-             (unsigned long long)random[0], (unsigned)random[1]);
-    head->object = !completion->chat            ? "text_completion"
-                   : completion->request.stream ? "chat.completion.chunk"
-                                                : "chat.completion";
+    snprintf(head->id, sizeof head->id, "%scmpl-%016llx%08x", chat ? "chat" : "", (unsigned long long)random[0],
+             (unsigned)random[1]);
+    head->object = !chat ? "text_completion" : completion->request.stream ? "chat.completion.chunk" : "chat.completion";
     head->created = (int64_t)time(NULL);
     head->model = completion->model->path->name;
     // 53 bits: every client's JSON reader gives the same number back.
@@ -200,7 +200,8 @@ static void refuse_room(srv_problem *problem, const srv_no_room *why) {
 static void relieve(srv_completion *completion) {
     const srv_server *server = completion->exchange->server;
 
-    if (completion->request.degrade.given && srv_worker_load(completion->model->worker) > server->config->degrade_queue)
+    if (completion->request.knobs.degrade.given &&
+        srv_worker_load(completion->model->worker) > server->config->degrade_queue)
         srv_completion_degrade(completion);
 }
 
@@ -240,6 +241,8 @@ static void take_session(srv_completion *completion) {
         completion->session = session;
         completion->reached = session->position;
         completion->model = session->model;
+        srv_knobs_inherit(&completion->request.knobs, &session->knobs);
+        srv_completion_settle(completion);
         if (request->session_position >= 0 && request->session_position != session->position) {
             srv_refuse(problem, 409, "position_mismatch", "session_position",
                        "the session stands at position %lld, not %lld", (long long)session->position,
@@ -257,37 +260,50 @@ static void leave_session(srv_completion *completion, bool whole) {
     completion->session = NULL;
     if (session && whole)
         srv_session_let_go(completion->exchange->server, session);
+    else if (session && srv_completion_makes(completion))
+        srv_session_drop(completion->exchange->server, session); // nobody knows of it
     else if (session)
         srv_session_settle(completion->exchange->server, session, completion->reached);
 }
 
-static void admit(srv_completion *completion) {
+static void submit_or_refuse(srv_completion *completion) {
     srv_exchange *exchange = completion->exchange;
     srv_no_room why = {0};
 
-    if (!completion->problem.status && completion->request.session)
-        take_session(completion);
-    if (!completion->problem.status) {
-        if (!completion->session)
-            completion->model = srv_server_least_used(completion->model);
-        exchange->model = completion->model;
-        make_head(completion);
-        exchange->log_id = completion->head.id;
-        relieve(completion);
-        const eng_status status = submit(completion, &why);
-        if (status == ENG_FULL)
-            refuse_room(&completion->problem, &why);
-        else
-            srv_refuse_engine(&completion->problem, status, NULL);
-        if (!status && completion->degraded)
-            exchange->server->metrics.degraded[completion->model - exchange->server->models]++;
-    }
+    exchange->model = completion->model;
+    make_head(completion);
+    exchange->log_id = completion->head.id;
+    relieve(completion);
+    const eng_status status = submit(completion, &why);
+    if (status == ENG_FULL)
+        refuse_room(&completion->problem, &why);
+    else
+        srv_refuse_engine(&completion->problem, status, NULL);
+    if (!status && completion->degraded)
+        exchange->server->metrics.degraded[completion->model - exchange->server->models]++;
+}
+
+void srv_completion_start(srv_completion *completion) {
+    if (!completion->problem.status)
+        submit_or_refuse(completion);
     if (!completion->request.return_token_ids)
         drop_ids(completion);
     if (completion->problem.status)
-        fail(completion, &completion->problem);
+        srv_completion_fail(completion, &completion->problem);
     else if (completion->request.stream)
         srv_stream_start_ping(completion);
+}
+
+static void admit(srv_completion *completion) {
+    if (!completion->problem.status && srv_completion_makes(completion)) {
+        srv_session_make(completion);
+        return;
+    }
+    if (!completion->problem.status && completion->request.session)
+        take_session(completion);
+    if (!completion->problem.status && !completion->session)
+        completion->model = srv_server_least_used(completion->model);
+    srv_completion_start(completion);
 }
 
 static void prepared(void *context) {
@@ -324,6 +340,7 @@ static void cancel_completion(void *context) {
     const bool whole = completion->session && is_whole(completion);
     completion->ended = true;
     srv_completion_cancel_jobs(completion);
+    srv_session_unmake(completion);
     leave_session(completion, whole);
     srv_stream_clear(completion);
 }
@@ -333,7 +350,7 @@ static void abandon_completion(void *context) {
     srv_problem problem = {0};
 
     srv_refuse(&problem, 503, "draining", NULL, "the server is shutting down");
-    fail(completion, &problem);
+    srv_completion_fail(completion, &problem);
     srv_completion_cancel_jobs(completion);
 }
 
@@ -370,7 +387,7 @@ static bool refuse_full(srv_exchange *exchange, srv_problem *problem) {
     return true;
 }
 
-static void handle(srv_exchange *exchange, bool chat) {
+static void handle(srv_exchange *exchange, srv_request_kind kind) {
     static const srv_task_ops ops = {
         .cancel = cancel_completion, .abandon = abandon_completion, .read = srv_stream_read, .free = free_completion};
     srv_problem problem = {0};
@@ -386,7 +403,7 @@ static void handle(srv_exchange *exchange, bool chat) {
     srv_completion *completion = calloc(1, sizeof *completion);
     if (completion) {
         completion->exchange = exchange;
-        completion->chat = chat;
+        completion->kind = kind;
         srv_buf_init(&completion->scratch, SRV_MAX_ANSWER_BYTES);
         srv_buf_init(&completion->answer, SRV_MAX_ANSWER_BYTES);
         srv_exchange_attach(exchange, &ops, completion);
@@ -401,9 +418,17 @@ static void handle(srv_exchange *exchange, bool chat) {
 }
 
 void srv_handle_completions(srv_exchange *exchange) {
-    handle(exchange, false);
+    handle(exchange, SRV_REQUEST_COMPLETION);
 }
 
 void srv_handle_chat(srv_exchange *exchange) {
-    handle(exchange, true);
+    handle(exchange, SRV_REQUEST_CHAT);
+}
+
+void srv_handle_session_create(srv_exchange *exchange) {
+    handle(exchange, SRV_REQUEST_SESSION);
+}
+
+void srv_handle_session_fork(srv_exchange *exchange) {
+    handle(exchange, SRV_REQUEST_FORK);
 }

@@ -168,7 +168,8 @@ static void write_schemas(const srv_server *server, srv_buf *out) {
         srv_request_kind kind;
     } requests[] = {{"completion_request", SRV_REQUEST_COMPLETION}, {"chat_request", SRV_REQUEST_CHAT},
                     {"session_request", SRV_REQUEST_SESSION},       {"fork_request", SRV_REQUEST_FORK},
-                    {"tokenize_request", SRV_REQUEST_TOKENIZE},     {"detokenize_request", SRV_REQUEST_DETOKENIZE}};
+                    {"rollback_request", SRV_REQUEST_ROLLBACK},     {"tokenize_request", SRV_REQUEST_TOKENIZE},
+                    {"detokenize_request", SRV_REQUEST_DETOKENIZE}};
 
     srv_json_literal(out, "'schemas':{");
     write_json_limits(out);
@@ -209,12 +210,14 @@ static const operation operations[] = {
     {"/v1/models", "get", "The models, with their knobs", NULL, "models", false, "401", "error"},
     {"/v1/models/{id}", "get", "One model", NULL, "model", false, "401 404", "error"},
     {"/v1/sessions", "get", "The key's sessions", NULL, "sessions", false, "401", "error"},
-    {"/v1/sessions", "post", "An empty session; completions go on with it", "session_request", "session", false,
-     "400 401 403 404 408 413 415 429 431 503", "error"},
+    {"/v1/sessions", "post", "A session, with what it begins with; completions go on with it", "session_request",
+     "session", false, "400 401 403 404 408 413 415 422 429 431 500 503", "error"},
     {"/v1/sessions/{id}", "get", "One session", NULL, "session", false, "401 404 503", "error"},
     {"/v1/sessions/{id}", "delete", "Drops it", NULL, NULL, false, "401 404 409 503", "error"},
-    {"/v1/sessions/{id}/fork", "post", "A copy at the present or an earlier position", "fork_request", "session", false,
+    {"/v1/sessions/{id}/rollback", "post", "Back to an earlier position", "rollback_request", "session", false,
      "400 401 404 408 409 413 415 429 431 503", "error"},
+    {"/v1/sessions/{id}/fork", "post", "A copy at the present or an earlier position", "fork_request", "session", false,
+     "400 401 404 408 409 413 415 422 429 431 500 503", "error"},
     {"/v1/sessions/{id}/state", "get", "Its state as bytes", NULL, "application/octet-stream", false, "401 404 503",
      "error"},
     {"/v1/sessions/{id}/state", "put", "Makes it what the bytes are", "application/octet-stream", "session", false,
@@ -236,12 +239,17 @@ static void write_reference(srv_buf *out, const char *media, const char *schema)
     srv_buf_printf(out, "\"content\":{\"%s\":{\"schema\":{\"$ref\":\"#/components/schemas/%s\"}}", media, schema);
 }
 
+// What makes or copies a session has only options.
+static bool may_be_empty(const char *request) {
+    return request && (strcmp(request, "session_request") == 0 || strcmp(request, "fork_request") == 0);
+}
+
 static void write_answer(srv_buf *out, const operation *row) {
     if (!row->answer) {
         srv_json_literal(out, "'204':{'description':'done'}");
         return;
     }
-    const bool makes = strcmp(row->method, "post") == 0 && strcmp(row->answer, "session") == 0;
+    const bool makes = strcmp(row->answer, "session") == 0 && may_be_empty(row->request);
     srv_json_literal(out, makes ? "'201':{'description':'made'," : "'200':{'description':'as asked',");
     if (strchr(row->answer, '/')) {
         srv_buf_printf(out, "\"content\":{\"%s\":{}}}", row->answer);
@@ -254,11 +262,6 @@ static void write_answer(srv_buf *out, const operation *row) {
                          "'required':['data'],'properties':{'data':{'type':'string','description':'a completion "
                          "with a piece of one choice, or with the usage alone, or an error; at the end [DONE]'}}}}");
     srv_buf_puts(out, "}}");
-}
-
-// What makes or copies a session has only options.
-static bool may_be_empty(const char *request) {
-    return strcmp(request, "session_request") == 0 || strcmp(request, "fork_request") == 0;
 }
 
 static void write_operation(srv_buf *out, const operation *row, bool has_keys) {

@@ -26,8 +26,38 @@
     }
 #define MODEL(offset) \
     FIELD("model", "string", srv_set_model, offset, 0, 0, "null", "which model; absent: the server's first", )
+#define ADD_SPECIAL_TOKENS                                                                     \
+    FIELD("add_special_tokens", "boolean", srv_set_bool, IN(add_special_tokens), 0, 0, "true", \
+          "put the tokenizer's BOS before texts", )
 #define UNBUILT(name, set, fallback, schema_) \
     FIELD(name, NULL, set, 0, 0, 0, fallback, "not built: only its neutral value", .schema = schema_)
+
+// How accurately it is computed.
+static const srv_field knob_fields[] = {
+    FIELD("cg_tolerance", "number", srv_set_float, IN(knobs.cg_tolerance), 0, 1, "null",
+          "relative residual at which each Mesa head stops; 0: exact", .bound = SRV_BOUND_CG_TOLERANCE,
+          .given = SRV_GIVEN_CG_TOLERANCE),
+    FIELD("cg_max_steps", "integer", srv_set_int32, IN(knobs.cg_max_steps), 0, SRV_MAX_CG_STEPS, "null",
+          "upper bound of solver steps", .bound = SRV_BOUND_CG_STEPS, .given = SRV_GIVEN_CG_MAX_STEPS),
+    FIELD("cg_mode", NULL, srv_set_cg_mode, IN(knobs.cg_mode), 0, 0, "\"tolerance\"", "what ends a solve",
+          .schema = "'enum':['tolerance','steps','exact']", .given = SRV_GIVEN_CG_MODE),
+    FIELD("exit_threshold", "number", srv_set_float, IN(knobs.exit_threshold), 0, 1, "null",
+          "looped models: cumulative exit probability at which a token's output is read",
+          .given = SRV_GIVEN_EXIT_THRESHOLD),
+    FIELD("max_loops", "integer", srv_set_int32, IN(knobs.max_loops), 1, SRV_MAX_LOOPS, "null",
+          "looped models: upper bound of loops", .bound = SRV_BOUND_LOOPS, .given = SRV_GIVEN_MAX_LOOPS),
+    FIELD("on_unconverged", NULL, srv_set_on_unconverged, IN(knobs.fail_unconverged), 0, 0, "\"accept\"",
+          "what follows when a solve hits its bound", .schema = "'enum':['accept','error']",
+          .given = SRV_GIVEN_ON_UNCONVERGED),
+    FIELD("degrade", NULL, srv_set_degrade, IN(knobs.degrade), 0, 0, "{}",
+          "how far the solver may be loosened when much waits: up to this cg_tolerance, down to this cg_max_steps and "
+          "exit_threshold; usage.compute.degraded says whether it was",
+          .schema = "'type':'object','properties':{'cg_tolerance':{'type':['number','null'],'minimum':0,'maximum':1},"
+                    "'cg_max_steps':{'type':['integer','null'],'minimum':0,'maximum':256},"
+                    "'exit_threshold':{'type':['number','null'],'minimum':0,'maximum':1}}",
+          .given = SRV_GIVEN_DEGRADE),
+};
+static const srv_field_table knobs = {knob_fields, sizeof knob_fields / sizeof *knob_fields, NULL, NULL};
 
 // What a prompt and a chat are completed by alike.
 static const srv_field shared_fields[] = {
@@ -66,29 +96,8 @@ static const srv_field shared_fields[] = {
     FIELD("priority", "integer", srv_set_int32, IN(priority), INT32_MIN, INT32_MAX, "0",
           "lower first among those that wait"),
     FIELD("user", "string", srv_check_string, 0, 0, 0, "null", "accepted and not used"),
-    FIELD("cg_tolerance", "number", srv_set_float, IN(cg_tolerance), 0, 1, "null",
-          "relative residual at which each Mesa head stops; 0: exact", .bound = SRV_BOUND_CG_TOLERANCE,
-          .given = SRV_GIVEN_CG_TOLERANCE),
-    FIELD("cg_max_steps", "integer", srv_set_int32, IN(cg_max_steps), 0, SRV_MAX_CG_STEPS, "null",
-          "upper bound of solver steps", .bound = SRV_BOUND_CG_STEPS, .given = SRV_GIVEN_CG_MAX_STEPS),
-    FIELD("cg_mode", NULL, srv_set_cg_mode, IN(cg_mode), 0, 0, "\"tolerance\"", "what ends a solve",
-          .schema = "'enum':['tolerance','steps','exact']", .given = SRV_GIVEN_CG_MODE),
-    FIELD("exit_threshold", "number", srv_set_float, IN(exit_threshold), 0, 1, "null",
-          "looped models: cumulative exit probability at which a token's output is read",
-          .given = SRV_GIVEN_EXIT_THRESHOLD),
-    FIELD("max_loops", "integer", srv_set_int32, IN(max_loops), 1, SRV_MAX_LOOPS, "null",
-          "looped models: upper bound of loops", .bound = SRV_BOUND_LOOPS, .given = SRV_GIVEN_MAX_LOOPS),
-    FIELD("on_unconverged", NULL, srv_set_on_unconverged, IN(fail_unconverged), 0, 0, "\"accept\"",
-          "what follows when a solve hits its bound", .schema = "'enum':['accept','error']",
-          .given = SRV_GIVEN_ON_UNCONVERGED),
     FIELD("compute_details", "boolean", srv_set_bool, IN(compute_details), 0, 0, "false",
           "choices carry solver figures of each token"),
-    FIELD("degrade", NULL, srv_set_degrade, IN(degrade), 0, 0, "{}",
-          "how far the solver may be loosened when much waits: up to this cg_tolerance, down to this cg_max_steps and "
-          "exit_threshold; usage.compute.degraded says whether it was",
-          .schema = "'type':'object','properties':{'cg_tolerance':{'type':['number','null'],'minimum':0,'maximum':1},"
-                    "'cg_max_steps':{'type':['integer','null'],'minimum':0,'maximum':256},"
-                    "'exit_threshold':{'type':['number','null'],'minimum':0,'maximum':1}}"),
     UNBUILT("response_format", srv_neutral_format, "{\"type\":\"text\"}",
             "'type':'object','required':['type'],'properties':{'type':{'enum':['text']}}"),
     UNBUILT("tools", srv_neutral_empty, "[]", "'enum':['',[],{}]"),
@@ -99,7 +108,7 @@ static const srv_field shared_fields[] = {
     UNBUILT("guided_choice", srv_neutral_null, "null", "'type':'null'"),
     UNBUILT("guided_grammar", srv_neutral_null, "null", "'type':'null'"),
 };
-static const srv_field_table shared = {shared_fields, sizeof shared_fields / sizeof *shared_fields, NULL, NULL};
+static const srv_field_table shared = {shared_fields, sizeof shared_fields / sizeof *shared_fields, &knobs, NULL};
 
 static const srv_field completion_fields[] = {
     FIELD("prompt", NULL, srv_set_prompt, IN(prompts), 0, 0, "\"\"",
@@ -110,8 +119,7 @@ static const srv_field completion_fields[] = {
                     "{" IDS(",'minItems':1") "},"
                                              "{'allOf':[{'$ref':'#/components/schemas/prompt_list'}],"
                                              "'items':{" IDS(",'minItems':1") "}}]"),
-    FIELD("add_special_tokens", "boolean", srv_set_bool, IN(add_special_tokens), 0, 0, "true",
-          "put the tokenizer's BOS before texts"),
+    ADD_SPECIAL_TOKENS,
     FIELD("max_tokens", "integer", srv_set_int64, IN(max_tokens), 0, 0, "16",
           "tokens to generate; 0: read the prompt only", .bound = SRV_BOUND_MAX_TOKENS),
     FIELD("best_of", "integer", srv_set_int32, IN(best_of), 1, SRV_MAX_N, "null",
@@ -167,22 +175,27 @@ static const srv_field detokenize_fields[] = {
     FIELD("tokens", NULL, srv_set_ids, OF(prompt), 0, 0, NULL, "token ids", .schema = IDS("")),
 };
 
-#define OF_SESSION(member) offsetof(srv_session_request, member)
 #define TTL                                                                                       \
-    FIELD("ttl_s", "integer", srv_set_int64, OF_SESSION(ttl_s), 1, SRV_MAX_SESSION_TTL_S, "null", \
+    FIELD("ttl_s", "integer", srv_set_int64, IN(session_ttl_s), 1, SRV_MAX_SESSION_TTL_S, "null", \
           "seconds without use after which it is dropped; absent: 3600, or as the original", )
 static const srv_field session_fields[] = {
-    MODEL(OF_SESSION(model)),
+    MODEL(IN(model)),
+    FIELD("prompt", NULL, srv_set_prompt, IN(prompts), 0, 0, "\"\"",
+          "text or token ids that it begins with, which are read first; empty text: none",
+          .schema = "'anyOf':[{'type':'string'},{" IDS(",'minItems':1") "},{'type':'array','minItems':1,'maxItems':1,"
+                                                                        "'items':{'anyOf':[{'type':'string'},{" IDS(
+                                                                            ",'minItems':1") "}]}}]"),
+    ADD_SPECIAL_TOKENS,
     TTL,
-    UNBUILT("prompt", srv_neutral_empty, "\"\"", "'enum':['',[],{}]"),
-    UNBUILT("cg_tolerance", srv_neutral_null, "null", "'type':'null'"),
-    UNBUILT("cg_max_steps", srv_neutral_null, "null", "'type':'null'"),
-    UNBUILT("cg_mode", srv_neutral_null, "null", "'type':'null'"),
 };
 static const srv_field fork_fields[] = {
-    FIELD("position", "integer", srv_set_int64, OF_SESSION(position), 0, 0x1p53, "null",
+    FIELD("position", "integer", srv_set_int64, IN(session_position), 0, 0x1p53, "null",
           "the position that the copy stands at; absent: the present one", ),
     TTL,
+};
+static const srv_field rollback_fields[] = {
+    FIELD("position", "integer", srv_set_int64, IN(session_position), 0, 0x1p53, NULL,
+          "the position that it then stands at", ),
 };
 
 // Options of a stream need one.
@@ -206,8 +219,9 @@ const srv_field_table *srv_fields(srv_request_kind kind) {
         [SRV_REQUEST_TOKENIZE] = {tokenize_fields, sizeof tokenize_fields / sizeof *tokenize_fields, NULL, NULL},
         [SRV_REQUEST_DETOKENIZE] = {detokenize_fields, sizeof detokenize_fields / sizeof *detokenize_fields, NULL,
                                     NULL},
-        [SRV_REQUEST_SESSION] = {session_fields, sizeof session_fields / sizeof *session_fields, NULL, NULL},
+        [SRV_REQUEST_SESSION] = {session_fields, sizeof session_fields / sizeof *session_fields, &knobs, NULL},
         [SRV_REQUEST_FORK] = {fork_fields, sizeof fork_fields / sizeof *fork_fields, NULL, NULL},
+        [SRV_REQUEST_ROLLBACK] = {rollback_fields, sizeof rollback_fields / sizeof *rollback_fields, NULL, NULL},
     };
     return &tables[kind];
 }
@@ -318,18 +332,18 @@ static eng_status status_of(const srv_problem *problem) {
 }
 
 // cg_tolerance 0 is short for exact, unless a mode that does not look at it is named.
-static void settle_solver(srv_request *request, const srv_bounds *bounds, srv_problem *problem) {
-    const bool tolerance_given = request->given & SRV_GIVEN_CG_TOLERANCE;
+static void settle_solver(srv_knobs *knobs, const srv_bounds *bounds, srv_problem *problem) {
+    const bool tolerance_given = knobs->given & SRV_GIVEN_CG_TOLERANCE;
 
-    if (tolerance_given && request->cg_tolerance == 0 && request->cg_mode == ENG_CG_TOLERANCE) {
-        request->cg_mode = ENG_CG_EXACT;
-        request->given |= SRV_GIVEN_CG_MODE;
+    if (tolerance_given && knobs->cg_tolerance == 0 && knobs->cg_mode == ENG_CG_TOLERANCE) {
+        knobs->cg_mode = ENG_CG_EXACT;
+        knobs->given |= SRV_GIVEN_CG_MODE;
         if (!bounds->allow_exact)
             srv_refuse(problem, 400, "out_of_range", "cg_tolerance", "this server does not allow exact solves");
-    } else if (tolerance_given && !(request->cg_tolerance >= (float)bounds->min_cg_tolerance))
+    } else if (tolerance_given && !(knobs->cg_tolerance >= (float)bounds->min_cg_tolerance))
         srv_refuse(problem, 400, "out_of_range", "cg_tolerance", "cg_tolerance must be at least %.9g on this server",
                    bounds->min_cg_tolerance);
-    if (request->cg_mode == ENG_CG_EXACT && !bounds->allow_exact)
+    if (knobs->cg_mode == ENG_CG_EXACT && !bounds->allow_exact)
         srv_refuse(problem, 400, "out_of_range", "cg_mode", "this server does not allow cg_mode exact");
 }
 
@@ -366,7 +380,7 @@ static void check_whole(const json_t *root, srv_request *request, const srv_boun
                    (long long)request->max_tokens);
     settle_best_of(request, problem);
     check_session(request, problem);
-    settle_solver(request, bounds, problem);
+    settle_solver(&request->knobs, bounds, problem);
 }
 
 // An absent prompt is one empty text.
@@ -398,14 +412,16 @@ static void settle_chat(const json_t *root, srv_request *request, srv_problem *p
         request->logprobs = request->top_logprobs > 0 ? request->top_logprobs : 0;
 }
 
-static eng_status parse(srv_request_kind kind, const char *body, size_t length, const srv_bounds *bounds,
-                        srv_request *request, srv_problem *problem) {
+// The values of what a body does not say. What is only read generates nothing.
+static void begin(srv_request_kind kind, const srv_bounds *bounds, srv_request *request) {
     const int64_t short_text = bounds->max_tokens < 16 ? bounds->max_tokens : 16;
 
     *request = (srv_request){
         .add_special_tokens = true,
         .add_generation_prompt = true,
-        .max_tokens = kind == SRV_REQUEST_CHAT ? -1 : short_text,
+        .max_tokens = kind == SRV_REQUEST_CHAT         ? -1
+                      : kind == SRV_REQUEST_COMPLETION ? short_text
+                                                       : 0,
         .n = 1,
         .temperature = 1,
         .top_p = 1,
@@ -413,12 +429,17 @@ static eng_status parse(srv_request_kind kind, const char *body, size_t length, 
         .logprobs = -1,
         .top_logprobs = -1,
         .session_position = -1,
-        .cg_mode = ENG_CG_TOLERANCE,
+        .knobs.cg_mode = ENG_CG_TOLERANCE,
     };
+}
+
+static eng_status parse(srv_request_kind kind, const char *body, size_t length, const srv_bounds *bounds,
+                        srv_request *request, srv_problem *problem) {
+    begin(kind, bounds, request);
     json_t *root = load_object(body, length, bounds, problem);
     if (!root)
         return status_of(problem);
-    request->given = apply_fields(root, srv_fields(kind), bounds, request, problem);
+    request->knobs.given = apply_fields(root, srv_fields(kind), bounds, request, problem);
     if (!problem->status)
         add_empty_prompt(request, problem);
     if (!problem->status && kind == SRV_REQUEST_CHAT)
@@ -437,6 +458,37 @@ eng_status srv_request_parse(const char *body, size_t length, const srv_bounds *
 eng_status srv_chat_parse(const char *body, size_t length, const srv_bounds *bounds, srv_request *request,
                           srv_problem *problem) {
     return parse(SRV_REQUEST_CHAT, body, length, bounds, request, problem);
+}
+
+// A session begins with one prompt or with none.
+static void settle_start(srv_request *request, srv_problem *problem) {
+    srv_prompt *prompt = request->prompts;
+
+    if (request->prompt_count > 1)
+        srv_refuse(problem, 400, "invalid_value", "prompt", "a session begins with one prompt");
+    else if (request->prompt_count == 1 && prompt->text && prompt->length == 0) {
+        free(prompt->text);
+        prompt->text = NULL;
+        request->prompt_count = 0;
+    }
+}
+
+eng_status srv_session_parse(srv_request_kind kind, const char *body, size_t length, const srv_bounds *bounds,
+                             srv_request *request, srv_problem *problem) {
+    begin(kind, bounds, request);
+    request->best_of = 1;
+    if (length == 0) {
+        body = "{}";
+        length = 2;
+    }
+    json_t *root = load_object(body, length, bounds, problem);
+    if (!root)
+        return status_of(problem);
+    request->knobs.given = apply_fields(root, srv_fields(kind), bounds, request, problem);
+    json_decref(root);
+    settle_start(request, problem);
+    settle_solver(&request->knobs, bounds, problem);
+    return status_of(problem);
 }
 
 void srv_request_free(srv_request *request) {
@@ -481,13 +533,33 @@ void srv_token_request_free(srv_token_request *request) {
     *request = (srv_token_request){0};
 }
 
-eng_status srv_session_request_parse(srv_request_kind kind, const char *body, size_t length, const srv_bounds *bounds,
-                                     srv_session_request *request, srv_problem *problem) {
-    *request = (srv_session_request){.position = -1};
-    return parse_fields(kind, body, length, bounds, request, problem);
+// The mode and the tolerance are one choice, of which a body may give either part.
+static void inherit_solver(srv_knobs *knobs, const srv_knobs *of_session) {
+    const unsigned solver = SRV_GIVEN_CG_MODE | SRV_GIVEN_CG_TOLERANCE;
+
+    if (!(knobs->given & solver)) {
+        knobs->cg_mode = of_session->cg_mode;
+        knobs->cg_tolerance = of_session->cg_tolerance;
+        knobs->given |= of_session->given & solver;
+    } else if (!(knobs->given & SRV_GIVEN_CG_TOLERANCE) && of_session->cg_tolerance > 0) {
+        knobs->cg_tolerance = of_session->cg_tolerance;
+        knobs->given |= of_session->given & SRV_GIVEN_CG_TOLERANCE;
+    }
 }
 
-void srv_session_request_free(srv_session_request *request) {
-    free(request->model);
-    *request = (srv_session_request){0};
+void srv_knobs_inherit(srv_knobs *knobs, const srv_knobs *of_session) {
+    const unsigned missing = of_session->given & ~knobs->given;
+
+    inherit_solver(knobs, of_session);
+    if (missing & SRV_GIVEN_CG_MAX_STEPS)
+        knobs->cg_max_steps = of_session->cg_max_steps;
+    if (missing & SRV_GIVEN_EXIT_THRESHOLD)
+        knobs->exit_threshold = of_session->exit_threshold;
+    if (missing & SRV_GIVEN_MAX_LOOPS)
+        knobs->max_loops = of_session->max_loops;
+    if (missing & SRV_GIVEN_ON_UNCONVERGED)
+        knobs->fail_unconverged = of_session->fail_unconverged;
+    if (missing & SRV_GIVEN_DEGRADE)
+        knobs->degrade = of_session->degrade;
+    knobs->given |= missing & ~(SRV_GIVEN_CG_MODE | SRV_GIVEN_CG_TOLERANCE);
 }

@@ -24,6 +24,7 @@ typedef enum srv_request_kind {
     SRV_REQUEST_DETOKENIZE,
     SRV_REQUEST_SESSION,
     SRV_REQUEST_FORK,
+    SRV_REQUEST_ROLLBACK,
 } srv_request_kind;
 
 typedef struct srv_bounds { // the configuration's part in the ranges
@@ -55,6 +56,7 @@ enum {
     SRV_GIVEN_EXIT_THRESHOLD = 8,
     SRV_GIVEN_MAX_LOOPS = 16,
     SRV_GIVEN_ON_UNCONVERGED = 32,
+    SRV_GIVEN_DEGRADE = 64,
 };
 
 // How far a request may be loosened when much waits. given: SRV_GIVEN_* of the three.
@@ -63,6 +65,16 @@ typedef struct srv_degrade {
     float cg_tolerance, exit_threshold;
     int32_t cg_max_steps;
 } srv_degrade;
+
+// The knobs of a body, and those that a session has for every one.
+typedef struct srv_knobs {
+    unsigned given; // SRV_GIVEN_*: those that count
+    float cg_tolerance, exit_threshold;
+    int32_t cg_max_steps, max_loops;
+    eng_cg_mode cg_mode;
+    bool fail_unconverged;
+    srv_degrade degrade;
+} srv_knobs;
 
 typedef struct srv_request {
     char *model; // NULL: the first
@@ -94,15 +106,11 @@ typedef struct srv_request {
     bool stream, include_usage, continuous_usage;
     bool return_token_ids, compute_details;
     int32_t priority;
-    unsigned given; // SRV_GIVEN_*: the knobs below that count
-    float cg_tolerance, exit_threshold;
-    int32_t cg_max_steps, max_loops;
-    eng_cg_mode cg_mode;
-    bool fail_unconverged;
-    srv_degrade degrade;
+    srv_knobs knobs;
     char *session;            // NULL: none
-    int64_t session_position; // -1: any
+    int64_t session_position; // -1: any; of a fork: the present one
     bool session_rollback;
+    int64_t session_ttl_s; // of one that is made; 0: the default, or the original's
 } srv_request;
 
 // Parses a completion's body. On refusal *problem is filled and ENG_INVALID returned (ENG_NO_MEMORY: 429). *request
@@ -112,7 +120,13 @@ ENG_CHECKED eng_status srv_request_parse(const char *body, size_t length, const 
 // The same of a chat's.
 ENG_CHECKED eng_status srv_chat_parse(const char *body, size_t length, const srv_bounds *bounds, srv_request *request,
                                       srv_problem *problem);
+// POST /v1/sessions: what the new session begins with, prompt_count 0 without a prompt, and the knobs of all its
+// completions. POST /v1/sessions/{id}/fork and /rollback: session_position, session_ttl_s, and no prompt.
+ENG_CHECKED eng_status srv_session_parse(srv_request_kind kind, const char *body, size_t length,
+                                         const srv_bounds *bounds, srv_request *request, srv_problem *problem);
 void srv_request_free(srv_request *request);
+// What the body does not say of the knobs, the session's say.
+void srv_knobs_inherit(srv_knobs *knobs, const srv_knobs *of_session);
 
 // POST /tokenize and /detokenize.
 typedef struct srv_token_request {
@@ -124,17 +138,6 @@ ENG_CHECKED eng_status srv_token_request_parse(srv_request_kind kind, const char
                                                const srv_bounds *bounds, srv_token_request *request,
                                                srv_problem *problem);
 void srv_token_request_free(srv_token_request *request);
-
-// POST /v1/sessions and /v1/sessions/{id}/fork.
-typedef struct srv_session_request {
-    char *model;      // NULL: the first
-    int64_t ttl_s;    // 0: the default, or the original's
-    int64_t position; // of a fork; -1: the present one
-} srv_session_request;
-ENG_CHECKED eng_status srv_session_request_parse(srv_request_kind kind, const char *body, size_t length,
-                                                 const srv_bounds *bounds, srv_session_request *request,
-                                                 srv_problem *problem);
-void srv_session_request_free(srv_session_request *request);
 
 // The kind's fields as one JSON Schema object, within the bounds. request_schema.c.
 void srv_request_write_schema(srv_buf *out, srv_request_kind kind, const srv_bounds *bounds);

@@ -20,6 +20,7 @@ static const srv_route routes[] = {
     ROUTE("GET", "/v1/sessions/*", 0, srv_handle_session_get),
     ROUTE("DELETE", "/v1/sessions/*", 0, srv_handle_session_delete),
     ROUTE("POST", "/v1/sessions/*/fork", BODY, srv_handle_session_fork),
+    ROUTE("POST", "/v1/sessions/*/rollback", BODY, srv_handle_session_rollback),
     ROUTE("GET", "/v1/sessions/*/state", 0, srv_handle_session_export),
     ROUTE("PUT", "/v1/sessions/*/state", BYTES, srv_handle_session_import),
     ROUTE("POST", "/tokenize", BODY, srv_handle_tokenize),

@@ -213,11 +213,12 @@ void srv_handle_model(srv_exchange *exchange);                    // models_api.
 void srv_handle_tokenizer_info(srv_exchange *exchange);           // models_api.c
 void srv_handle_tokenize(srv_exchange *exchange);                 // tokenize.c
 void srv_handle_detokenize(srv_exchange *exchange);               // tokenize.c
-void srv_handle_session_create(srv_exchange *exchange);           // session_api.c
+void srv_handle_session_create(srv_exchange *exchange);           // completions.c
 void srv_handle_session_list(srv_exchange *exchange);             // session_api.c
 void srv_handle_session_get(srv_exchange *exchange);              // session_api.c
 void srv_handle_session_delete(srv_exchange *exchange);           // session_api.c
-void srv_handle_session_fork(srv_exchange *exchange);             // session_api.c
+void srv_handle_session_fork(srv_exchange *exchange);             // completions.c
+void srv_handle_session_rollback(srv_exchange *exchange);         // session_api.c
 void srv_handle_session_export(srv_exchange *exchange);           // session_api.c
 void srv_handle_session_import(srv_exchange *exchange);           // session_api.c
 void srv_handle_chat(srv_exchange *exchange);                     // completions.c

@@ -112,6 +112,25 @@ void srv_session_settle(srv_server *server, srv_session *session, int64_t positi
     (void)call_quietly(server, session, &(quiet_call){.session = session, .position = position});
 }
 
+// Without memory for the call it is dropped in its time.
+void srv_session_drop(srv_server *server, srv_session *session) {
+    if (call_quietly(server, session, &(quiet_call){0}))
+        srv_session_remove(server, session);
+    else
+        srv_session_let_go(server, session);
+}
+
+void srv_session_write(const srv_server *server, const srv_session *session, const eng_timeline_info *info,
+                       srv_buf *out) {
+    srv_write_session(
+        out, &(srv_session_view){.id = session->id,
+                                 .model = session->model->path->name,
+                                 .position = info ? info->position : session->position,
+                                 .state_bytes = eng_info(srv_worker_engine(session->model->worker))->state_bytes,
+                                 .expires_at = srv_session_expires_at(server, session),
+                                 .info = info});
+}
+
 // ---- the table -----------------------------------------------------------------------------------------------------
 
 static void on_sweep(void *context) {
@@ -158,7 +177,7 @@ srv_session *srv_session_add(srv_exchange *exchange, const srv_model *model, int
              (unsigned long long)random[1]);
     session->owner = srv_session_owner(exchange);
     session->model = model;
-    session->ttl_s = ttl_s;
+    session->ttl_s = ttl_s ? ttl_s : SRV_SESSION_TTL_S;
     session->busy = true;
     session->next = sessions->first;
     sessions->first = session;

@@ -21,7 +21,9 @@ typedef struct srv_session {
     int64_t ttl_s;
     uint64_t expires_ms; // by the loop's clock
     unsigned calls;      // that point to it
+    srv_knobs knobs;     // of its completions, unless they say otherwise
     bool busy, profile_changed;
+    bool known; // its client has been told of it
 } srv_session;
 
 uint64_t srv_session_owner(const srv_exchange *exchange);
@@ -30,11 +32,16 @@ srv_session *srv_session_find(const srv_exchange *exchange, const char *id, size
 // Takes it for one request: no other may use it until it is let go. False with a 409.
 bool srv_session_take(srv_session *session, srv_problem *problem);
 void srv_session_let_go(srv_server *server, srv_session *session); // its time begins anew
-// A new one, taken; NULL with a refusal.
+// A new one, taken; NULL with a refusal. ttl_s 0: the default.
 srv_session *srv_session_add(srv_exchange *exchange, const srv_model *model, int64_t ttl_s, srv_problem *problem);
 void srv_session_remove(srv_server *server, srv_session *session); // of the table; its timeline is gone already
 srv_session *srv_session_first(const srv_server *server);
 int64_t srv_session_expires_at(const srv_server *server, const srv_session *session); // Unix seconds
+
+// One that was taken goes, its timeline too.
+void srv_session_drop(srv_server *server, srv_session *session);
+void srv_session_write(const srv_server *server, const srv_session *session, const eng_timeline_info *info,
+                       srv_buf *out); // info NULL: without
 
 // The session stays behind this position, of which the client knows: what came after is cut. Then it is let go.
 void srv_session_settle(srv_server *server, srv_session *session, int64_t position);

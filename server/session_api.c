@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// /v1/sessions: create, list, look at, drop, fork, take out as bytes and bring in.
+// /v1/sessions: list, look at, drop, roll back, take out as bytes and bring in; session_make.c makes and forks.
 //
 // Each is one call to the session's engine. The call is its own memory and outlives a client that leaves: what was
 // begun is finished, and nobody is told. Bodies are small and parsed here. Loop thread, but for the calls' run.
@@ -9,7 +9,7 @@
 
 #include "server/session.h"
 
-typedef enum action { CREATE, LOOK, DROP, FORK, EXPORT, IMPORT } action;
+typedef enum action { LOOK, DROP, ROLLBACK, EXPORT, IMPORT } action;
 
 typedef struct session_call {
     srv_call call;
@@ -17,16 +17,19 @@ typedef struct session_call {
     srv_server *server;
     srv_exchange *exchange; // NULL: the client has left
     srv_session *session;   // taken, but for LOOK and EXPORT
-    srv_session *made;      // of CREATE and FORK; taken
     uint64_t owner, timeline;
-    int64_t position; // of a fork
+    int64_t position; // of a rollback
     char *bytes;      // in and out
     size_t count;
-    uint64_t new_timeline;
     eng_timeline_info info;
     eng_status status;
     eng_error error;
 } session_call;
+
+// What changes a session has it to itself meanwhile.
+static bool takes(action action) {
+    return action != LOOK && action != EXPORT;
+}
 
 // ---- engine thread -------------------------------------------------------------------------------------------------
 
@@ -34,15 +37,12 @@ static eng_status act(session_call *call, eng_engine *engine) {
     void *bytes = NULL;
 
     switch (call->action) {
-    case CREATE:
-        return eng_timeline_create(engine, call->owner, &call->new_timeline, &call->error);
     case LOOK:
         return ENG_OK;
     case DROP:
         return eng_timeline_drop(engine, call->owner, call->timeline, &call->error);
-    case FORK:
-        return eng_timeline_fork(engine, call->owner, call->timeline, call->position, &call->new_timeline,
-                                 &call->error);
+    case ROLLBACK:
+        return eng_timeline_rollback(engine, call->owner, call->timeline, call->position, &call->error);
     case EXPORT: {
         const eng_status status =
             eng_timeline_export(engine, call->owner, call->timeline, &bytes, &call->count, &call->error);
@@ -61,22 +61,10 @@ static void run(srv_call *base, eng_engine *engine) {
     call->status = engine ? act(call, engine) : ENG_DEVICE;
     if (call->status || call->action == DROP)
         return;
-    const uint64_t looked = call->new_timeline ? call->new_timeline : call->timeline;
-    call->status = eng_timeline_read(engine, call->owner, looked, &call->info, &call->error);
+    call->status = eng_timeline_read(engine, call->owner, call->timeline, &call->info, &call->error);
 }
 
 // ---- answers -------------------------------------------------------------------------------------------------------
-
-static void write_session(const srv_server *server, const srv_session *session, const eng_timeline_info *info,
-                          srv_buf *out) {
-    srv_write_session(
-        out, &(srv_session_view){.id = session->id,
-                                 .model = session->model->path->name,
-                                 .position = info ? info->position : session->position,
-                                 .state_bytes = eng_info(srv_worker_engine(session->model->worker))->state_bytes,
-                                 .expires_at = srv_session_expires_at(server, session),
-                                 .info = info});
-}
 
 // An import is of other bytes than this model's: that is the client's choice of session, not the server's fault.
 static void refuse(session_call *call, srv_problem *problem) {
@@ -93,7 +81,6 @@ static void refuse(session_call *call, srv_problem *problem) {
 
 static void answer(session_call *call) {
     srv_exchange *exchange = call->exchange;
-    const srv_session *session = call->made ? call->made : call->session;
     srv_problem problem = {0};
     srv_buf out;
 
@@ -109,24 +96,18 @@ static void answer(session_call *call) {
         return;
     }
     if (call->action != DROP)
-        write_session(call->server, session, &call->info, &out);
-    srv_exchange_reply(exchange, call->action == DROP ? 204 : call->made ? 201 : 200, &out);
+        srv_session_write(call->server, call->session, &call->info, &out);
+    srv_exchange_reply(exchange, call->action == DROP ? 204 : 200, &out);
 }
 
 static void settle_table(session_call *call) {
     const bool done = call->status == ENG_OK;
 
-    if (call->made && done) {
-        call->made->timeline = call->new_timeline;
-        call->made->position = call->info.position;
-        call->made->profile_changed = call->info.profile_changed;
-        srv_session_let_go(call->server, call->made);
-    }
-    if (call->action == IMPORT && done) {
+    if ((call->action == IMPORT || call->action == ROLLBACK) && done) {
         call->session->position = call->info.position;
         call->session->profile_changed = call->info.profile_changed;
     }
-    if (call->action == DROP || call->action == FORK || call->action == IMPORT)
+    if (takes(call->action))
         srv_session_let_go(call->server, call->session);
 }
 
@@ -134,14 +115,11 @@ static void finish(srv_call *base) {
     session_call *call = (session_call *)base;
 
     settle_table(call);
-    if (call->session)
-        call->session->calls--;
+    call->session->calls--;
     if (call->exchange) {
         call->exchange->task = NULL;
         answer(call);
     }
-    if (call->made && call->status)
-        srv_session_remove(call->server, call->made);
     if (call->action == DROP && call->status == ENG_OK)
         srv_session_remove(call->server, call->session);
     eng_free(call->bytes);
@@ -178,9 +156,7 @@ static void ask(srv_exchange *exchange, const session_call *what, const srv_mode
 
     exchange->model = model;
     if (!call) {
-        if (what->made)
-            srv_session_remove(exchange->server, what->made);
-        if (what->session && what->action != LOOK && what->action != EXPORT)
+        if (takes(what->action))
             srv_session_let_go(exchange->server, what->session);
         free(what->bytes);
         srv_refuse_engine(&problem, ENG_NO_MEMORY, NULL);
@@ -192,9 +168,8 @@ static void ask(srv_exchange *exchange, const session_call *what, const srv_mode
     call->server = exchange->server;
     call->exchange = exchange;
     call->owner = srv_session_owner(exchange);
-    call->timeline = what->session ? what->session->timeline : 0;
-    if (call->session)
-        call->session->calls++;
+    call->timeline = what->session->timeline;
+    call->session->calls++;
     srv_exchange_attach(exchange, &ops, call);
     srv_worker_call(model->worker, &call->call);
 }
@@ -222,26 +197,6 @@ static void finish_early(srv_exchange *exchange, const srv_problem *problem) {
         srv_exchange_refuse(exchange, problem);
 }
 
-void srv_handle_session_create(srv_exchange *exchange) {
-    srv_problem problem = {0};
-    srv_session_request request = {0};
-
-    if (may_begin(exchange, &problem) &&
-        !srv_session_request_parse(SRV_REQUEST_SESSION, exchange->body.length ? exchange->body.data : "{}",
-                                   exchange->body.length ? exchange->body.length : 2, &exchange->server->bounds,
-                                   &request, &problem)) {
-        const srv_model *model = srv_server_model(exchange->server, exchange->key, request.model, &problem);
-        model = model ? srv_server_least_used(model) : NULL;
-        srv_session *made =
-            model ? srv_session_add(exchange, model, request.ttl_s ? request.ttl_s : SRV_SESSION_TTL_S, &problem)
-                  : NULL;
-        if (made)
-            ask(exchange, &(session_call){.action = CREATE, .made = made}, model);
-    }
-    srv_session_request_free(&request);
-    finish_early(exchange, &problem);
-}
-
 void srv_handle_session_list(srv_exchange *exchange) {
     const uint64_t now = srv_loop_now(exchange->server->loop);
     const char *separator = "";
@@ -250,10 +205,10 @@ void srv_handle_session_list(srv_exchange *exchange) {
     srv_buf_init(&out, SRV_MAX_ANSWER_BYTES);
     srv_buf_puts(&out, "{\"object\":\"list\",\"data\":[");
     for (const srv_session *at = srv_session_first(exchange->server); at; at = at->next) {
-        if (at->owner != srv_session_owner(exchange) || (!at->busy && at->expires_ms <= now) || !at->timeline)
+        if (at->owner != srv_session_owner(exchange) || (!at->busy && at->expires_ms <= now) || !at->known)
             continue;
         srv_buf_puts(&out, separator);
-        write_session(exchange->server, at, NULL, &out);
+        srv_session_write(exchange->server, at, NULL, &out);
         separator = ",";
     }
     srv_buf_puts(&out, "]}");
@@ -286,26 +241,18 @@ void srv_handle_session_delete(srv_exchange *exchange) {
     finish_early(exchange, &problem);
 }
 
-void srv_handle_session_fork(srv_exchange *exchange) {
+void srv_handle_session_rollback(srv_exchange *exchange) {
     srv_problem problem = {0};
-    srv_session_request request = {0};
+    srv_request request = {0};
     srv_session *session = find(exchange, &problem);
 
     if (session &&
-        !srv_session_request_parse(SRV_REQUEST_FORK, exchange->body.length ? exchange->body.data : "{}",
-                                   exchange->body.length ? exchange->body.length : 2, &exchange->server->bounds,
-                                   &request, &problem) &&
-        srv_session_take(session, &problem)) {
-        srv_session *made =
-            srv_session_add(exchange, session->model, request.ttl_s ? request.ttl_s : session->ttl_s, &problem);
-        if (made)
-            ask(exchange,
-                &(session_call){.action = FORK, .session = session, .made = made, .position = request.position},
-                session->model);
-        else
-            srv_session_let_go(exchange->server, session);
-    }
-    srv_session_request_free(&request);
+        !srv_session_parse(SRV_REQUEST_ROLLBACK, exchange->body.data, exchange->body.length, &exchange->server->bounds,
+                           &request, &problem) &&
+        srv_session_take(session, &problem))
+        ask(exchange, &(session_call){.action = ROLLBACK, .session = session, .position = request.session_position},
+            session->model);
+    srv_request_free(&request);
     finish_early(exchange, &problem);
 }
 

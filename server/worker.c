@@ -586,11 +586,12 @@ void srv_worker_stop(srv_worker *worker) {
     pthread_cond_signal(&worker->news);
     pthread_mutex_unlock(&worker->lock);
     pthread_join(worker->thread, NULL);
-    run_calls(worker, NULL);
-    for (srv_call *call = srv_worker_take_calls(worker), *next; call; call = next) {
-        next = call->next;
-        call->done(call);
-    }
+    srv_call *calls;
+    while (run_calls(worker, NULL), (calls = srv_worker_take_calls(worker)) != NULL)
+        for (srv_call *call = calls, *next; call; call = next) { // which may ask for more
+            next = call->next;
+            call->done(call);
+        }
     for (srv_event *event = srv_worker_take(worker), *next; event; event = next) {
         next = event->next;
         srv_event_free(worker, event);

@@ -308,7 +308,7 @@ START_TEST(null_and_neutral_count_as_absent) {
         ck_assert_float_eq(request.min_p, 0);
         ck_assert_int_eq(request.top_k, 0);
         ck_assert_uint_eq(request.stop_count, 0);
-        ck_assert_uint_eq(request.given, 0);
+        ck_assert_uint_eq(request.knobs.given & ~(unsigned)SRV_GIVEN_DEGRADE, 0);
         ck_assert_int_eq(request.best_of, 1);
         ck_assert_int_eq(request.logprobs, -1);
         ck_assert_float_eq(request.repetition_penalty, 1);
@@ -331,11 +331,11 @@ START_TEST(reads_every_field) {
                     "\"max_loops\":3,\"on_unconverged\":\"error\","
                     "\"degrade\":{\"cg_tolerance\":0.5,\"cg_max_steps\":2,\"exit_threshold\":0.25,\"other\":1}}",
                     &request);
-    ck_assert_uint_eq(request.degrade.given,
+    ck_assert_uint_eq(request.knobs.degrade.given,
                       SRV_GIVEN_CG_TOLERANCE | SRV_GIVEN_CG_MAX_STEPS | SRV_GIVEN_EXIT_THRESHOLD);
-    ck_assert_float_eq(request.degrade.cg_tolerance, 0.5f);
-    ck_assert_int_eq(request.degrade.cg_max_steps, 2);
-    ck_assert_float_eq(request.degrade.exit_threshold, 0.25f);
+    ck_assert_float_eq(request.knobs.degrade.cg_tolerance, 0.5f);
+    ck_assert_int_eq(request.knobs.degrade.cg_max_steps, 2);
+    ck_assert_float_eq(request.knobs.degrade.exit_threshold, 0.25f);
     ck_assert_str_eq(request.model, "m");
     ck_assert_uint_eq(request.prompts[0].length, 3);
     ck_assert_mem_eq(request.prompts[0].text, "a\0b", 4);
@@ -350,13 +350,13 @@ START_TEST(reads_every_field) {
     ck_assert_uint_eq(request.stop_count, 2);
     ck_assert_uint_eq(request.stops[1].length, 3);
     ck_assert_mem_eq(request.stops[1].bytes, "y\0z", 3);
-    ck_assert_uint_eq(request.given, 63);
-    ck_assert_float_eq(request.cg_tolerance, 1e-6f);
-    ck_assert_int_eq(request.cg_max_steps, 9);
-    ck_assert_int_eq(request.cg_mode, ENG_CG_STEPS);
-    ck_assert_float_eq(request.exit_threshold, 0.75f);
-    ck_assert_int_eq(request.max_loops, 3);
-    ck_assert(request.fail_unconverged);
+    ck_assert_uint_eq(request.knobs.given, 127);
+    ck_assert_float_eq(request.knobs.cg_tolerance, 1e-6f);
+    ck_assert_int_eq(request.knobs.cg_max_steps, 9);
+    ck_assert_int_eq(request.knobs.cg_mode, ENG_CG_STEPS);
+    ck_assert_float_eq(request.knobs.exit_threshold, 0.75f);
+    ck_assert_int_eq(request.knobs.max_loops, 3);
+    ck_assert(request.knobs.fail_unconverged);
     srv_request_free(&request);
 
     expect_accepted("{\"max_tokens\":9,\"n\":2,\"best_of\":4,\"echo\":true,\"logprobs\":20.0,\"min_tokens\":9,"
@@ -450,7 +450,7 @@ START_TEST(borders_are_closed) {
                     &request);
     ck_assert_int_eq(request.max_tokens, 0);
     ck_assert(request.seed == INT64_MAX);
-    ck_assert_float_eq(request.exit_threshold, 0);
+    ck_assert_float_eq(request.knobs.exit_threshold, 0);
     srv_request_free(&request);
     expect_accepted("{\"max_tokens\":1000,\"temperature\":100,\"top_k\":2147483647,\"n\":128,\"seed\":1.0}", &request);
     ck_assert_int_eq(request.top_k, INT32_MAX);
@@ -467,11 +467,11 @@ START_TEST(tolerance_zero_means_exact) {
     srv_bounds strict = bounds;
 
     expect_accepted("{\"cg_tolerance\":0}", &request);
-    ck_assert_int_eq(request.cg_mode, ENG_CG_EXACT);
-    ck_assert(request.given & SRV_GIVEN_CG_MODE);
+    ck_assert_int_eq(request.knobs.cg_mode, ENG_CG_EXACT);
+    ck_assert(request.knobs.given & SRV_GIVEN_CG_MODE);
     srv_request_free(&request);
     expect_accepted("{\"cg_tolerance\":0,\"cg_mode\":\"steps\",\"cg_max_steps\":3}", &request);
-    ck_assert_int_eq(request.cg_mode, ENG_CG_STEPS);
+    ck_assert_int_eq(request.knobs.cg_mode, ENG_CG_STEPS);
     srv_request_free(&request);
 
     strict.allow_exact = false;

@@ -77,6 +77,34 @@ expect 409 position_mismatch "another position" "$(turn "$id" "\"session_positio
 expect 200 "\"position\":$((end + 1))," "the right position" \
     "$(turn "$id" "\"session_position\":$end,\"max_tokens\":1,\"ignore_eos\":true")"
 
+# One that begins with a prompt has read it when it is answered, and knobs given then are those of all its completions.
+begun=$(call POST /v1/sessions '{"prompt":"The king said"}')
+expect 201 '"position":[1-9]' "a session with a prompt" "$begun"
+begun=$(grep -oE 'sess-[0-9a-f]+' <<<"$begun")
+[ "$(said "$(turn "$begun" '"max_tokens":40,"ignore_eos":true')")" = "$(said "$whole")" ] ||
+    fail "a session that began with a prompt"
+knobs='"cg_tolerance":0.5,"cg_max_steps":2'
+loose=$(create "{\"prompt\":\"The king said\",$knobs}")
+expect 200 '"loosest":\{"cg_tolerance":0.5,"cg_max_steps":2,' "its knobs" "$(call GET "/v1/sessions/$loose")"
+loosely=$(said "$(call POST /v1/completions "{\"prompt\":\"The king said\",\"temperature\":0,\"max_tokens\":8,$knobs}")")
+copy=$(grep -oE 'sess-[0-9a-f]+' <<<"$(call POST "/v1/sessions/$loose/fork" '{}')")
+for session in "$loose" "$copy"; do
+    [ "$(said "$(turn "$session" '"max_tokens":8')")" = "$loosely" ] || fail "the knobs of session $session"
+done
+expect 200 '"cg_steps_max":0' "knobs of its own" "$(turn "$copy" '"max_tokens":2,"cg_mode":"steps","cg_max_steps":0')"
+expect 400 '"param":"prompt"' "two prompts to begin with" "$(call POST /v1/sessions '{"prompt":["a","b"]}')"
+expect 400 '"param":"cg_tolerance"' "a knob out of range" "$(call POST /v1/sessions '{"cg_tolerance":2}')"
+
+# Back in place, and on as if it had never gone beyond.
+expect 200 '"position":5,' "a rollback" "$(call POST "/v1/sessions/$begun/rollback" '{"position":5}')"
+[ "$(position "$begun")" = 5 ] || fail "after a rollback to 5 a session is at $(position "$begun")"
+straight=$(grep -oE 'sess-[0-9a-f]+' <<<"$(call POST "/v1/sessions/$id/fork" '{"position":5}')")
+[ "$(said "$(turn "$begun" '"prompt":" and","max_tokens":9')")" = "$(said "$(turn "$straight" \
+    '"prompt":" and","max_tokens":9')")" ] || fail "after a rollback it goes on otherwise"
+expect 409 'from position 0 to' "a rollback beyond" "$(call POST "/v1/sessions/$begun/rollback" '{"position":999}')"
+expect 400 '"param":"position"' "a rollback to nowhere" "$(call POST "/v1/sessions/$begun/rollback" '{}')"
+expect 404 session_not_found "a rollback of none" "$(call POST "/v1/sessions/sess-0/rollback" '{"position":1}')"
+
 # What a stop string cuts is not part of it.
 cut=$(grep -oE 'sess-[0-9a-f]+' <<<"$(call POST "/v1/sessions/$twin/fork" '{"position":4}')")
 before=$(position "$cut")

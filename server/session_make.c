@@ -1,0 +1,182 @@
+// SPDX-License-Identifier: Apache-2.0
+// POST /v1/sessions and /v1/sessions/{id}/fork: a session of its own, and what is read before its answer.
+//
+// Both are completions (completions.c) that generate nothing: the body is prepared on the pool, a call on the engine's
+// thread makes the timeline, and then one job reads the prompt, or what a fork at an earlier position has to read again
+// until its state stands there. A fork has its original to itself until it is made. The call is its own memory: what it
+// has made for a client that left meanwhile, or could not be told of it, is dropped, for nobody knows its name. Loop
+// thread, but for the call's run.
+#include <stdlib.h>
+#include <string.h>
+
+#include "server/completion.h"
+
+typedef struct srv_making {
+    srv_call call;
+    srv_server *server;
+    srv_completion *completion; // NULL: the client has left
+    srv_session *session;       // taken
+    srv_session *original;      // of a fork; taken
+    uint64_t owner, from;       // from: the original's timeline; 0: none
+    int64_t position;           // of a fork; -1: the present one
+    uint64_t timeline;
+    eng_timeline_info info;
+    eng_status status;
+    eng_error error;
+} making;
+
+bool srv_completion_makes(const srv_completion *completion) {
+    return completion->kind == SRV_REQUEST_SESSION || completion->kind == SRV_REQUEST_FORK;
+}
+
+static void run(srv_call *base, eng_engine *engine) {
+    making *making = (struct srv_making *)base;
+
+    if (!engine)
+        making->status = ENG_DEVICE;
+    else if (making->from)
+        making->status =
+            eng_timeline_fork(engine, making->owner, making->from, making->position, &making->timeline, &making->error);
+    else
+        making->status = eng_timeline_create(engine, making->owner, &making->timeline, &making->error);
+    if (!making->status)
+        making->status = eng_timeline_read(engine, making->owner, making->timeline, &making->info, &making->error);
+}
+
+static void refuse(srv_completion *completion, const making *making) {
+    if (making->status == ENG_FULL)
+        srv_refuse(&completion->problem, 429, "sessions_full", NULL, "%s", making->error.text);
+    else
+        srv_refuse_engine(&completion->problem, making->status, making->error.text);
+    srv_completion_fail(completion, &completion->problem);
+}
+
+// A fork that was taken before the present end has to read up to where it stands.
+static bool reads(const srv_completion *completion, const making *making) {
+    return completion->kind == SRV_REQUEST_SESSION
+               ? completion->request.prompt_count > 0
+               : making->info.position > 0 && making->info.position < making->original->position;
+}
+
+// The job that reads has no ids of its own then.
+static bool add_empty_prompt(srv_completion *completion) {
+    if (completion->request.prompt_count)
+        return true;
+    completion->prompts = calloc(1, sizeof *completion->prompts);
+    completion->request.prompts = calloc(1, sizeof *completion->request.prompts);
+    completion->request.prompt_count = completion->prompts && completion->request.prompts ? 1 : 0;
+    return completion->request.prompt_count;
+}
+
+static void go_on(srv_completion *completion, const making *making) {
+    completion->making = NULL;
+    completion->session = making->status ? NULL : making->session;
+    if (completion->ended)
+        return;
+    if (making->status)
+        refuse(completion, making);
+    else if (!reads(completion, making))
+        srv_completion_answer(completion);
+    else {
+        if (!add_empty_prompt(completion))
+            srv_refuse_engine(&completion->problem, ENG_NO_MEMORY, NULL);
+        srv_completion_start(completion);
+    }
+}
+
+static void made(srv_call *base) {
+    making *making = (struct srv_making *)base;
+    srv_session *session = making->session;
+
+    if (!making->status) {
+        session->timeline = making->timeline;
+        session->position = making->info.position;
+        session->profile_changed = making->info.profile_changed;
+    }
+    if (making->completion)
+        go_on(making->completion, making);
+    if (making->status)
+        srv_session_remove(making->server, session);
+    else if (!making->completion)
+        srv_session_drop(making->server, session);
+    if (making->original)
+        srv_session_let_go(making->server, making->original);
+    free(making);
+}
+
+void srv_session_unmake(srv_completion *completion) {
+    if (completion->making)
+        completion->making->completion = NULL;
+    completion->making = NULL;
+}
+
+void srv_session_present(srv_completion *completion) {
+    srv_session *session = completion->session;
+    srv_buf out;
+
+    session->known = true;
+    srv_buf_init(&out, SRV_MAX_ANSWER_BYTES);
+    srv_session_write(completion->exchange->server, session, NULL, &out);
+    srv_exchange_reply(completion->exchange, 201, &out);
+}
+
+// The session that the path names; NULL with a problem.
+static srv_session *take_original(srv_completion *completion) {
+    const srv_exchange *exchange = completion->exchange;
+    srv_session *original =
+        srv_session_find(exchange, exchange->rest, strcspn(exchange->rest, "/"), &completion->problem);
+
+    if (!original || !srv_session_take(original, &completion->problem))
+        return NULL;
+    completion->model = original->model;
+    completion->request.knobs = original->knobs;
+    if (completion->request.session_ttl_s == 0)
+        completion->request.session_ttl_s = original->ttl_s;
+    srv_completion_settle(completion);
+    return original;
+}
+
+static void begin(srv_completion *completion, const making *what) {
+    srv_exchange *exchange = completion->exchange;
+    making *making = malloc(sizeof *making);
+
+    if (making) {
+        *making = *what;
+        making->call = (srv_call){.run = run, .done = made};
+        making->session =
+            srv_session_add(exchange, completion->model, completion->request.session_ttl_s, &completion->problem);
+    } else
+        srv_refuse_engine(&completion->problem, ENG_NO_MEMORY, NULL);
+    if (completion->problem.status) {
+        if (what->original)
+            srv_session_let_go(exchange->server, what->original);
+        free(making);
+        srv_completion_fail(completion, &completion->problem);
+        return;
+    }
+    making->session->knobs = completion->request.knobs;
+    completion->making = making;
+    srv_worker_call(completion->model->worker, &making->call);
+}
+
+void srv_session_make(srv_completion *completion) {
+    srv_session *original = NULL;
+
+    if (completion->kind == SRV_REQUEST_FORK)
+        original = take_original(completion);
+    else
+        completion->model = srv_server_least_used(completion->model);
+    if (completion->kind == SRV_REQUEST_FORK && !original) {
+        srv_completion_fail(completion, &completion->problem);
+        return;
+    }
+    completion->exchange->model = completion->model;
+    begin(completion, &(making){
+                          .server = completion->exchange->server,
+                          .completion = completion,
+                          .original = original,
+                          .owner = srv_session_owner(completion->exchange),
+                          .from = original ? original->timeline : 0,
+                          .position = completion->request.session_position,
+                      });
+}
