@@ -123,6 +123,8 @@ static void write_rows(const srv_server *server, srv_buf *out) {
         {"mesa_states_capacity", "gauge", "States that the device has room for.", STAT(states_total)},
         {"mesa_kv_pages", "gauge", "Pages of full attention in use.", STAT(kv_pages_used)},
         {"mesa_kv_pages_capacity", "gauge", "Pages of full attention that there are.", STAT(kv_pages_total)},
+        {"mesa_sessions", "gauge", "Sessions in memory.", STAT(timelines)},
+        {"mesa_session_budget_bytes", "gauge", "Memory that sessions may take.", STAT(kept_bytes_total)},
         {"mesa_device_allocations_total", "counter", "Allocations on the device since it was opened.",
          STAT(device_allocations)},
     };
@@ -156,10 +158,14 @@ static void write_labelled(const srv_server *server, srv_buf *out) {
              "Audits of a state that did not match. This version makes none.");
     for (size_t k = 0; k < server->model_count; k++)
         write_count(out, "mesa_state_audit_mismatch_total", &server->models[k], NULL, NULL, 0);
-    describe(out, "mesa_states", "gauge", "States in use, by where they are.");
-    for (size_t k = 0; k < server->model_count; k++)
+    describe(out, "mesa_states", "gauge", "States of requests and of sessions, by where they are.");
+    for (size_t k = 0; k < server->model_count; k++) {
+        const srv_stats *stats = srv_worker_stats(server->models[k].worker);
         write_count(out, "mesa_states", &server->models[k], "residence", "device",
-                    srv_counter_read(counter_at(&server->models[k], STAT(states_used))));
+                    srv_counter_read(&stats->states_used) + srv_counter_read(&stats->kept_on_device));
+        write_count(out, "mesa_states", &server->models[k], "residence", "host",
+                    srv_counter_read(&stats->kept_on_host));
+    }
     describe(out, "mesa_memory_bytes", "gauge", "Memory, by what it is for.");
     for (size_t k = 0; k < server->model_count; k++) {
         const eng_engine *engine = srv_worker_engine(server->models[k].worker);
@@ -167,6 +173,8 @@ static void write_labelled(const srv_server *server, srv_buf *out) {
             continue;
         write_count(out, "mesa_memory_bytes", &server->models[k], "what", "weights", eng_info(engine)->weight_bytes);
         write_count(out, "mesa_memory_bytes", &server->models[k], "what", "states", eng_info(engine)->pool_bytes);
+        write_count(out, "mesa_memory_bytes", &server->models[k], "what", "sessions",
+                    srv_counter_read(&srv_worker_stats(server->models[k].worker)->kept_bytes));
     }
     write_count(out, "mesa_memory_bytes", &no_model, "what", "bodies", srv_http_body_bytes(server->http));
 }

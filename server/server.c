@@ -264,6 +264,8 @@ static eng_status start_worker(srv_server *server, srv_model *model, eng_error *
                    .max_rows = (int32_t)config->rows,
                    .prompt_tokens = (int32_t)config->prompt_tokens,
                    .state_budget = (uint64_t)config->state_budget,
+                   .session_budget = (uint64_t)config->session_budget,
+                   .session_history = config->session_history,
                    // The worker refuses first; cancelled jobs may linger in the engine for a step.
                    .queue_requests = (uint64_t)config->queue_requests * 2 + 2 * SRV_MAX_CHOICES + 4096,
                    .queue_tokens = (uint64_t)config->queue_tokens * 2,

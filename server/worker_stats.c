@@ -75,6 +75,11 @@ void srv_worker_note_gauges(srv_worker *worker) {
     srv_counter_set(&stats->kv_pages_used, gauges.kv_pages_used);
     srv_counter_set(&stats->kv_pages_total, gauges.kv_pages_total);
     srv_counter_set(&stats->device_allocations, gauges.device_allocations);
+    srv_counter_set(&stats->timelines, gauges.timelines);
+    srv_counter_set(&stats->kept_on_device, gauges.kept_on_device);
+    srv_counter_set(&stats->kept_on_host, gauges.kept_on_host);
+    srv_counter_set(&stats->kept_bytes, gauges.kept_bytes);
+    srv_counter_set(&stats->kept_bytes_total, gauges.kept_bytes_total);
 }
 
 // The fewest tokens that one of the running choices may still make; 0: none runs.

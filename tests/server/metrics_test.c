@@ -119,6 +119,8 @@ START_TEST(every_name_and_the_grammar) {
                                         "mesa_cancelled_total",
                                         "mesa_numeric_total",
                                         "mesa_state_audit_mismatch_total",
+                                        "mesa_sessions",
+                                        "mesa_session_budget_bytes",
                                         "process_resident_memory_bytes",
                                         "process_cpu_seconds_total",
                                         "process_open_fds"};
