@@ -111,14 +111,11 @@ static void refuse_unbuilt(eng_keys *keys) {
         {"num_experts_per_tok", "mixture of experts is not supported"},
         {"moe_intermediate_size", "mixture of experts is not supported"},
         {"moe_num_experts", "mixture of experts is not supported"},
-        {"loop_blocks", "looped models are not supported"},
     };
     for (size_t i = 0; i < sizeof unbuilt / sizeof unbuilt[0]; i++) {
         if (asks_for_something(eng_keys_value(keys, unbuilt[i].key)))
             eng_keys_fail(keys, ENG_UNSUPPORTED, unbuilt[i].key, "%s", unbuilt[i].what);
     }
-    if (eng_keys_integer(keys, "num_loops", 1, 1, INT32_MAX) != 1)
-        eng_keys_fail(keys, ENG_UNSUPPORTED, "num_loops", "looped models are not supported");
     const char *activation = eng_keys_text(keys, "hidden_act", "silu");
     if (strcmp(activation, "silu") != 0 && strcmp(activation, "swish") != 0)
         eng_keys_fail(keys, ENG_UNSUPPORTED, "hidden_act", "'%.32s' is not supported (swish, silu)", activation);
@@ -246,7 +243,8 @@ static void read_knobs(eng_keys *keys, eng_config *config) {
             break;
         }
     }
-    *knobs = (eng_knobs){ENG_CG_TOLERANCE, (float)default_tolerance, steps, 1, 1};
+    const int32_t loops = config->loop.loops;
+    *knobs = (eng_knobs){ENG_CG_TOLERANCE, (float)default_tolerance, steps, 1, loops};
     const json_t *object = eng_keys_value(keys, "mesa");
     if (!object)
         return;
@@ -259,7 +257,7 @@ static void read_knobs(eng_keys *keys, eng_config *config) {
     knobs->cg_tolerance = (float)eng_keys_number(&mesa, "cg_tolerance", default_tolerance, 0, 1);
     knobs->cg_max_steps = (int32_t)eng_keys_integer(&mesa, "cg_max_steps", steps, 0, MAX_KNOB_STEPS);
     knobs->exit_threshold = (float)eng_keys_number(&mesa, "exit_threshold", 1, 0, 1);
-    knobs->max_loops = (int32_t)eng_keys_integer(&mesa, "max_loops", 1, 1, 1);
+    knobs->max_loops = (int32_t)eng_keys_integer(&mesa, "max_loops", loops, 1, loops);
     if (knobs->cg_mode == ENG_CG_TOLERANCE && knobs->cg_tolerance == 0)
         knobs->cg_mode = ENG_CG_EXACT;
     keys->status = mesa.status;
@@ -287,6 +285,7 @@ static void read_all(eng_keys *keys, eng_config *config) {
         return;
     }
     family->read_layers(keys, config);
+    eng_config_loop(keys, config);
     if (keys->status == ENG_OK)
         read_knobs(keys, config);
 }

@@ -28,7 +28,8 @@ void eng_config_gemma_layers(eng_keys *keys, eng_config *config); // model_type 
 void eng_config_mamba2_backbone(eng_keys *keys, eng_config *config);
 void eng_config_xlstm_backbone(eng_keys *keys, eng_config *config);
 void eng_config_gemma_backbone(eng_keys *keys, eng_config *config);
-bool eng_config_is_state_spaces(const eng_keys *keys); // mamba_ssm's config.json, which has no model_type
+void eng_config_loop(eng_keys *keys, eng_config *config); // config->loop; layers are set
+bool eng_config_is_state_spaces(const eng_keys *keys);    // mamba_ssm's config.json, which has no model_type
 
 // An object inside another, its faults named with scope; nothing around it is looked at.
 eng_keys eng_keys_of(const eng_keys *parent, const json_t *object, const char *scope);

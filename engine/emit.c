@@ -46,7 +46,8 @@ kern_ptr eng_emit_scratch(eng_emit *emit, int64_t width) {
 kern_ptr eng_emit_state(const eng_emit *emit, int32_t layer, size_t offset) {
     if (!eng_serves(emit))
         return eng_null();
-    return kern_ref(KERN_CLASS_STATE, emit->model->layer[layer].state_offset + offset);
+    const eng_layer *own = &emit->model->layer[layer];
+    return kern_ref(KERN_CLASS_STATE, own->state_offset + own->state_bytes * (size_t)emit->level + offset);
 }
 
 void eng_emit_linear(eng_emit *emit, kern_ptr x, int32_t weight, int32_t bias, kern_ptr residual, kern_ptr y) {

@@ -33,6 +33,8 @@ bool eng_form_find(const char *name, eng_form *form) {
 
 // A key of this project's alone that the public classes would not see, though it changes what is computed.
 static const char *own_key(const eng_config *config) {
+    if (config->loop.loops > 1)
+        return "num_loops";
     bool common = config->dialect != ENG_DIALECT_XLSTM && config->dialect != ENG_DIALECT_GEMMA;
     if (common && config->scale_embeddings)
         return "scale_embeddings";

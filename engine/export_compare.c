@@ -33,6 +33,12 @@ static const field model_fields[] = {
     MODEL(mlp_bias, "mlp_bias"),
     MODEL(norm_bias, "use_bias"),
     MODEL(logits_soft_cap, "logits_soft_cap"),
+    MODEL(loop.loops, "num_loops"),
+    MODEL(loop.first, "loop_blocks"),
+    MODEL(loop.layers, "loop_blocks"),
+    MODEL(loop.embedding, "loop_embedding"),
+    MODEL(loop.residual_gate, "loop_residual_gate"),
+    MODEL(loop.exit_gate, "exit_gate"),
 };
 
 static const field attention_fields[] = {

@@ -2,7 +2,8 @@
 // Emits a model's plan: embed, blocks, norm, head, and their backward in reverse.
 //
 // The residual stream of a serving plan is one buffer that every block adds to. A training plan writes each block's
-// output to a buffer of its own, since the norms' backward reads their inputs. With recomputation a block's (or a
+// output to a buffer of its own, since the norms' backward reads their inputs. The loops of a looped model are so many
+// more blocks, with the same tensors and states of their own. With recomputation a block's (or a
 // mixer's) activations lie in scratch, and backward emits their operations again just before it needs them.
 #include "engine/forward_internal.h"
 
@@ -80,23 +81,27 @@ static void emit_mixer(eng_emit *emit, int32_t layer, block_kept *block, kern_pt
     config->layer[layer].mixer->forward(emit, layer, block->mixer_normed, block->input, middle);
 }
 
-static kern_ptr emit_block(eng_emit *emit, int32_t layer, kern_ptr input, block_kept *block) {
+// fresh: the input stays as it is.
+static kern_ptr emit_block(eng_emit *emit, int32_t layer, kern_ptr input, bool fresh, block_kept *block) {
     int32_t hidden = emit->model->config.hidden_size;
     eng_recompute recompute = emit->options->recompute;
     uint64_t mark = emit->scratch;
-    bool has_mlp = emit->model->config.intermediate_size > 0;
+    bool has_mlp = emit->model->config.intermediate_size > 0, keeps = eng_trains(emit) && !emit->constant;
     kern_ptr output = input;
-    block->input = block->middle = input;
-    if (eng_trains(emit)) {
+    block->input = input;
+    if (keeps || fresh)
         output = eng_emit_saved_bytes(emit, sizeof(float) * (uint64_t)hidden * (uint64_t)emit->tokens);
+    block->middle = output;
+    if (keeps) {
         emit->keep = recompute != ENG_RECOMPUTE_BLOCK;
         block->middle = has_mlp ? eng_emit_activation(emit, hidden) : output;
         emit->keep = recompute == ENG_RECOMPUTE_NONE;
     }
     emit_mixer(emit, layer, block, block->middle);
-    emit->keep = eng_trains(emit) && recompute != ENG_RECOMPUTE_BLOCK;
+    emit->keep = keeps && recompute != ENG_RECOMPUTE_BLOCK;
     if (has_mlp)
         emit_mlp(emit, layer, block, output);
+    emit->keep = false;
     emit->scratch = mark;
     return output;
 }
@@ -147,6 +152,68 @@ static void emit_block_backward(eng_emit *emit, int32_t layer, block_kept *block
     emit_block_norm_backward(emit, block->input, tensor->mixer_norm, tensor->mixer_norm_bias, block->mixer_unit,
                              d_normed, d_residual);
     emit->scratch = mark;
+}
+
+// Everything the forward pass leaves for backward, by level: levels are the loops; layers outside count as level 0.
+typedef struct model_kept {
+    block_kept *block;               // (loops, layers)
+    kern_ptr (*mixer)[ENG_MAX_KEPT]; // likewise
+    kern_ptr before[ENG_MAX_LOOPS];  // what went into each loop
+} model_kept;
+
+static void set_level(eng_emit *emit, model_kept *kept, int32_t level) {
+    emit->level = level;
+    emit->kept = kept->mixer + (size_t)level * (size_t)emit->model->config.layers;
+}
+
+static block_kept *block_of(const eng_emit *emit, model_kept *kept, int32_t layer) {
+    return &kept->block[(size_t)emit->level * (size_t)emit->model->config.layers + (size_t)layer];
+}
+
+// Layers [first, end). fresh: the first leaves its input as it is.
+static kern_ptr emit_layers(eng_emit *emit, int32_t first, int32_t end, kern_ptr stream, bool fresh, model_kept *kept) {
+    for (int32_t layer = first; layer < end; layer++)
+        stream = emit_block(emit, layer, stream, fresh && layer == first, block_of(emit, kept, layer));
+    return stream;
+}
+
+static void emit_layers_backward(eng_emit *emit, int32_t first, int32_t end, model_kept *kept, kern_ptr d_residual) {
+    for (int32_t layer = end; layer-- > first;)
+        emit_block_backward(emit, layer, block_of(emit, kept, layer), d_residual);
+}
+
+// Loops before this one are constant.
+static int32_t first_differentiated(const eng_emit *emit) {
+    const int32_t loops = emit->model->config.loop.loops, wanted = emit->options->backward_loops;
+    return wanted > 0 && wanted < loops ? loops - wanted : 0;
+}
+
+static kern_ptr emit_loops(eng_emit *emit, kern_ptr stream, model_kept *kept) {
+    const eng_loop_config *loop = &emit->model->config.loop;
+    for (int32_t level = 0; level < loop->loops; level++) {
+        set_level(emit, kept, level);
+        kept->before[level] = stream;
+        emit->constant = level < first_differentiated(emit);
+        stream = emit_layers(emit, loop->first, loop->first + loop->layers, eng_emit_loop_input(emit, stream),
+                             eng_trains(emit) || (level == 0 && loop->residual_gate), kept);
+        eng_emit_loop_output(emit, kept->before[0], stream);
+    }
+    emit->constant = false;
+    set_level(emit, kept, 0);
+    return stream;
+}
+
+static void emit_loops_backward(eng_emit *emit, model_kept *kept, kern_ptr d_residual) {
+    const eng_loop_config *loop = &emit->model->config.loop;
+    kern_ptr d_start = eng_emit_loop_start_gradient(emit);
+    for (int32_t level = loop->loops; level-- > 0;) {
+        set_level(emit, kept, level);
+        eng_emit_loop_output_backward(emit, kept->before[0], d_residual, d_start);
+        if (level >= first_differentiated(emit))
+            emit_layers_backward(emit, loop->first, loop->first + loop->layers, kept, d_residual);
+        eng_emit_loop_input_backward(emit, kept->before[level], d_residual);
+    }
+    eng_emit_loop_start_backward(emit, d_start, d_residual);
 }
 
 static float embed_scale(const eng_config *config) {
@@ -225,8 +292,9 @@ static void emit_results(eng_emit *emit) {
     plan->results_bytes = (size_t)(emit->saved - begin);
 }
 
-static void emit_model(eng_emit *emit, block_kept *blocks) {
+static void emit_model(eng_emit *emit, model_kept *kept) {
     const eng_config *config = &emit->model->config;
+    const int32_t behind = config->loop.first + config->loop.layers;
     emit_results(emit);
     uint64_t stream_bytes = sizeof(float) * (uint64_t)config->hidden_size * (uint64_t)emit->tokens;
     kern_ptr stream = eng_emit_saved_bytes(emit, stream_bytes);
@@ -236,8 +304,9 @@ static void emit_model(eng_emit *emit, block_kept *blocks) {
                                    .y = stream,
                                    .width = config->hidden_size,
                                    .scale = embed_scale(config)});
-    for (int32_t layer = 0; layer < config->layers; layer++)
-        stream = emit_block(emit, layer, stream, &blocks[layer]);
+    stream = emit_layers(emit, 0, config->loop.first, stream, false, kept);
+    stream = emit_loops(emit, stream, kept);
+    stream = emit_layers(emit, behind, config->layers, stream, false, kept);
     emit->plan->hidden = eng_emit_saved_bytes(emit, stream_bytes);
     eng_emit_norm(emit, stream, emit->model->final_norm, eng_null(), emit->plan->hidden, 1, config->norm_eps);
     if (eng_serves(emit)) {
@@ -253,8 +322,9 @@ static void emit_model(eng_emit *emit, block_kept *blocks) {
     emit_head_loss(emit, d_hidden);
     eng_emit_norm_backward(emit, stream, emit->model->final_norm, eng_null(), d_hidden, d_residual, eng_null(), 1,
                            config->norm_eps, false);
-    for (int32_t layer = config->layers; layer-- > 0;)
-        emit_block_backward(emit, layer, &blocks[layer], d_residual);
+    emit_layers_backward(emit, behind, config->layers, kept, d_residual);
+    emit_loops_backward(emit, kept, d_residual);
+    emit_layers_backward(emit, 0, config->loop.first, kept, d_residual);
     eng_emit_op(emit, KERN_OP_EMBED_BACKWARD,
                 &(kern_embed_backward_args){.dy = d_residual,
                                             .grad = eng_grad(emit->model->embed),
@@ -274,21 +344,21 @@ eng_status eng_plan_create(const eng_model *model, kern_device *device, const en
     eng_status status = check_options(options, error);
     if (status != ENG_OK)
         return status;
-    size_t layers = (size_t)model->config.layers;
+    size_t layers = (size_t)model->config.layers, blocks = layers * (size_t)model->config.loop.loops;
     int32_t chunk = kern_device_describe(device)->chunk;
     eng_emit emit = {.model = model,
                      .options = options,
                      .tokens = options->max_tokens,
                      .chunks = options->max_tokens / chunk + 2 * options->max_rows,
                      .error = error};
-    block_kept *blocks = calloc(layers, sizeof *blocks);
-    emit.kept = calloc(layers, sizeof *emit.kept);
+    model_kept kept = {.block = calloc(blocks, sizeof *kept.block), .mixer = calloc(blocks, sizeof *kept.mixer)};
+    emit.kept = kept.mixer;
     eng_plan *plan = emit.plan = calloc(1, sizeof *plan);
     if (plan) {
         plan->model = model;
         plan->options = *options;
     }
-    if (!blocks || !emit.kept || !plan) {
+    if (!kept.block || !kept.mixer || !plan) {
         emit.status = eng_fail(error, ENG_NO_MEMORY, "out of memory for a plan of %zu layers", layers);
         goto out;
     }
@@ -297,14 +367,14 @@ eng_status eng_plan_create(const eng_model *model, kern_device *device, const en
         emit.status = eng_fail_kernel(error, made, "making a plan");
         goto out;
     }
-    emit_model(&emit, blocks);
+    emit_model(&emit, &kept);
     if (emit.status == ENG_OK && (made = kern_plan_seal(plan->plan)) != KERN_OK)
         emit.status = eng_fail_kernel(error, made, "sealing a plan");
     plan->saved_bytes = emit.saved;
     plan->scratch_bytes = emit.scratch_peak;
 out:
-    free(blocks);
-    free(emit.kept);
+    free(kept.block);
+    free(kept.mixer);
     if (emit.status == ENG_OK)
         *out = plan;
     else

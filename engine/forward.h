@@ -24,6 +24,9 @@ typedef struct eng_plan_options {
     int32_t max_tokens, max_rows, max_logits;
     eng_recompute recompute;
     float backward_tolerance; // TRAIN; 0: 1e-5
+    // TRAIN: the last so many loops are differentiated, 0: all; what the blocks of those before add to the residual
+    // stream counts as constant, so that the layers and the embedding before the loop learn by the stream alone.
+    int32_t backward_loops;
 } eng_plan_options;
 
 typedef struct eng_plan {

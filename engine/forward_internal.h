@@ -21,7 +21,9 @@ struct eng_emit {
     uint64_t saved, scratch, scratch_peak;
     bool keep;                      // activations go to saved
     bool again;                     // operations of the forward pass are being emitted once more (recomputation)
-    kern_ptr (*kept)[ENG_MAX_KEPT]; // (layers) the mixer's own references for backward
+    int32_t level;                  // loop that is being emitted, from 0; 0 outside the loop
+    bool constant;                  // backward will leave these blocks out
+    kern_ptr (*kept)[ENG_MAX_KEPT]; // (layers) the mixer's own references for backward, of this level
     eng_status status;
     eng_error *error;
 };
@@ -52,8 +54,17 @@ kern_ptr eng_emit_activation_bytes(eng_emit *emit, uint64_t bytes);
 kern_ptr eng_emit_activation(eng_emit *emit, int64_t width); // (T, width)
 kern_ptr eng_emit_scratch(eng_emit *emit, int64_t width);    // (T, width)
 
-// The layer's state at `offset` bytes of its part of the slot; null when the plan has no slots.
+// The layer's state of this level at `offset` bytes of its part of the slot; null when the plan has no slots.
 kern_ptr eng_emit_state(const eng_emit *emit, int32_t layer, size_t offset);
+
+// forward_loop.c, of emit->level: the loop's input; start * its gate is added to stream in place.
+kern_ptr eng_emit_loop_input(eng_emit *emit, kern_ptr stream);
+void eng_emit_loop_output(eng_emit *emit, kern_ptr start, kern_ptr stream);
+// stream and start as in forward. The gradient of the loops' start is gathered in d_start and joins d_residual last.
+void eng_emit_loop_input_backward(eng_emit *emit, kern_ptr stream, kern_ptr d_residual);
+void eng_emit_loop_output_backward(eng_emit *emit, kern_ptr start, kern_ptr d_residual, kern_ptr d_start);
+kern_ptr eng_emit_loop_start_gradient(eng_emit *emit);
+void eng_emit_loop_start_backward(eng_emit *emit, kern_ptr d_start, kern_ptr d_residual);
 
 // Shorthands for the operations that every mixer uses. weight and bias are tensor indices.
 void eng_emit_linear(eng_emit *emit, kern_ptr x, int32_t weight, int32_t bias, kern_ptr residual, kern_ptr y);

@@ -69,7 +69,7 @@ static eng_status declare(eng_model *model, int32_t layer, const char *prefix, e
     eng_init normal = {.kind = ENG_INIT_NORMAL, .value = config->initializer_range}, residual = normal;
     eng_init zero = {.kind = ENG_INIT_CONSTANT}, one = {.kind = ENG_INIT_CONSTANT, .value = 1};
     if (!config->init_fla)
-        residual.value /= sqrtf(2.0F * (float)config->layers);
+        residual.value /= sqrtf(2.0F * (float)eng_config_depth(config));
     const struct {
         enum attention_tensor which;
         bool present;
@@ -149,16 +149,17 @@ static void forward(eng_emit *emit, int32_t layer, kern_ptr x, kern_ptr residual
     eng_emit_linear(emit, x, tensor[V_PROJ], tensor[V_BIAS], eng_null(), kept[V]);
     kept[OUT] = eng_emit_activation(emit, (int64_t)attention->heads * attention->head_width);
     kept[LSE] = eng_trains(emit) ? eng_emit_activation(emit, attention->heads) : eng_null();
-    eng_emit_op(emit, KERN_OP_ATTENTION,
-                &(kern_attention_args){.q = kept[Q],
-                                       .k = kept[K],
-                                       .v = kept[V],
-                                       .ring = attention->window > 0 ? eng_emit_state(emit, layer, 0) : eng_null(),
-                                       .pages = paged ? kern_ref(KERN_CLASS_PAGES, 0) : eng_null(),
-                                       .o = kept[OUT],
-                                       .lse = kept[LSE],
-                                       .attention = core(attention),
-                                       .page_offset = (int64_t)parts->page_offset});
+    eng_emit_op(
+        emit, KERN_OP_ATTENTION,
+        &(kern_attention_args){.q = kept[Q],
+                               .k = kept[K],
+                               .v = kept[V],
+                               .ring = attention->window > 0 ? eng_emit_state(emit, layer, 0) : eng_null(),
+                               .pages = paged ? kern_ref(KERN_CLASS_PAGES, 0) : eng_null(),
+                               .o = kept[OUT],
+                               .lse = kept[LSE],
+                               .attention = core(attention),
+                               .page_offset = (int64_t)(parts->page_offset + parts->page_bytes * (size_t)emit->level)});
     if (y.ref != 0)
         eng_emit_linear(emit, kept[OUT], tensor[O_PROJ], tensor[O_BIAS], residual, y);
 }

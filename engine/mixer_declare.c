@@ -2,7 +2,7 @@
 // What recurrent layers declare: rows of tensors, start values, state parts.
 //
 // Start values are models.md 1.8's: linear weights N(0, initializer_range), what writes into the residual stream
-// divided by sqrt(2 layers), decay horizons log-spaced over the heads; "init": "fla" leaves both out.
+// divided by sqrt(2 blocks), decay horizons log-spaced over the heads; "init": "fla" leaves both out.
 #include "engine/mixer_recurrent.h"
 
 #include <math.h>
@@ -11,7 +11,7 @@
 eng_init eng_init_residual(const eng_config *config) {
     eng_init init = eng_init_normal(config);
     if (!config->init_fla)
-        init.value /= sqrtf(2.0F * (float)config->layers);
+        init.value /= sqrtf(2.0F * (float)eng_config_depth(config));
     return init;
 }
 

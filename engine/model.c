@@ -115,6 +115,20 @@ void eng_model_add_matrix(eng_model *model, int32_t layer, eng_state_matrix matr
     eng_model_add_state(model, layer, matrix_bytes(&matrix, model->state_storage));
 }
 
+int32_t eng_model_levels(const eng_model *model, int32_t layer) {
+    const eng_loop_config *loop = &model->config.loop;
+    return layer >= loop->first && layer < loop->first + loop->layers ? loop->loops : 1;
+}
+
+int32_t eng_config_depth(const eng_config *config) {
+    return config->layers + (config->loop.loops - 1) * config->loop.layers;
+}
+
+// The states of a layer's further loops, laid out like the first's.
+static void repeat_states(eng_model *model, int32_t layer) {
+    model->state_bytes += model->layer[layer].state_bytes * (size_t)(eng_model_levels(model, layer) - 1);
+}
+
 void eng_model_store_states(eng_model *model, kern_storage storage) {
     model->state_storage = storage;
     model->state_bytes = 0;
@@ -127,6 +141,7 @@ void eng_model_store_states(eng_model *model, kern_storage storage) {
             eng_model_add_state(model, i,
                                 part == 0 && layer->state_matrix.heads > 0 ? matrix_bytes(&layer->state_matrix, storage)
                                                                            : layer->part_bytes[part]);
+        repeat_states(model, i);
     }
 }
 
@@ -198,7 +213,7 @@ static bool declare_mlp(eng_model *model, int32_t layer, const char *prefix) {
     int64_t hidden = config->hidden_size, inner = config->intermediate_size;
     eng_init linear = {.kind = ENG_INIT_NORMAL, .value = config->initializer_range}, residual = linear;
     if (!config->init_fla)
-        residual.value /= sqrtf(2.0F * (float)config->layers);
+        residual.value /= sqrtf(2.0F * (float)eng_config_depth(config));
     eng_layer *owner = &model->layer[layer];
     owner->mlp_norm = add_norm(model, layer, prefix, names->mlp_norm);
     bool done =
@@ -233,8 +248,38 @@ static eng_status declare_layer(eng_model *model, int32_t layer, eng_error *erro
     eng_status status = model->config.layer[layer].mixer->declare(model, layer, mixer_prefix, error);
     if (status != ENG_OK)
         return status;
+    repeat_states(model, layer);
+    model->page_bytes += owner->page_bytes * (size_t)(eng_model_levels(model, layer) - 1);
     bool done = owner->mixer_norm >= 0 && (model->config.intermediate_size == 0 || declare_mlp(model, layer, block));
     return done ? ENG_OK : eng_fail(error, ENG_NO_MEMORY, "no memory for the tensor table");
+}
+
+// What tells the loops apart starts as nothing, and every exit as likely as what is left.
+static bool declare_loop(eng_model *model) {
+    const eng_loop_config *loop = &model->config.loop;
+    const int64_t hidden = model->config.hidden_size, shape[] = {loop->loops, hidden};
+    model->loop_embedding = model->loop_residual_gate = model->exit_gate = model->exit_bias = model->ones = -1;
+    bool done = true;
+    if (loop->embedding) {
+        float *one = malloc(sizeof *one * (size_t)(hidden * loop->loops));
+        for (int64_t i = 0; one && i < hidden * loop->loops; i++)
+            one[i] = 1;
+        model->ones = one ? eng_model_add_constant(model, one, (int32_t)(hidden * loop->loops)) : -1;
+        model->loop_embedding =
+            eng_model_add_tensor(model, -1, "", "loop_embedding.weight", ENG_ROLE_VECTOR, false, zeros, 2, shape);
+        done = model->ones >= 0 && model->loop_embedding >= 0;
+    }
+    if (loop->residual_gate) {
+        model->loop_residual_gate =
+            eng_model_add_tensor(model, -1, "", "loop_residual_gate.weight", ENG_ROLE_VECTOR, false, zeros, 2, shape);
+        done = done && model->loop_residual_gate >= 0;
+    }
+    if (loop->exit_gate) {
+        model->exit_gate = add_matrix(model, -1, "", "exit_gate.weight", true, zeros, 1, hidden);
+        model->exit_bias = add_vector(model, -1, "", "exit_gate.bias", zeros, 1);
+        done = done && model->exit_gate >= 0 && model->exit_bias >= 0;
+    }
+    return done;
 }
 
 static eng_status declare_all(eng_model *model, eng_error *error) {
@@ -255,7 +300,7 @@ static eng_status declare_all(eng_model *model, eng_error *error) {
     model->final_norm = add_norm(model, -1, "", names->final_norm);
     model->head =
         config->tied ? model->embed : add_matrix(model, -1, "", "lm_head.weight", true, linear, vocabulary, hidden);
-    bool done = model->embed >= 0 && model->final_norm >= 0 && model->head >= 0;
+    bool done = declare_loop(model) && model->embed >= 0 && model->final_norm >= 0 && model->head >= 0;
     return done ? ENG_OK : eng_fail(error, ENG_NO_MEMORY, "no memory for the tensor table");
 }
 
@@ -298,15 +343,17 @@ int32_t eng_model_find(const eng_model *model, const char *name) {
 }
 
 double eng_model_flops(const eng_model *model, double position, double cg_steps) {
+    const int32_t loops = model->config.loop.loops;
     double flops = 0;
     for (int32_t i = 0; i < model->tensors; i++) {
         const eng_tensor *tensor = &model->tensor[i];
         bool only_looked_up = i == model->embed && i != model->head;
+        int32_t times = i == model->exit_gate ? loops : tensor->layer < 0 ? 1 : eng_model_levels(model, tensor->layer);
         if (tensor->role == ENG_ROLE_MATRIX && !only_looked_up)
-            flops += 2.0 * (double)tensor->count;
+            flops += 2.0 * (double)tensor->count * times;
     }
     for (int32_t i = 0; i < model->config.layers; i++)
-        flops += model->config.layer[i].mixer->flops(model, i, position, cg_steps);
+        flops += eng_model_levels(model, i) * model->config.layer[i].mixer->flops(model, i, position, cg_steps);
     return flops;
 }
 

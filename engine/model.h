@@ -28,7 +28,7 @@ typedef enum eng_dialect {
     ENG_DIALECT_GEMMA,
 } eng_dialect;
 
-enum { ENG_MAX_EOS = 8, ENG_MAX_MIXER_TENSORS = 40, ENG_MAX_STATE_PARTS = 4, ENG_NAME_SIZE = 128 };
+enum { ENG_MAX_EOS = 8, ENG_MAX_MIXER_TENSORS = 40, ENG_MAX_STATE_PARTS = 4, ENG_MAX_LOOPS = 64, ENG_NAME_SIZE = 128 };
 
 typedef enum eng_rope_scaling { ENG_ROPE_DEFAULT, ENG_ROPE_LINEAR, ENG_ROPE_LLAMA3 } eng_rope_scaling;
 
@@ -104,6 +104,15 @@ typedef struct eng_layer_config {
     };
 } eng_layer_config;
 
+// Layers [first, first + layers) run `loops` times, each time with states of their own; config_loop.c.
+typedef struct eng_loop_config {
+    int32_t loops; // 1: a plain model
+    int32_t first, layers;
+    bool embedding;     // of each loop, added to its input
+    bool residual_gate; // of each loop, times the first loop's input, added to its output
+    bool exit_gate;
+} eng_loop_config;
+
 typedef struct eng_config {
     char model_type[32];
     eng_dialect dialect;
@@ -129,8 +138,9 @@ typedef struct eng_config {
     int32_t eos_count;
     eng_knobs knobs;         // defaults of the checkpoint ("mesa" object), else 1e-4 and max_cg_step_decoding
     eng_layer_config *layer; // (layers)
-    bool quantised;          // quantization_config: matrices may be in blocks (quantize.h)
-    char *json;              // config.json as read, for writing it back
+    eng_loop_config loop;
+    bool quantised; // quantization_config: matrices may be in blocks (quantize.h)
+    char *json;     // config.json as read, for writing it back
 } eng_config;
 
 // Reads a config.json text (bare Infinity accepted). path only names it in errors. What is not built (attention
@@ -199,12 +209,12 @@ typedef struct eng_layer {
     int32_t gate_bias, up_bias, down_bias;                       // -1: none
     int32_t mixer[ENG_MAX_MIXER_TENSORS];                        // its own, in its enum's order; -1: absent
     int32_t constant;                                            // its first table among the constants; -1: none
-    size_t state_offset, state_bytes;                            // inside a state slot; 64-byte aligned
-    size_t state_part[ENG_MAX_STATE_PARTS];                      // offsets inside the layer's state
+    size_t state_offset, state_bytes; // inside a state slot; 64-byte aligned; of one loop, the loops' one after another
+    size_t state_part[ENG_MAX_STATE_PARTS]; // offsets inside the layer's state
     size_t part_bytes[ENG_MAX_STATE_PARTS];
     eng_state_matrix state_matrix;
     int32_t state_parts;
-    size_t page_offset, page_bytes; // inside a KV page of all layers; 0 bytes: none
+    size_t page_offset, page_bytes; // inside a KV page of all layers, likewise; 0 bytes: none
 } eng_layer;
 
 typedef struct eng_model {
@@ -214,7 +224,10 @@ typedef struct eng_model {
     eng_constant *constant;
     int32_t constants;
     eng_layer *layer;
-    int32_t embed, final_norm, head; // tensor indices; head = embed if tied
+    int32_t embed, final_norm, head;            // tensor indices; head = embed if tied
+    int32_t loop_embedding, loop_residual_gate; // (loops, hidden); -1: none
+    int32_t exit_gate, exit_bias;               // (1, hidden), (1); -1: none
+    int32_t ones;                               // constant (loops, hidden), with loop_embedding; -1: none
     uint64_t parameters;
     kern_storage state_storage; // of state_matrix of every layer
     size_t state_bytes;         // a slot
@@ -229,6 +242,9 @@ void eng_model_store_states(eng_model *model, kern_storage storage);
 int32_t eng_model_find(const eng_model *model, const char *name); // tensor index; -1: none
 // Multiplications and additions a generated token costs at `position` earlier tokens with `cg_steps` a solve.
 double eng_model_flops(const eng_model *model, double position, double cg_steps);
+// How often a layer runs: 1, or the loops; and the blocks that a token goes through.
+int32_t eng_model_levels(const eng_model *model, int32_t layer);
+int32_t eng_config_depth(const eng_config *config);
 // Whether any layer keeps KV pages (full attention), has a Mesa core.
 bool eng_model_has_pages(const eng_model *model);
 bool eng_model_has_mesa(const eng_model *model);

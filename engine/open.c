@@ -263,7 +263,7 @@ static void describe(eng_engine *engine) {
         .numeric_profile = engine->numeric_profile,
         .parameters = model->parameters,
         .layers = config->layers,
-        .loops = 1,
+        .loops = config->loop.loops,
         .vocab_size = config->vocab_size,
         .hidden_size = config->hidden_size,
         .state_bytes = model->state_bytes,

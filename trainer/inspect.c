@@ -55,6 +55,10 @@ static void print_layers(const eng_model *model) {
         printf("%s%d x %s", i ? ", " : "", same - i, model->config.layer[i].mixer->name);
         i = same;
     }
+    const eng_loop_config *loop = &model->config.loop;
+    if (loop->loops > 1)
+        printf("; layers %d to %d %d times, with states of their own each time%s", loop->first,
+               loop->first + loop->layers - 1, loop->loops, loop->exit_gate ? ", an exit gate behind each" : "");
     printf("\n");
 }
 
@@ -83,7 +87,7 @@ static void print_state(const eng_model *model) {
         int32_t count = 0;
         bool first = true;
         for (int32_t j = 0; j < model->config.layers; j++) {
-            count += same_state(model, i, j);
+            count += same_state(model, i, j) ? eng_model_levels(model, j) : 0;
             first = first && (j >= i || !same_state(model, i, j));
         }
         if (!first)

@@ -92,8 +92,9 @@ START_TEST(own_keys) {
         "32,"
         "\"use_output_gate\": true, \"conv_size\": 2, \"lambda_lower_bound\": 0.5, \"max_cg_step_training\": 12,"
         "\"max_cg_step_decoding\": 9, \"gamma_cap_b\": 0.9975, \"scale_embeddings\": true, \"logits_soft_cap\": 30,"
-        "\"tie_word_embeddings\": true, \"trained_length\": 1024, \"init\": \"fla\", \"num_loops\": 1,"
-        "\"mesa\": {\"cg_tolerance\": 0.01, \"cg_mode\": \"steps\", \"exit_threshold\": 0.5, \"max_loops\": 1},"
+        "\"tie_word_embeddings\": true, \"trained_length\": 1024, \"init\": \"fla\", \"num_loops\": 6,"
+        "\"loop_blocks\": [1], \"loop_embedding\": true, \"loop_residual_gate\": true, \"exit_gate\": true,"
+        "\"mesa\": {\"cg_tolerance\": 0.01, \"cg_mode\": \"steps\", \"exit_threshold\": 0.5, \"max_loops\": 5},"
         "\"bos_token_id\": null, \"pad_token_id\": -1, \"eos_token_id\": [7, 9], \"hidden_act\": \"silu\"}");
     const eng_mesa_config *mesa = &config.layer[1].mesa;
     const eng_recurrent_config *own = &config.layer[1].recurrent;
@@ -108,6 +109,11 @@ START_TEST(own_keys) {
     ck_assert_int_eq(config.trained_length, 1024);
     ck_assert_int_eq(config.max_positions, 2048);
     ck_assert_int_eq(config.knobs.cg_mode, ENG_CG_STEPS);
+    ck_assert_int_eq(config.knobs.max_loops, 5);
+    ck_assert_int_eq(config.loop.loops, 6);
+    ck_assert_int_eq(config.loop.first, 1);
+    ck_assert_int_eq(config.loop.layers, 1);
+    ck_assert(config.loop.embedding && config.loop.residual_gate && config.loop.exit_gate);
     ck_assert_float_eq(config.knobs.cg_tolerance, 0.01F);
     ck_assert_int_eq(config.knobs.cg_max_steps, 9); // max_cg_step_decoding
     ck_assert_float_eq(config.knobs.exit_threshold, 0.5F);
@@ -281,7 +287,17 @@ static const struct refusal {
     {MESA "\"num_experts\": 8}", ENG_UNSUPPORTED, "num_experts"},
     {LLAMA "\"num_local_experts\": 8}", ENG_UNSUPPORTED, "num_local_experts"},
     {MESA "\"quantization_config\": {\"bits\": 4}}", ENG_UNSUPPORTED, "quantization_config"},
-    {MESA "\"num_loops\": 2}", ENG_UNSUPPORTED, "num_loops"},
+    {MESA "\"num_loops\": 0}", ENG_FORMAT, "num_loops"},
+    {MESA "\"num_loops\": 65}", ENG_FORMAT, "num_loops"},
+    {MESA "\"num_loops\": 2, \"loop_blocks\": 3}", ENG_FORMAT, "loop_blocks: must be a list"},
+    {MESA "\"num_loops\": 2, \"loop_blocks\": []}", ENG_FORMAT, "loop_blocks: must be a list"},
+    {MESA "\"num_loops\": 2, \"loop_blocks\": [23, 24]}", ENG_FORMAT, "loop_blocks: entry 1"},
+    {MESA "\"num_loops\": 2, \"loop_blocks\": [-1]}", ENG_FORMAT, "loop_blocks: entry 0"},
+    {MESA "\"num_loops\": 2, \"loop_blocks\": [1, 3]}", ENG_UNSUPPORTED, "loop_blocks: entry 1 is layer 3"},
+    {MESA "\"num_loops\": 2, \"loop_blocks\": [2, 1]}", ENG_UNSUPPORTED, "loop_blocks: entry 1 is layer 1"},
+    {MESA "\"num_loops\": 2, \"loop_blocks\": [1, 2], \"exit_gate\": true}", ENG_UNSUPPORTED, "exit_gate: layers 3"},
+    {MESA "\"num_loops\": 2, \"exit_gate\": 1}", ENG_FORMAT, "exit_gate"},
+    {MESA "\"num_loops\": 2, \"mesa\": {\"max_loops\": 3}}", ENG_FORMAT, "mesa.max_loops"},
     {MESA "\"init\": \"orthogonal\"}", ENG_UNSUPPORTED, "init: 'orthogonal'"},
     {MESA "\"eos_token_id\": [1, 40000]}", ENG_FORMAT, "eos_token_id"},
     {MESA "\"eos_token_id\": 32000}", ENG_FORMAT, "eos_token_id"},

@@ -29,8 +29,10 @@ static void use(const eng_model *model) {
     require(parameters == model->parameters);
     for (int32_t i = 0; i < model->config.layers; i++) {
         const eng_layer *layer = &model->layer[i];
-        require(layer->state_offset % 64 == 0 && layer->state_offset + layer->state_bytes <= model->state_bytes);
-        require(layer->page_offset + layer->page_bytes <= model->page_bytes);
+        const size_t levels = (size_t)eng_model_levels(model, i);
+        require(layer->state_offset % 64 == 0);
+        require(layer->state_offset + layer->state_bytes * levels <= model->state_bytes);
+        require(layer->page_offset + layer->page_bytes * levels <= model->page_bytes);
     }
     double flops = eng_model_flops(model, 100, 10);
     require(isfinite(flops) && flops > 0);

@@ -266,7 +266,7 @@ REFUSED = [
     (fla('retnet', num_heads=4, num_kv_heads=3), 'num_kv_heads'),
     (fla('mesa_net', layers=2, num_heads=2, head_dim=16, attn=dict(layers=[2], num_heads=2)), 'layers'),
     (fla('mesa_net', layers=2, num_heads=2, head_dim=16, attn=dict(layers=[1])), 'num_heads'),
-    (fla('mesa_net', num_heads=2, head_dim=16, num_loops=2), 'num_loops'),
+    (fla('mesa_net', num_heads=2, head_dim=16, num_loops=0), 'num_loops'),
     (llama(num_attention_heads=2, rope_scaling=dict(rope_type='yarn', factor=4.0)), 'rope_type'),
     (llama(num_attention_heads=2, rope_scaling=dict(rope_type='dynamic', factor=4.0)), 'rope_type'),
     (llama(num_attention_heads=2, partial_rotary_factor=0.5), 'partial_rotary_factor'),

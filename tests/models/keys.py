@@ -24,7 +24,7 @@ FUSED = {'fuse_norm': [False], 'fuse_swiglu': [False], 'fuse_cross_entropy': [Fa
 FLA_COUNTS = {'norm_eps': [0.1], 'tie_word_embeddings': [True], 'hidden_size': [96], 'num_hidden_layers': [2],
               'vocab_size': [62], 'intermediate_size': [48, None],
               'attn': [dict(layers=[0], num_heads=2), [dict(layers=[0], num_heads=2, window_size=4)]]}
-FLA_REFUSED = {'attnres_block_size': [2], 'hidden_act': ['powlu', 'gelu'], 'num_loops': [2], 'num_experts': [4],
+FLA_REFUSED = {'attnres_block_size': [2], 'hidden_act': ['powlu', 'gelu'], 'num_loops': [0], 'num_experts': [4],
                'quantization_config': [dict(bits=4)]}
 
 
