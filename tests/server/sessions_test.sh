@@ -86,7 +86,8 @@ begun=$(grep -oE 'sess-[0-9a-f]+' <<<"$begun")
 knobs='"cg_tolerance":0.5,"cg_max_steps":2'
 loose=$(create "{\"prompt\":\"The king said\",$knobs}")
 expect 200 '"loosest":\{"cg_tolerance":0.5,"cg_max_steps":2,' "its knobs" "$(call GET "/v1/sessions/$loose")"
-loosely=$(said "$(call POST /v1/completions "{\"prompt\":\"The king said\",\"temperature\":0,\"max_tokens\":8,$knobs}")")
+loosely=$(said "$(call POST /v1/completions \
+    "{\"prompt\":\"The king said\",\"temperature\":0,\"max_tokens\":8,$knobs}")")
 copy=$(grep -oE 'sess-[0-9a-f]+' <<<"$(call POST "/v1/sessions/$loose/fork" '{}')")
 for session in "$loose" "$copy"; do
     [ "$(said "$(turn "$session" '"max_tokens":8')")" = "$loosely" ] || fail "the knobs of session $session"
