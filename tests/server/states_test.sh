@@ -1,7 +1,7 @@
 #!/bin/bash
 # SPDX-License-Identifier: Apache-2.0
-# The exported state of a tiny model with matrix states and attention: with any one byte changed, cut, or with more behind
-# it it is refused over HTTP, and the session that it was for is what it was, to the byte.
+# The exported state of a tiny model with matrix states and attention: with any one byte changed, cut, or with more
+# behind it it is refused over HTTP, and the session that it was for is what it was, to the byte.
 set -uo pipefail
 source_dir=${MESA_SOURCE:-$(cd "$(dirname "$0")/../.." && pwd)}
 # shellcheck source=tests/clients/server.sh
