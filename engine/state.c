@@ -11,7 +11,7 @@
 
 #include "engine/forward.h"
 
-enum { VERSION = 3 };
+enum { VERSION = 4, PROFILE_CHANGED = 1 };
 
 static const int64_t max_position = (int64_t)1 << 36; // keeps all sizes below 2^63
 
@@ -25,6 +25,8 @@ typedef struct header {
     uint64_t slot_bytes, page_bytes;
     int64_t begin, read, position;
     int64_t runs;
+    int64_t at[ENG_STATE_PARTS];
+    uint32_t states, flags;
     unsigned char digest[ENG_DIGEST_BYTES]; // of the header before it, and of what follows the header
 } header;
 
@@ -37,7 +39,7 @@ typedef struct stored_run {
     int32_t max_loops;
 } stored_run;
 
-_Static_assert(sizeof(header) == 168 && offsetof(header, digest) == 136, "no padding");
+_Static_assert(sizeof(header) == 192 && offsetof(header, digest) == 160, "no padding");
 _Static_assert(sizeof(stored_run) == 32 && sizeof(float) == 4, "no padding");
 #if defined(__BYTE_ORDER__) && __BYTE_ORDER__ != __ORDER_LITTLE_ENDIAN__
 #error "states are little-endian"
@@ -48,17 +50,21 @@ static size_t content_bytes(const eng_pool *pool, int64_t read) {
     return eng_pool_slot_stride(pool) + (size_t)eng_pool_pages_for(pool, read) * eng_pool_page_stride(pool);
 }
 
-static size_t content_offset(const eng_state *state) {
+// Of the content of a part; behind the last the bytes end.
+static size_t content_offset(const eng_pool *pool, const eng_state *state, int32_t part) {
     const size_t ids = (size_t)(state->position - state->begin);
-    return sizeof(header) + sizeof(stored_run) * (size_t)state->runs + (sizeof(int32_t) * ids + 7) / 8 * 8;
+    size_t offset = sizeof(header) + sizeof(stored_run) * (size_t)state->runs + (sizeof(int32_t) * ids + 7) / 8 * 8;
+    for (int32_t i = 0; i < part; i++)
+        offset += content_bytes(pool, state->at[i]);
+    return offset;
 }
 
 size_t eng_state_measure(const eng_pool *pool, const eng_state *state) {
-    return content_offset(state) + content_bytes(pool, state->begin);
+    return content_offset(pool, state, state->states);
 }
 
-void *eng_state_content(const eng_state *state, void *out) {
-    return (char *)out + content_offset(state);
+void *eng_state_content(const eng_pool *pool, const eng_state *state, int32_t part, void *out) {
+    return (char *)out + content_offset(pool, state, part);
 }
 
 static eng_status digest(const void *bytes, size_t count, unsigned char out[ENG_DIGEST_BYTES]) {
@@ -89,8 +95,7 @@ static void write_runs(const eng_state *state, char *to) {
     }
 }
 
-eng_status eng_state_seal(const eng_pool *pool, const eng_state_key *key, const eng_state *state, void *out,
-                          eng_error *error) {
+void eng_state_write(const eng_pool *pool, const eng_state_key *key, const eng_state *state, void *out) {
     header head = {.version = VERSION,
                    .header_bytes = sizeof(header),
                    .storage = (uint64_t)eng_pool_storage(pool),
@@ -99,17 +104,24 @@ eng_status eng_state_seal(const eng_pool *pool, const eng_state_key *key, const 
                    .begin = state->begin,
                    .read = state->read,
                    .position = state->position,
-                   .runs = state->runs};
+                   .runs = state->runs,
+                   .states = (uint32_t)state->states,
+                   .flags = state->profile_changed ? PROFILE_CHANGED : 0};
     char *ids = (char *)out + sizeof head + sizeof(stored_run) * (size_t)state->runs;
     const size_t id_bytes = sizeof *state->ids * (size_t)(state->position - state->begin);
     memcpy(head.magic, magic, sizeof magic);
     memcpy(head.fingerprint, key->fingerprint, sizeof head.fingerprint);
     memcpy(head.profile, key->profile, sizeof head.profile);
+    for (int32_t i = 0; i < state->states; i++)
+        head.at[i] = state->at[i];
     memcpy(out, &head, sizeof head);
     write_runs(state, (char *)out + sizeof head);
-    memset(ids, 0, (size_t)((char *)eng_state_content(state, out) - ids));
+    memset(ids, 0, (size_t)((char *)eng_state_content(pool, state, 0, out) - ids));
     if (id_bytes > 0)
         memcpy(ids, state->ids, id_bytes);
+}
+
+eng_status eng_state_seal(const eng_pool *pool, const eng_state *state, void *out, eng_error *error) {
     eng_status status = digest(out, eng_state_measure(pool, state), (unsigned char *)out + offsetof(header, digest));
     return status == ENG_OK ? ENG_OK : eng_fail(error, status, "out of memory for a digest");
 }
@@ -143,12 +155,35 @@ static eng_status check_kind(const eng_pool *pool, const eng_state_key *key, con
     return ENG_OK;
 }
 
+static bool are_ordered(const header *head) {
+    int64_t after = head->begin > 0 ? head->begin - 1 : 0;
+    if (head->states > ENG_STATE_PARTS)
+        return false;
+    for (uint32_t i = 0; i < ENG_STATE_PARTS; i++) {
+        if (i < head->states ? head->at[i] <= after || head->at[i] > head->read : head->at[i] != 0)
+            return false;
+        after = head->at[i];
+    }
+    return true;
+}
+
 // Sizes that the bytes can have, before anything is found by them.
 static bool is_sane(const header *head, size_t count) {
     const bool ordered = head->begin >= 0 && head->read >= head->begin && head->position >= head->read &&
                          head->position <= max_position && head->position - head->read <= 1;
-    return ordered && head->runs >= 0 && head->runs <= head->read - head->begin &&
-           (uint64_t)head->runs <= count / sizeof(stored_run) && (head->runs > 0 || head->read == head->begin);
+    return ordered && are_ordered(head) && head->flags <= PROFILE_CHANGED && head->runs >= 0 &&
+           head->runs <= head->read - head->begin && (uint64_t)head->runs <= count / sizeof(stored_run) &&
+           (head->runs > 0 || head->read == head->begin);
+}
+
+static eng_state lengths_of(const header *head) {
+    eng_state state = {.begin = head->begin,
+                       .read = head->read,
+                       .position = head->position,
+                       .runs = (int32_t)head->runs,
+                       .states = (int32_t)head->states};
+    memcpy(state.at, head->at, sizeof state.at);
+    return state;
 }
 
 static bool is_run(const stored_run *stored, int64_t begin) {
@@ -184,20 +219,22 @@ static bool are_ids(const int32_t *ids, int64_t count, int32_t vocab) {
     return true;
 }
 
-static eng_status check(const eng_pool *pool, const eng_state_key *key, const void *bytes, size_t count, header *head,
-                        eng_error *error) {
+static eng_status check(const eng_pool *pool, const eng_state_key *key, bool sealed, const void *bytes, size_t count,
+                        header *head, eng_error *error) {
     if (count < sizeof *head)
         return eng_fail(error, ENG_FORMAT, "a state of %zu bytes is shorter than its header", count);
     memcpy(head, bytes, sizeof *head);
     eng_status status = check_kind(pool, key, head, error);
     if (status != ENG_OK)
         return status;
-    if (!is_sane(head, count) || count != eng_state_measure(pool, &(eng_state){.begin = head->begin,
-                                                                               .read = head->read,
-                                                                               .position = head->position,
-                                                                               .runs = (int32_t)head->runs}))
+    if (!is_sane(head, count))
+        return eng_fail(error, ENG_FORMAT, "a state's header contradicts itself");
+    const eng_state lengths = lengths_of(head);
+    if (count != eng_state_measure(pool, &lengths))
         return eng_fail(error, ENG_FORMAT, "a state of %zu bytes does not hold what its header says", count);
     unsigned char found[ENG_DIGEST_BYTES];
+    if (!sealed)
+        return ENG_OK;
     status = digest(bytes, count, found);
     if (status != ENG_OK)
         return eng_fail(error, status, "out of memory for a digest");
@@ -205,10 +242,10 @@ static eng_status check(const eng_pool *pool, const eng_state_key *key, const vo
                                                           : eng_fail(error, ENG_FORMAT, "a state's digest is wrong");
 }
 
-eng_status eng_state_open(const eng_pool *pool, const eng_state_key *key, int32_t vocab, const void *bytes,
+eng_status eng_state_open(const eng_pool *pool, const eng_state_key *key, int32_t vocab, bool sealed, const void *bytes,
                           size_t count, eng_state *out, eng_run **run, eng_error *error) {
     header head;
-    eng_status status = check(pool, key, bytes, count, &head, error);
+    eng_status status = check(pool, key, sealed, bytes, count, &head, error);
     if (status != ENG_OK)
         return status;
     const char *runs = (const char *)bytes + sizeof head;
@@ -220,14 +257,13 @@ eng_status eng_state_open(const eng_pool *pool, const eng_state_key *key, int32_
         free(read);
         return eng_fail(error, ENG_FORMAT, "a state's runs or ids are none of this model");
     }
-    *out = (eng_state){.begin = head.begin,
-                       .read = head.read,
-                       .position = head.position,
-                       .run = read,
-                       .runs = (int32_t)head.runs,
-                       .ids = ids,
-                       .profile_changed = memcmp(head.profile, key->profile, sizeof head.profile) != 0};
-    out->content = (const char *)bytes + content_offset(out);
+    *out = lengths_of(&head);
+    out->run = read;
+    out->ids = ids;
+    out->profile_changed =
+        (head.flags & PROFILE_CHANGED) != 0 || memcmp(head.profile, key->profile, sizeof head.profile) != 0;
+    for (int32_t i = 0; i < out->states; i++)
+        out->content[i] = (const char *)bytes + content_offset(pool, out, i);
     *run = read;
     return ENG_OK;
 }

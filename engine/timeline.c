@@ -304,6 +304,7 @@ static void cut(eng_timeline *timeline, int64_t position) {
         return;
     timeline->position = timeline->end = position;
     timeline->read = timeline->read < position ? timeline->read : position;
+    timeline->changes++;
     while (timeline->runs > 0) {
         const int64_t begin = timeline->runs > 1 ? timeline->run[timeline->runs - 2].end : timeline->first;
         eng_run *last = &timeline->run[timeline->runs - 1];
@@ -317,6 +318,20 @@ static void cut(eng_timeline *timeline, int64_t position) {
         timeline->runs--;
     }
     eng_timeline_drop_after(timeline, timeline->read);
+    if (timeline->read < timeline->low)
+        timeline->low = timeline->read;
+}
+
+void eng_timeline_rewind(eng_timeline *timeline, int64_t read) {
+    timeline->position = timeline->end = timeline->read = read;
+    while (timeline->runs > 0 && (timeline->runs > 1 ? timeline->run[timeline->runs - 2].end : timeline->first) >= read)
+        timeline->runs--;
+    if (timeline->runs > 0 && timeline->run[timeline->runs - 1].end > read)
+        timeline->run[timeline->runs - 1].end = read;
+    eng_timeline_drop_after(timeline, read);
+    if (read < timeline->low)
+        timeline->low = read;
+    timeline->changes++;
 }
 
 eng_status eng_timeline_cut(eng_timeline *timeline, int64_t position, eng_error *error) {
@@ -367,14 +382,20 @@ eng_status eng_timeline_copy(const eng_timeline *from, int64_t position, eng_tim
     return ENG_OK;
 }
 
+static void stay(eng_timeline *timeline, const eng_timeline *was) {
+    timeline->id = was->id;
+    timeline->owner = was->owner;
+    timeline->named = was->named;
+    timeline->changes = was->changes + 1;
+    timeline->low = -1; // nothing is as it was
+}
+
 void eng_timeline_swap(eng_timeline *a, eng_timeline *b) {
-    const eng_timeline kept = *a;
-    *a = *b;
-    *b = kept;
-    b->id = a->id;
-    b->owner = a->owner;
-    a->id = kept.id;
-    a->owner = kept.owner;
+    const eng_timeline was_a = *a, was_b = *b;
+    *a = was_b;
+    *b = was_a;
+    stay(a, &was_a);
+    stay(b, &was_b);
 }
 
 // -------------------------------------------------------------------------------------------------- for the turns

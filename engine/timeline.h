@@ -40,8 +40,11 @@ typedef struct eng_timeline {
     int32_t runs, run_capacity;
     eng_snapshot **snapshot; // (snapshots) by ascending read. With first > 0 the first has read first
     int32_t snapshots, snapshot_capacity;
-    bool busy;            // a turn is under way
-    bool profile_changed; // it came from where numbers may come out otherwise
+    int64_t low;             // the least `read` since whoever follows the changes set it
+    uint64_t changes;        // of ids and runs
+    struct eng_named *named; // durable.h; NULL: it has no name
+    bool busy;               // a turn is under way, or what it brought is on its way to the store
+    bool profile_changed;    // it came from where numbers may come out otherwise
 } eng_timeline;
 
 typedef struct eng_timelines_options {
@@ -73,7 +76,9 @@ ENG_CHECKED eng_status eng_timeline_copy(const eng_timeline *from, int64_t posit
                                          eng_error *error);
 // Back to an earlier position; what came after it is gone. ENG_BUSY; ENG_CONFLICT as above.
 ENG_CHECKED eng_status eng_timeline_cut(eng_timeline *timeline, int64_t position, eng_error *error);
-// Their ids and owners stay, all else changes places. Neither is busy.
+// What goes out again and comes back: a timeline of which the first `read` ids are right. Not while it is busy.
+void eng_timeline_rewind(eng_timeline *timeline, int64_t read);
+// Their ids, owners and names stay, all else changes places. Neither is busy.
 void eng_timeline_swap(eng_timeline *a, eng_timeline *b);
 // The newest state from which reading on gives the state; strict: the logits after it too. NULL: from nothing.
 eng_snapshot *eng_timeline_nearest(const eng_timeline *timeline, bool strict);

@@ -8,7 +8,7 @@
 #include <string.h>
 
 #include "engine/engine_internal.h"
-#include "engine/state.h"
+#include "engine/timeline_bytes.h"
 
 eng_status eng_timeline_create(eng_engine *engine, uint64_t owner, uint64_t *id, eng_error *error) {
     eng_timeline *timeline;
@@ -87,44 +87,20 @@ eng_status eng_timeline_read(const eng_engine *engine, uint64_t owner, uint64_t 
 
 // ---------------------------------------------------------------------------------------------------------------- out
 
-// The state from which the next token can be drawn, if that costs no more than one chunk; else the newest. NULL: from
-// nothing.
-static const eng_snapshot *choose(const eng_engine *engine, const eng_timeline *timeline) {
-    const eng_snapshot *strict = eng_timeline_nearest(timeline, true);
-    if (timeline->read - (strict ? strict->read : timeline->first) <= engine->info.chunk &&
-        (strict || timeline->first == 0))
-        return strict;
-    return eng_timeline_nearest(timeline, false);
-}
-
-static int32_t runs_before(const eng_timeline *timeline, int64_t position) {
-    int32_t passed = 0;
-    while (passed < timeline->runs && timeline->run[passed].end <= position)
-        passed++;
-    return passed;
-}
-
 eng_status eng_timeline_export(eng_engine *engine, uint64_t owner, uint64_t id, void **bytes, size_t *count,
                                eng_error *error) {
     const eng_timeline *timeline = eng_timelines_find(engine->timelines, owner, id, error);
     if (!timeline)
         return ENG_NOT_FOUND;
-    const eng_snapshot *from = choose(engine, timeline);
-    const int64_t begin = from ? from->read : 0;
-    const int32_t passed = runs_before(timeline, begin);
-    const eng_state state = {.begin = begin,
-                             .read = timeline->read,
-                             .position = timeline->position,
-                             .run = timeline->run + passed,
-                             .runs = timeline->runs - passed,
-                             .ids = timeline->ids + (begin - timeline->first)};
-    const size_t size = eng_state_measure(engine->pool, &state);
+    eng_timeline_piece piece;
+    eng_timeline_piece_near(timeline, engine->info.chunk, &piece);
+    const size_t size = eng_state_measure(engine->pool, &piece.state);
     char *out = calloc(1, size);
     if (!out)
         return eng_fail(error, ENG_NO_MEMORY, "out of memory for a state of %zu bytes", size);
-    eng_status status = from ? eng_snapshot_write_out(from, eng_state_content(&state, out), error) : ENG_OK;
+    eng_status status = eng_timeline_piece_write(engine->pool, &engine->key, &piece, out, error);
     if (status == ENG_OK)
-        status = eng_state_seal(engine->pool, &engine->key, &state, out, error);
+        status = eng_state_seal(engine->pool, &piece.state, out, error);
     if (status != ENG_OK) {
         free(out);
         return status;
@@ -148,54 +124,15 @@ eng_status eng_timeline_digest(eng_engine *engine, uint64_t owner, uint64_t id,
 
 // ----------------------------------------------------------------------------------------------------------------- in
 
-static eng_status fill(eng_timeline *timeline, const eng_state *state) {
-    timeline->first = timeline->end = state->begin;
-    eng_status status = eng_timeline_add_ids(timeline, state->ids, state->position - state->begin);
-    for (int32_t i = 0; i < state->runs && status == ENG_OK; i++)
-        status = eng_timeline_add_run(timeline, state->run[i].end, state->run[i].kind, &state->run[i].knobs);
-    timeline->position = state->position;
-    timeline->read = state->read;
-    timeline->profile_changed = state->profile_changed;
-    if (status != ENG_OK || state->begin == 0)
-        return status;
-    eng_snapshot *snapshot = eng_snapshot_read_in(eng_timelines_snapshots(timeline->all), state->begin, state->content);
-    if (!snapshot)
-        return ENG_NO_MEMORY;
-    status = eng_timeline_add_snapshot(timeline, snapshot);
-    if (status != ENG_OK)
-        eng_snapshot_release(snapshot);
-    return status;
-}
-
-static eng_status check_lengths(const eng_engine *engine, const eng_state *state, eng_error *error) {
-    if (engine->info.context_length >= 0 && state->position > engine->info.context_length)
-        return eng_fail(error, ENG_UNSUPPORTED, "a state behind %lld tokens; the context has %lld",
-                        (long long)state->position, (long long)engine->info.context_length);
-    return ENG_OK;
-}
-
-static eng_status bring_in(eng_engine *engine, eng_timeline *timeline, const eng_state *state, eng_error *error) {
-    eng_timelines *all = engine->timelines;
+static eng_status replace(eng_engine *engine, eng_timeline *timeline, const eng_state *state, eng_error *error) {
     eng_timeline *made;
-    const uint64_t bytes = eng_snapshot_bytes(eng_timelines_snapshots(all), state->begin) +
-                           sizeof *state->ids * (uint64_t)(state->position - state->begin);
-    eng_status status = check_lengths(engine, state, error);
-    if (status == ENG_OK)
-        status = eng_timelines_reserve(all, bytes, error);
+    eng_status status = eng_timeline_bring_in(engine->timelines, timeline->owner, state, &made, error);
     if (status != ENG_OK)
         return status;
-    eng_timelines_unreserve(all, bytes);
-    status = eng_timelines_add(all, timeline->owner, &made, error);
-    if (status != ENG_OK)
-        return status;
-    status = fill(made, state);
-    if (status == ENG_OK)
-        eng_timeline_swap(timeline, made);
-    else
-        status = eng_fail(error, status, "out of memory for a state");
+    eng_timeline_swap(timeline, made);
     const eng_status removed = eng_timelines_remove(made, NULL);
     (void)removed; // nobody uses it
-    return status;
+    return ENG_OK;
 }
 
 eng_status eng_timeline_import(eng_engine *engine, uint64_t owner, uint64_t id, const void *bytes, size_t count,
@@ -208,9 +145,9 @@ eng_status eng_timeline_import(eng_engine *engine, uint64_t owner, uint64_t id, 
     if (timeline->busy)
         return eng_fail(error, ENG_BUSY, "the session is in use by a request");
     eng_status status =
-        eng_state_open(engine->pool, &engine->key, engine->info.vocab_size, bytes, count, &state, &run, error);
+        eng_state_open(engine->pool, &engine->key, engine->info.vocab_size, true, bytes, count, &state, &run, error);
     if (status == ENG_OK)
-        status = bring_in(engine, timeline, &state, error);
+        status = replace(engine, timeline, &state, error);
     free(run);
     return status;
 }

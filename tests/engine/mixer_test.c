@@ -143,19 +143,20 @@ END_TEST
 static void move(const bench *from, const bench *to, timeline *t) {
     eng_error error = {0};
     const int64_t read = t->session.read;
-    const eng_state out = {.begin = read, .read = read, .position = read};
+    const eng_state out = {.begin = read, .read = read, .position = read, .states = 1, .at = {read}};
     eng_state in;
     eng_run *run;
     size_t bytes = eng_state_measure(from->pool, &out);
     void *state = malloc(bytes);
     eng_snapshot *rest = eng_snapshot_keep(from->snapshots, &t->session);
     ck_assert(rest && !t->session.pool);
-    ck_assert_int_eq(eng_snapshot_write_out(rest, eng_state_content(&out, state), NULL), ENG_OK);
-    ck_assert_int_eq(eng_state_seal(from->pool, &key, &out, state, NULL), ENG_OK);
+    ck_assert_int_eq(eng_snapshot_write_out(rest, eng_state_content(from->pool, &out, 0, state), NULL), ENG_OK);
+    eng_state_write(from->pool, &key, &out, state);
+    ck_assert_int_eq(eng_state_seal(from->pool, &out, state, NULL), ENG_OK);
     eng_snapshot_release(rest);
-    ck_assert_msg(eng_state_open(to->pool, &key, VOCABULARY, state, bytes, &in, &run, &error) == ENG_OK, "%s",
+    ck_assert_msg(eng_state_open(to->pool, &key, VOCABULARY, true, state, bytes, &in, &run, &error) == ENG_OK, "%s",
                   error.text);
-    rest = eng_snapshot_read_in(to->snapshots, in.begin, in.content);
+    rest = eng_snapshot_read_in(to->snapshots, in.at[0], in.content[0]);
     ck_assert_ptr_nonnull(rest);
     ck_assert_int_eq(eng_snapshot_open(rest, LONGEST + GENERATED, &t->session, NULL), ENG_OK);
     eng_snapshot_release(rest);

@@ -10,7 +10,7 @@
 #include "tests/engine/small_models.h"
 #include "tests/engine/test_device.h"
 
-enum { READ = 70, ROOM = 100, HEADER = 168, RUNS = 1, RUN = 32, STORAGE = 80 };
+enum { READ = 70, ROOM = 100, HEADER = 192, RUNS = 1, RUN = 32, STORAGE = 80 };
 
 static const eng_state_key key = {.fingerprint = "this model", .profile = "this profile"},
                            another = {.fingerprint = "another", .profile = "this profile"},
@@ -39,13 +39,20 @@ static void export_state(int model) {
     ck_assert_int_eq(eng_batch_add(batch, &piece, &index, NULL), ENG_OK);
     ck_assert_int_eq(eng_batch_run(batch, NULL), ENG_OK);
     const eng_run run = {.end = READ + 1, .kind = KERN_ROW_GENERATED, .knobs = piece.knobs};
-    const eng_state state = {
-        .begin = READ, .read = READ + 1, .position = READ + 2, .run = &run, .runs = RUNS, .ids = behind};
+    const eng_state state = {.begin = READ,
+                             .read = READ + 1,
+                             .position = READ + 2,
+                             .run = &run,
+                             .runs = RUNS,
+                             .ids = behind,
+                             .states = 1,
+                             .at = {READ}};
     eng_snapshot *rest = eng_snapshot_keep(snapshots, &session);
     count = eng_state_measure(pool, &state);
     bytes = malloc(count);
-    ck_assert_int_eq(eng_snapshot_write_out(rest, eng_state_content(&state, bytes), NULL), ENG_OK);
-    ck_assert_int_eq(eng_state_seal(pool, &key, &state, bytes, NULL), ENG_OK);
+    ck_assert_int_eq(eng_snapshot_write_out(rest, eng_state_content(pool, &state, 0, bytes), NULL), ENG_OK);
+    eng_state_write(pool, &key, &state, bytes);
+    ck_assert_int_eq(eng_state_seal(pool, &state, bytes, NULL), ENG_OK);
     eng_snapshot_release(rest);
     eng_batch_free(batch);
 }
@@ -61,15 +68,16 @@ static eng_status import(const unsigned char *from, size_t size, const eng_state
                          eng_error *error) {
     eng_state state = {0};
     eng_run *run = NULL;
-    eng_status status = eng_state_open(pool, of, SMALL_VOCAB, from, size, &state, &run, error);
+    eng_status status = eng_state_open(pool, of, SMALL_VOCAB, true, from, size, &state, &run, error);
     if (status != ENG_OK) {
-        ck_assert(!run && !state.content);
+        ck_assert(!run && !state.ids);
         return status;
     }
     ck_assert(state.begin == READ && state.read == READ + 1 && state.position == READ + 2 && state.runs == RUNS);
     ck_assert(state.ids[0] == 18 && state.ids[1] == 17);
     ck_assert(run[0].end == READ + 1 && run[0].kind == KERN_ROW_GENERATED && run[0].knobs.cg_mode == ENG_CG_EXACT);
-    ck_assert_ptr_eq(state.content, eng_state_content(&state, (void *)from));
+    ck_assert(state.states == 1 && state.at[0] == READ);
+    ck_assert_ptr_eq(state.content[0], eng_state_content(pool, &state, 0, (void *)from));
     if (profile_changed)
         *profile_changed = state.profile_changed;
     free(run);
@@ -109,7 +117,7 @@ START_TEST(other_sizes_and_models_are_refused) {
     bytes[8]++;
     error = (eng_error){0};
     ck_assert_int_eq(import(bytes, count, &key, NULL, &error), ENG_UNSUPPORTED);
-    ck_assert_ptr_nonnull(strstr(error.text, "version 4"));
+    ck_assert_ptr_nonnull(strstr(error.text, "version 5"));
     bytes[8]--;
     bytes[STORAGE] = KERN_STORE_BF16;
     error = (eng_error){0};
@@ -128,13 +136,16 @@ START_TEST(what_cannot_be_is_refused_with_a_right_digest) {
     const eng_run one = {2, KERN_ROW_PROMPT, knobs}, late = {3, KERN_ROW_PROMPT, knobs},
                   strange = {2, (kern_row_kind)7, knobs}, fixed = {2, KERN_ROW_PROMPT, wild};
     const eng_state right = {.read = 2, .position = 2, .run = &one, .runs = 1, .ids = good};
-    eng_state wrong[] = {right, right, right, right, right, right};
+    eng_state wrong[] = {right, right, right, right, right, right, right, right, right};
     wrong[0].ids = bad;
     wrong[1].run = &late;
     wrong[2].run = &strange;
     wrong[3].run = &fixed;
     wrong[4].runs = 0;
-    wrong[5].read = 0, wrong[5].runs = 0; // two ids wait
+    wrong[5].read = 0, wrong[5].runs = 0;                        // two ids wait
+    wrong[6].states = 1, wrong[6].at[0] = 3;                     // beyond what was read
+    wrong[7].states = 2, wrong[7].at[0] = 2, wrong[7].at[1] = 1; // not in order
+    wrong[8].states = 1;                                         // of nothing
     export_state(SMALL_MESA);
     for (size_t i = 0; i <= sizeof wrong / sizeof *wrong; i++) {
         const eng_state *state = i == 0 ? &right : &wrong[i - 1];
@@ -142,8 +153,9 @@ START_TEST(what_cannot_be_is_refused_with_a_right_digest) {
         eng_run *run = NULL;
         size_t size = eng_state_measure(pool, state);
         unsigned char *sealed = calloc(1, size);
-        ck_assert_int_eq(eng_state_seal(pool, &key, state, sealed, NULL), ENG_OK);
-        eng_status status = eng_state_open(pool, &key, SMALL_VOCAB, sealed, size, &found, &run, NULL);
+        eng_state_write(pool, &key, state, sealed);
+        ck_assert_int_eq(eng_state_seal(pool, state, sealed, NULL), ENG_OK);
+        eng_status status = eng_state_open(pool, &key, SMALL_VOCAB, true, sealed, size, &found, &run, NULL);
         ck_assert_msg(status == (i == 0 ? ENG_OK : ENG_FORMAT), "%zu: %d", i, status);
         free(run);
         free(sealed);
