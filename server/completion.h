@@ -55,7 +55,9 @@ struct srv_completion {
     srv_choice *choices; // best_of of each prompt
     size_t choice_count, finished;
     bool ended;
-    srv_buf answer; // not streamed; the pool's while it is being written
+    // Not streamed; the pool's while the answer is being written.
+    srv_usage usage;
+    srv_buf answer;
 
     // Streams.
     srv_event *first, *tail; // arrived, not yet written

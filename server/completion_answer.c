@@ -2,7 +2,8 @@
 // The plain answer of a completion: which choices, and their JSON.
 //
 // With logprobs an answer may be megabytes of formatted numbers, so it is written on the pool: nothing of the
-// completion changes any more by then but that its client may leave, and the exchange is held until the text is back.
+// completion changes any more by then but that its client may leave, and with it its session; what the answer says of
+// that is settled before. The exchange is held until the text is back.
 #include <math.h>
 #include <stdlib.h>
 
@@ -21,7 +22,7 @@ srv_session_usage srv_completion_session(const srv_completion *completion) {
 
     if (!session)
         return (srv_session_usage){0};
-    return (srv_session_usage){session->id, session->position, session->profile_changed};
+    return (srv_session_usage){completion->request.session, session->position, session->profile_changed};
 }
 
 void srv_completion_usage(const srv_completion *completion, srv_usage *usage) {
@@ -122,12 +123,10 @@ static void write_choices(srv_completion *completion, srv_buf *out) {
 
 static void write_answer(void *context) {
     srv_completion *completion = context;
-    srv_usage usage;
 
-    srv_completion_usage(completion, &usage);
     srv_write_opening(&completion->answer, &completion->head);
     write_choices(completion, &completion->answer);
-    srv_write_closing(&completion->answer, &usage);
+    srv_write_closing(&completion->answer, &completion->usage);
 }
 
 static void answered(void *context) {
@@ -151,6 +150,7 @@ void srv_completion_answer(srv_completion *completion) {
         srv_session_present(completion);
         return;
     }
+    srv_completion_usage(completion, &completion->usage);
     srv_exchange_hold(exchange);
     if (tokens && srv_loop_offload(exchange->server->loop, write_answer, answered, completion) == ENG_OK)
         return;
