@@ -112,7 +112,7 @@ eng_status eng_timeline_export(eng_engine *engine, uint64_t owner, uint64_t id, 
 
 eng_status eng_timeline_digest(eng_engine *engine, uint64_t owner, uint64_t id,
                                unsigned char digest[ENG_TIMELINE_DIGEST_BYTES], eng_error *error) {
-    void *bytes;
+    void *bytes = NULL;
     size_t count;
     eng_status status = eng_timeline_export(engine, owner, id, &bytes, &count, error);
     if (status != ENG_OK)
