@@ -328,6 +328,20 @@ eng_status eng_snapshot_write_out(const eng_snapshot *snapshot, void *out, eng_e
     return status ? eng_fail_kernel(error, status, "copying a state out") : ENG_OK;
 }
 
+eng_status eng_snapshot_compare(const eng_snapshot *a, const eng_snapshot *b, bool *equal, eng_error *error) {
+    const size_t bytes = eng_snapshot_bytes(a->all, a->read);
+    char *copy = malloc(2 * bytes + 1);
+    if (!copy)
+        return eng_fail(error, ENG_NO_MEMORY, "out of memory for two copies of a state");
+    eng_status status = eng_snapshot_write_out(a, copy, error);
+    if (status == ENG_OK)
+        status = eng_snapshot_write_out(b, copy + bytes, error);
+    if (status == ENG_OK)
+        *equal = a->read == b->read && memcmp(copy, copy + bytes, bytes) == 0;
+    free(copy);
+    return status;
+}
+
 eng_snapshot *eng_snapshot_read_in(eng_snapshots *all, int64_t read, const void *bytes) {
     eng_snapshot *snapshot = make(all, read);
     if (!snapshot)

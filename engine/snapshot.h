@@ -45,6 +45,9 @@ ENG_CHECKED eng_status eng_snapshot_open(eng_snapshot *snapshot, int64_t max_len
 // The bytes that read_in takes.
 ENG_CHECKED eng_status eng_snapshot_write_out(const eng_snapshot *snapshot, void *out, eng_error *error);
 uint64_t eng_snapshot_bytes(const eng_snapshots *all, int64_t read);
+// Whether two that have read as many ids are the same, bit for bit.
+ENG_CHECKED eng_status eng_snapshot_compare(const eng_snapshot *a, const eng_snapshot *b, bool *equal,
+                                            eng_error *error);
 
 // Moves the one used least recently of those on the device to the host. False: none is there, or no memory for it.
 bool eng_snapshots_spill(eng_snapshots *all);

@@ -12,8 +12,9 @@ void eng_token_list_free(eng_token_list *list) {
     *list = (eng_token_list){.top_each = list->top_each};
 }
 
-static bool grow(eng_token_list *list) {
-    size_t capacity = list->capacity ? 2 * list->capacity : 16;
+bool eng_token_list_reserve(eng_token_list *list, size_t capacity) {
+    if (capacity <= list->capacity)
+        return true;
     eng_token *token = reallocarray(list->token, capacity, sizeof *token);
     if (!token)
         return false;
@@ -29,7 +30,7 @@ static bool grow(eng_token_list *list) {
 }
 
 eng_token *eng_token_list_add(eng_token_list *list) {
-    if (list->count == list->capacity && !grow(list))
+    if (list->count == list->capacity && !eng_token_list_reserve(list, list->capacity ? 2 * list->capacity : 16))
         return NULL;
     eng_token *token = &list->token[list->count++];
     *token = (eng_token){.id = -1};
@@ -42,6 +43,18 @@ static eng_alternative *top_of(const eng_token_list *list, size_t index) {
 
 eng_alternative *eng_token_list_top(eng_token_list *list) {
     return top_of(list, list->count - 1);
+}
+
+bool eng_token_list_copy(eng_token_list *list, const eng_token_list *from, size_t index) {
+    eng_token *token = eng_token_list_add(list);
+    if (!token)
+        return false;
+    *token = from->token[index];
+    if (token->top_count > list->top_each)
+        token->top_count = list->top_each;
+    if (token->top_count > 0)
+        memcpy(eng_token_list_top(list), top_of(from, index), sizeof *list->top * (size_t)token->top_count);
+    return true;
 }
 
 const eng_token *eng_token_list_view(eng_token_list *list) {

@@ -17,8 +17,11 @@ typedef struct eng_token_list {
 } eng_token_list;
 
 void eng_token_list_free(eng_token_list *list);
+bool eng_token_list_reserve(eng_token_list *list, size_t capacity); // at least; false: no memory
 // A new last token, zeroed; NULL: no memory.
 eng_token *eng_token_list_add(eng_token_list *list);
+// A copy of another list's token, with as many of its alternatives as this one has room for. False: no memory.
+bool eng_token_list_copy(eng_token_list *list, const eng_token_list *from, size_t index);
 // Room for top_each alternatives of the last token.
 eng_alternative *eng_token_list_top(eng_token_list *list);
 // All of them, never NULL; borrowed until the list changes.
