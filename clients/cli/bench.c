@@ -69,7 +69,7 @@ static const json_t *find_model(const json_t *data, const char *wanted) {
 static int ask_vocabulary(const cli_endpoint *endpoint, const json_t *fields, int64_t *vocabulary) {
     cli_exchange exchange;
     cli_answer answer = {0};
-    int result = cli_exchange_run(endpoint, "/v1/models", NULL, 0, 60, NULL, NULL, &exchange);
+    int result = cli_exchange_run(endpoint, &(cli_request){.path = "/v1/models", .seconds = 60}, NULL, NULL, &exchange);
 
     if (result == CLI_EXIT_OK && !cli_exchange_accepted(&exchange))
         result = CLI_EXIT_REFUSED;

@@ -68,8 +68,9 @@ static int ask(chat *chat, cli_output *output) {
         cli_complain("out of memory");
         return CLI_EXIT_REFUSED;
     }
-    int result = cli_exchange_run(&chat->endpoint, "/v1/chat/completions", body, strlen(body), chat->options->timeout,
-                                  cli_output_event, output, &exchange);
+    const cli_request request = {
+        .path = "/v1/chat/completions", .body = body, .length = strlen(body), .seconds = chat->options->timeout};
+    int result = cli_exchange_run(&chat->endpoint, &request, cli_output_event, output, &exchange);
     if (exchange.streamed)
         putchar('\n');
     if (!cli_finish_output())

@@ -3,6 +3,7 @@
 // Complaints are the only words on standard error that every command may say.
 #include "clients/cli/cli.h"
 
+#include <errno.h>
 #include <stdarg.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -51,4 +52,17 @@ void cli_buf_append(cli_buf *buf, const void *bytes, size_t length) {
 void cli_buf_free(cli_buf *buf) {
     free(buf->data);
     *buf = (cli_buf){.limit = buf->limit};
+}
+
+bool cli_read_all(FILE *file, const char *name, cli_buf *text) {
+    char piece[65536];
+    size_t got;
+
+    while ((got = fread(piece, 1, sizeof piece, file)) > 0 && !text->failed)
+        cli_buf_append(text, piece, got);
+    if (ferror(file))
+        cli_complain("%s: %s", name, strerror(errno));
+    else if (text->failed)
+        cli_complain("%s: larger than %zu MiB", name, text->limit >> 20);
+    return !ferror(file) && !text->failed;
 }

@@ -9,6 +9,7 @@
 #include <stdbool.h>
 #include <stddef.h>
 #include <stdint.h>
+#include <stdio.h>
 
 enum {
     CLI_EXIT_OK = 0,
@@ -18,10 +19,11 @@ enum {
     CLI_EXIT_INTERRUPTED = 130, // SIGINT or SIGTERM
 };
 
-#define CLI_COMMANDS(X)                        \
-    X(complete, "let a model continue a text") \
-    X(chat, "talk with a model")               \
-    X(models, "list the models of the server") \
+#define CLI_COMMANDS(X)                              \
+    X(complete, "let a model continue a text")       \
+    X(chat, "talk with a model")                     \
+    X(models, "list the models of the server")       \
+    X(session, "make, copy, move and drop sessions") \
     X(bench, "measure a server under load")
 
 #define CLI_COMMAND_DECLARATION(name, summary) int cli_command_##name(int argc, char **argv);
@@ -43,5 +45,7 @@ typedef struct cli_buf {
 
 void cli_buf_append(cli_buf *buf, const void *bytes, size_t length);
 void cli_buf_free(cli_buf *buf);
+// Appends a file to its end; false after a complaint that names it.
+bool cli_read_all(FILE *file, const char *name, cli_buf *text);
 
 #endif

@@ -25,19 +25,6 @@ typedef struct complete_options {
 
 // ---- the request ----------------------------------------------------------------------------------------------------
 
-static bool read_all(FILE *file, cli_buf *text) {
-    char piece[65536];
-    size_t got;
-
-    while ((got = fread(piece, 1, sizeof piece, file)) > 0 && !text->failed)
-        cli_buf_append(text, piece, got);
-    if (ferror(file))
-        cli_complain("standard input: %s", strerror(errno));
-    else if (text->failed)
-        cli_complain("standard input: larger than %d MiB", MAX_PROMPT >> 20);
-    return !ferror(file) && !text->failed;
-}
-
 // "1,2,3" or with white space.
 static json_t *parse_ids(const char *text) {
     json_t *ids = json_array();
@@ -67,7 +54,7 @@ static bool set_prompt(const complete_options *options, json_t *body) {
 
     cli_buf_append(&text, "", 0);
     if (strcmp(options->prompt, "-") == 0) {
-        if (!read_all(stdin, &text)) {
+        if (!cli_read_all(stdin, "standard input", &text)) {
             cli_buf_free(&text);
             return false;
         }
@@ -162,8 +149,9 @@ static int complete(const complete_options *options, json_t *body) {
         free(text);
         return CLI_EXIT_USAGE;
     }
-    int result = cli_exchange_run(&endpoint, "/v1/completions", text, strlen(text), options->timeout, cli_output_event,
-                                  &output, &exchange);
+    const cli_request request = {
+        .path = "/v1/completions", .body = text, .length = strlen(text), .seconds = options->timeout};
+    int result = cli_exchange_run(&endpoint, &request, cli_output_event, &output, &exchange);
     if (output.write_failed)
         cli_finish_output();
     else if (result == CLI_EXIT_OK)

@@ -33,13 +33,17 @@ static bool set_url(cli_endpoint *endpoint, const char *url) {
     return false;
 }
 
-static bool add_header(cli_endpoint *endpoint, const char *header) {
-    struct curl_slist *longer = curl_slist_append(endpoint->headers, header);
+static bool add_to(struct curl_slist **list, const char *header) {
+    struct curl_slist *longer = curl_slist_append(*list, header);
     if (longer)
-        endpoint->headers = longer;
+        *list = longer;
     else
         cli_complain("out of memory");
     return longer;
+}
+
+static bool add_header(cli_endpoint *endpoint, const char *header) {
+    return add_to(&endpoint->headers, header) && add_to(&endpoint->byte_headers, header);
 }
 
 static bool set_key(cli_endpoint *endpoint, const char *key, const char *origin) {
@@ -88,7 +92,9 @@ bool cli_endpoint_open(const char *url, const char *key_file, cli_endpoint *out)
     }
     // No "Expect": it costs a round trip before each large body.
     bool ok = set_url(&endpoint, given && *given ? given : default_url) &&
-              add_header(&endpoint, "Content-Type: application/json") && add_header(&endpoint, "Expect:");
+              add_to(&endpoint.headers, "Content-Type: application/json") &&
+              add_to(&endpoint.byte_headers, "Content-Type: application/octet-stream") &&
+              add_header(&endpoint, "Expect:");
     if (ok && key_file)
         ok = set_key_from_file(&endpoint, key_file);
     else if (ok && key && *key)
@@ -104,13 +110,14 @@ void cli_endpoint_close(cli_endpoint *endpoint) {
     free(endpoint->base);
     free(endpoint->socket);
     curl_slist_free_all(endpoint->headers);
+    curl_slist_free_all(endpoint->byte_headers);
     *endpoint = (cli_endpoint){0};
     curl_global_cleanup();
 }
 
-CURL *cli_endpoint_request(const cli_endpoint *endpoint, const char *path, const char *body, size_t length,
-                           double seconds, curl_write_callback write, void *context) {
-    const size_t size = strlen(endpoint->base) + strlen(path) + 1;
+CURL *cli_endpoint_request(const cli_endpoint *endpoint, const cli_request *request, curl_write_callback write,
+                           void *context) {
+    const size_t size = strlen(endpoint->base) + strlen(request->path) + 1;
     char *url = malloc(size);
     CURL *easy = url ? curl_easy_init() : NULL;
 
@@ -118,24 +125,26 @@ CURL *cli_endpoint_request(const cli_endpoint *endpoint, const char *path, const
         free(url);
         return NULL;
     }
-    snprintf(url, size, "%s%s", endpoint->base, path);
+    snprintf(url, size, "%s%s", endpoint->base, request->path);
     CURLcode fault = curl_easy_setopt(easy, CURLOPT_URL, url);
     free(url);
     if (endpoint->socket)
         fault |= curl_easy_setopt(easy, CURLOPT_UNIX_SOCKET_PATH, endpoint->socket);
     fault |= curl_easy_setopt(easy, CURLOPT_PROTOCOLS_STR, "http,https");
     fault |= curl_easy_setopt(easy, CURLOPT_HTTP_VERSION, (long)CURL_HTTP_VERSION_1_1);
-    fault |= curl_easy_setopt(easy, CURLOPT_HTTPHEADER, endpoint->headers);
+    fault |= curl_easy_setopt(easy, CURLOPT_HTTPHEADER, request->bytes ? endpoint->byte_headers : endpoint->headers);
     fault |= curl_easy_setopt(easy, CURLOPT_USERAGENT, "mesa/" MESA_VERSION);
     fault |= curl_easy_setopt(easy, CURLOPT_NOSIGNAL, 1L);
     fault |= curl_easy_setopt(easy, CURLOPT_CONNECTTIMEOUT, (long)CONNECT_SECONDS);
-    fault |= curl_easy_setopt(easy, CURLOPT_TIMEOUT_MS, (long)(seconds * 1000));
+    fault |= curl_easy_setopt(easy, CURLOPT_TIMEOUT_MS, (long)(request->seconds * 1000));
     fault |= curl_easy_setopt(easy, CURLOPT_WRITEFUNCTION, write);
     fault |= curl_easy_setopt(easy, CURLOPT_WRITEDATA, context);
-    if (body) {
-        fault |= curl_easy_setopt(easy, CURLOPT_POSTFIELDS, body);
-        fault |= curl_easy_setopt(easy, CURLOPT_POSTFIELDSIZE_LARGE, (curl_off_t)length);
+    if (request->body) {
+        fault |= curl_easy_setopt(easy, CURLOPT_POSTFIELDS, request->body);
+        fault |= curl_easy_setopt(easy, CURLOPT_POSTFIELDSIZE_LARGE, (curl_off_t)request->length);
     }
+    if (request->method)
+        fault |= curl_easy_setopt(easy, CURLOPT_CUSTOMREQUEST, request->method);
     if (fault) {
         curl_easy_cleanup(easy);
         return NULL;

@@ -75,8 +75,8 @@ static int judge(run *run, const cli_endpoint *endpoint) {
     return CLI_EXIT_CONNECTION;
 }
 
-int cli_exchange_run(const cli_endpoint *endpoint, const char *path, const char *body, size_t length, double seconds,
-                     cli_event_fn *each, void *context, cli_exchange *out) {
+int cli_exchange_run(const cli_endpoint *endpoint, const cli_request *request, cli_event_fn *each, void *context,
+                     cli_exchange *out) {
     static const cli_loop_calls calls = {.done = on_done, .interrupted = on_interrupted};
     run run = {.exchange = out, .each = each, .context = context};
     int result = CLI_EXIT_REFUSED;
@@ -84,7 +84,7 @@ int cli_exchange_run(const cli_endpoint *endpoint, const char *path, const char 
     *out = (cli_exchange){.body.limit = CLI_MAX_ANSWER};
     cli_events_init(&run.events);
     run.loop = cli_loop_create(&calls, &run);
-    run.easy = cli_endpoint_request(endpoint, path, body, length, seconds, on_bytes, &run);
+    run.easy = cli_endpoint_request(endpoint, request, on_bytes, &run);
     if (run.loop && run.easy && curl_easy_setopt(run.easy, CURLOPT_ERRORBUFFER, run.fault) == CURLE_OK &&
         cli_loop_add(run.loop, run.easy)) {
         cli_loop_run(run.loop);

@@ -15,10 +15,10 @@ typedef struct cli_exchange {
     bool streamed;
 } cli_exchange;
 
-// each may be NULL. Seconds 0: any time. CLI_EXIT_OK: an answer arrived, whatever it says; else the reason is on
+// each may be NULL. CLI_EXIT_OK: an answer arrived, whatever it says; else the reason is on
 // standard error. Free the exchange in any case.
-int cli_exchange_run(const cli_endpoint *endpoint, const char *path, const char *body, size_t length, double seconds,
-                     cli_event_fn *each, void *context, cli_exchange *out);
+int cli_exchange_run(const cli_endpoint *endpoint, const cli_request *request, cli_event_fn *each, void *context,
+                     cli_exchange *out);
 void cli_exchange_free(cli_exchange *exchange);
 
 // A status other than 2xx is said on standard error, with the server's words.

@@ -96,8 +96,8 @@ static cli_flight *take_flight(load *load) {
     flight = calloc(1, sizeof *flight);
     if (!flight)
         return NULL;
-    flight->easy = cli_endpoint_request(load->plan->endpoint, "/v1/completions", "", 0, load->plan->timeout,
-                                        cli_flight_bytes, flight);
+    const cli_request request = {.path = "/v1/completions", .body = "", .seconds = load->plan->timeout};
+    flight->easy = cli_endpoint_request(load->plan->endpoint, &request, cli_flight_bytes, flight);
     if (!flight->easy || curl_easy_setopt(flight->easy, CURLOPT_PRIVATE, flight) != CURLE_OK) {
         cli_flight_free(flight);
         return NULL;

@@ -93,7 +93,8 @@ int cli_command_models(int argc, char **argv) {
         return parsed == CLI_HELPED ? CLI_EXIT_OK : CLI_EXIT_USAGE;
     if (!cli_endpoint_open(url, key_file, &endpoint))
         return CLI_EXIT_USAGE;
-    int result = cli_exchange_run(&endpoint, "/v1/models", NULL, 0, 60, NULL, NULL, &exchange);
+    int result =
+        cli_exchange_run(&endpoint, &(cli_request){.path = "/v1/models", .seconds = 60}, NULL, NULL, &exchange);
     if (result == CLI_EXIT_OK && !cli_exchange_accepted(&exchange))
         result = CLI_EXIT_REFUSED;
     else if (result == CLI_EXIT_OK && json) {

@@ -36,6 +36,47 @@ expect 0 '.' '^writing: 3.00 solver steps' "$mesa" complete --max-tokens 4 --cg-
 [ ! -s "$folder/err" ] || fail "a closed pipe is complained about: $(cat "$folder/err")"
 expect 1 '' 'standard output' bash -c "'$mesa' complete --max-tokens 8 x >/dev/full"
 
+# ---- sessions --------------------------------------------------------------------------------------------------------
+expect 0 '^sess-[0-9a-f]+$' '' "$mesa" session create --cg-mode exact 'Once upon a time'
+id=$(cat "$folder/out")
+expect 0 '^position +[1-9]' '' "$mesa" session show "$id"
+at=$(awk '$1 == "position" { print $2 }' "$folder/out")
+expect 0 "^$id +demo +$at +3[56][0-9][0-9]$" '' "$mesa" session list
+more=(--temperature 0 --max-tokens 12 --ignore-eos)
+expect 0 '.' '' "$mesa" complete "${more[@]}" --session "$id" ''
+cp "$folder/out" "$folder/went-on"
+expect 0 '^sess-' '' "$mesa" session fork --position "$at" --ttl 60 "$id"
+copy=$(cat "$folder/out")
+expect 0 '.' '' "$mesa" complete "${more[@]}" --session "$copy" --session-rollback ''
+cmp -s "$folder/out" "$folder/went-on" || fail 'a fork goes on otherwise'
+expect 0 '' '' "$mesa" session export "$copy" "$folder/state"
+expect 0 '^sess-' '' "$mesa" session import "$folder/state"
+moved=$(cat "$folder/out")
+expect 0 "^$moved$" '' bash -c "'$mesa' session export '$copy' - | '$mesa' session import - '$moved'"
+expect 0 '.' '' "$mesa" complete "${more[@]}" --cg-mode exact --session "$moved" ''
+cmp -s "$folder/out" "$folder/went-on" || fail 'a state from a file goes on otherwise'
+expect 0 '' '' "$mesa" session rollback "$id" "$at"
+expect 0 "\"position\":$at[^0-9]" '' "$mesa" session show --json "$id"
+expect 0 '.' '' "$mesa" complete "${more[@]}" --session "$id" ''
+cmp -s "$folder/out" "$folder/went-on" || fail 'what was taken back goes on otherwise'
+known=$("$mesa" session list | wc -l)
+head -c 100 "$folder/state" >"$folder/short"
+expect 1 '' 'answered 400 invalid_state' "$mesa" session import "$folder/short"
+[ "$("$mesa" session list | wc -l)" = "$known" ] || fail 'a refused state leaves a session behind'
+expect 2 '' '/none/x.part: No such file' "$mesa" session export "$copy" "$folder/none/x"
+expect 2 '' 'is no session.s name' "$mesa" session show ../models
+expect 2 '' 'temperature has no meaning for create' "$mesa" session create --temperature 1
+expect 2 '' '--position has no meaning for create' "$mesa" session create --position 1
+expect 2 '' 'unknown action' "$mesa" session sing
+expect 2 '' '1 argument is needed, not 0' "$mesa" session drop
+expect 1 '' 'answered 409 session_conflict' "$mesa" session rollback "$id" 99999
+for session in "$id" "$copy" "$moved"; do
+    expect 0 '' '' "$mesa" session drop "$session"
+done
+expect 1 '' 'answered 404 session_not_found' "$mesa" session drop "$id"
+expect 0 '^SESSION +MODEL' '' "$mesa" session list
+[ "$(wc -l <"$folder/out")" = 1 ] || fail 'sessions are left that were dropped'
+
 # ---- refusals --------------------------------------------------------------------------------------------------------
 expect 1 '' '^mesa: the server answered 400 out_of_range: temperature must be' "$mesa" complete --temperature 101 x
 expect 1 '' 'answered 404 model_not_found' "$mesa" complete --model none x
