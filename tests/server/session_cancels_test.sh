@@ -41,7 +41,8 @@ def ask(method, path, body=None):
 def leave(chance, method, path, body=None):
     """Sends a request, perhaps not all of it, and goes away after a moment."""
     text = json.dumps(body or {}).encode()
-    raw = f"{method} {path} HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\nContent-Length: {len(text)}\r\n\r\n"
+    raw = f"{method} {path} HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\n"
+    raw += f"Content-Length: {len(text)}\r\n\r\n"
     raw = raw.encode() + (text if method != "GET" else b"")
     if method == "GET":
         raw = f"GET {path} HTTP/1.1\r\nHost: x\r\n\r\n".encode()
