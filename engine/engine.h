@@ -61,6 +61,9 @@ typedef struct eng_options {
     uint64_t state_budget;           // bytes for states and KV pages; 0: room for max_rows states and 2^16 KV tokens
     uint64_t session_budget;         // bytes for timelines that are kept: ids, states, KV pages; 0: 2^30
     int64_t session_history;         // ids that are kept of a timeline; 0: 2^20
+    uint64_t prefix_budget;          // bytes for states that prompts which begin alike start from; 0: none are kept
+    int32_t snapshot_tokens;         // between those along a prompt, at least; 0: 1024
+    uint64_t prefix_audit;           // every so many starts one state is read again and compared; 0, or with fast: none
     int32_t prompt_tokens;   // of prompts a step beside generated tokens, in whole chunks; 0: what suits the device
     uint64_t queue_requests; // requests that may wait; 0: 256
     uint64_t queue_tokens;   // prompt ids that may wait in all; 0: 2^20
@@ -229,8 +232,14 @@ typedef struct eng_usage {
 // token). The callback may call eng_submit, eng_cancel and eng_pause, for any request; eng_step refuses to be called
 // from it.
 //
-// With several choices each has its own events, its last one and its usage; the first tells the prompt's tokens. What
-// another choice did not read itself, because the first had read it, are its usage's cached tokens.
+// With several choices each has its own events, its last one and its usage; the first tells the prompt's tokens.
+//
+// What a request did not read itself are its usage's cached tokens: it began from a state of the same owner's that had
+// read the same ids with the same solver knobs. That state was kept from a request before (prefix_budget), or another
+// request that runs left it: of prompts that wait or are read at one time, what is alike is read once, at any budget.
+// No bit of an answer depends on it. Solver figures are of the tokens that were read. Only whole chunks from position 0
+// on are shared, of a timeline those of its first prompt. States that requests wait for take up to the pool's bytes
+// beside the budget, on the device or the host.
 typedef struct eng_event {
     uint64_t id;
     int32_t choice; // 0 .. choices - 1
@@ -448,12 +457,16 @@ typedef struct eng_gauges {
     uint64_t queued_requests, queued_tokens, running; // requests: each choice is one
     uint64_t states_used, states_total;               // used: by those that run
     uint64_t kv_pages_used, kv_pages_total;
-    uint64_t timelines, kept_on_device, kept_on_host; // states that are kept, each counted once
-    uint64_t kept_bytes, kept_bytes_total;            // of the session budget
-    uint64_t named, behind;                           // timelines with a name; those not wholly in the store
-    uint64_t parked;                                  // left the engine for want of room, so far
-    uint64_t states_stored, store_failures;           // by this engine, so far: states put; writes that failed
-    uint64_t device_allocations;                      // since the device was opened; constant once serving
+    uint64_t timelines, kept_on_device, kept_on_host;         // states that are kept, each counted once
+    uint64_t kept_bytes, kept_bytes_total;                    // of the session budget
+    uint64_t named, behind;                                   // timelines with a name; those not wholly in the store
+    uint64_t parked;                                          // left the engine for want of room, so far
+    uint64_t states_stored, store_failures;                   // by this engine, so far: states put; writes that failed
+    uint64_t prefix_states, prefix_bytes, prefix_bytes_total; // that are kept; of the prefix budget
+    uint64_t prefix_hits, prefix_misses;       // prompts of a whole chunk at least: began from a state, or from nothing
+    uint64_t prefix_evictions;                 // of states, for want of room
+    uint64_t prefix_audits, prefix_mismatches; // states that were read again; that were wrong
+    uint64_t device_allocations;               // since the device was opened; constant once serving
 } eng_gauges;
 ENG_EXPORT void eng_read_gauges(const eng_engine *engine, eng_gauges *out);
 

@@ -9,6 +9,7 @@
 #include "engine/batch.h"
 #include "engine/checkpoint.h"
 #include "engine/engine.h"
+#include "engine/prefix.h"
 #include "engine/scheduler.h"
 #include "engine/state.h"
 #include "engine/tokenizer.h"
@@ -24,6 +25,8 @@ struct eng_engine {
     eng_pool *pool;
     eng_snapshots *snapshots;
     eng_timelines *timelines;
+    eng_snapshots *prefix_snapshots;
+    eng_prefix *prefix;
     eng_state_key key;
     eng_batch *batch;
     eng_scheduler *scheduler;

@@ -18,6 +18,7 @@ enum {
     DEFAULT_QUEUE_TOKENS = 1 << 20,
     DEFAULT_SESSION_BUDGET = 1 << 30,
     DEFAULT_SESSION_HISTORY = 1 << 20,
+    DEFAULT_SNAPSHOT_TOKENS = 1024,
     DEFAULT_KV_TOKENS = 1 << 16,
     MINIMUM_DEFAULT_ROWS = 32,
     MAXIMUM_ROWS = 4096,
@@ -48,6 +49,8 @@ static eng_status check_options(const eng_options *options, eng_error *error) {
     if (options->prompt_tokens < 0 || options->prompt_tokens > MAXIMUM_PROMPT_TOKENS)
         return eng_fail(error, ENG_INVALID, "prompt_tokens is %" PRId32 "; its range is 1 to %d, or 0 for the default",
                         options->prompt_tokens, MAXIMUM_PROMPT_TOKENS);
+    if (options->snapshot_tokens < 0)
+        return eng_fail(error, ENG_INVALID, "snapshot_tokens is %" PRId32 ", below 0", options->snapshot_tokens);
     return ENG_OK;
 }
 
@@ -206,6 +209,27 @@ static eng_status make_timelines(const eng_options *options, eng_engine *engine,
     return eng_timelines_create(&timelines, &engine->timelines, error);
 }
 
+static eng_status make_prefix(const eng_options *options, pool_size size, eng_engine *engine, eng_error *error) {
+    const uint64_t least = eng_pool_slot_stride(engine->pool);
+    eng_status status =
+        eng_snapshots_create(engine->pool, engine->device, engine->stream, &engine->prefix_snapshots, error);
+    if (status != ENG_OK)
+        return status;
+    const eng_prefix_options prefix = {.snapshots = engine->prefix_snapshots,
+                                       .stream = engine->stream,
+                                       .budget = options->prefix_budget,
+                                       .shared = size.bytes,
+                                       .chunk = engine->info.chunk,
+                                       .spacing = options->snapshot_tokens > 0 ? options->snapshot_tokens
+                                                                               : DEFAULT_SNAPSHOT_TOKENS,
+                                       .has_solver = engine->info.has_mesa};
+    if (options->prefix_budget > 0 && options->prefix_budget < least)
+        log_text(options, ENG_LOG_WARNING,
+                 "prefix_budget is %" PRIu64 " bytes; one state has %" PRIu64 ": no prefix is kept",
+                 options->prefix_budget, least);
+    return eng_prefix_create(&prefix, &engine->prefix, error);
+}
+
 static eng_status start_serving(const eng_options *options, pool_size size, eng_engine *engine, eng_error *error) {
     const eng_model *model = engine->weights->model;
     eng_status status = eng_pool_create(model, engine->device, size.slots, size.pages, &engine->pool, error);
@@ -216,6 +240,8 @@ static eng_status start_serving(const eng_options *options, pool_size size, eng_
         status = eng_batch_warm_up(engine->batch, error);
     if (status == ENG_OK)
         status = make_timelines(options, engine, error);
+    if (status == ENG_OK)
+        status = make_prefix(options, size, engine, error);
     if (status != ENG_OK)
         return status;
     engine->info.max_rows = size.slots;
@@ -225,13 +251,17 @@ static eng_status start_serving(const eng_options *options, pool_size size, eng_
         .rules = {.model = model, .tokenizer = engine->tokenizer, .context_length = engine->info.context_length},
         .pool = engine->pool,
         .timelines = engine->timelines,
+        .prefix = engine->prefix,
+        .audit = options->fast ? 0 : options->prefix_audit,
         .batch = engine->batch,
         .stream = engine->stream,
         .chunk = engine->info.chunk,
         .prompt_chunks = size.prompt_chunks,
         .ahead = kern_device_describe(engine->device)->asynchronous,
         .queue_requests = options->queue_requests ? options->queue_requests : DEFAULT_QUEUE_REQUESTS,
-        .queue_tokens = options->queue_tokens ? options->queue_tokens : DEFAULT_QUEUE_TOKENS};
+        .queue_tokens = options->queue_tokens ? options->queue_tokens : DEFAULT_QUEUE_TOKENS,
+        .log = options->log,
+        .log_context = options->log_context};
     return eng_scheduler_create(&scheduler, &engine->scheduler, error);
 }
 
@@ -320,6 +350,8 @@ void eng_close(eng_engine *engine) {
     if (!engine)
         return;
     eng_scheduler_free(engine->scheduler);
+    eng_prefix_free(engine->prefix);
+    eng_snapshots_free(engine->prefix_snapshots);
     eng_timelines_free(engine->timelines);
     eng_snapshots_free(engine->snapshots);
     eng_batch_free(engine->batch);

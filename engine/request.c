@@ -110,6 +110,9 @@ void eng_job_free(eng_job *job) {
     if (!job)
         return;
     eng_turn_end(&job->turn, job->position, &job->session);
+    eng_boundary_release(job->share.start);
+    eng_boundary_release(job->share.left);
+    eng_scores_release(job->share.scores);
     eng_text_free(job->text);
     eng_edits_free(&job->edits);
     eng_prompt_release(job->prompt);
@@ -193,23 +196,56 @@ static bool keep(const eng_job *job, eng_token_list *list, const eng_batch *batc
     return true;
 }
 
-// Where the request's own ids begin, behind those of its timeline.
-static int64_t own_begin(const eng_job *job) {
+int64_t eng_job_own_begin(const eng_job *job) {
     return job->prompt_count - job->usage.prompt_tokens;
+}
+
+int64_t eng_job_canonical(const eng_job *job) {
+    const eng_turn *turn = &job->turn;
+    if (!turn->timeline)
+        return job->prompt_count;
+    return turn->start == 0 && turn->runs > 0 && turn->run[0].kind == KERN_ROW_PROMPT ? turn->run[0].end : 0;
+}
+
+// The token that was read last, for those who begin behind it.
+static void note_score(eng_job *job) {
+    if (job->share.scores)
+        eng_scores_add(job->share.scores, &job->read);
+}
+
+static bool tell_again(eng_job *job, const eng_scores *scores, size_t count) {
+    for (size_t i = 0; i < count; i++) {
+        if (!eng_token_list_copy(&job->read, &scores->list, i))
+            return false;
+        if (!job->token_compute)
+            job->read.token[job->read.count - 1].compute = (eng_compute){0};
+        note_score(job);
+    }
+    return true;
+}
+
+bool eng_job_resume(eng_job *job, const eng_boundary *boundary) {
+    const int64_t own = eng_job_own_begin(job), cached = boundary->read - own;
+    job->usage.cached_tokens = cached > 0 ? cached : 0;
+    job->share.unconverged = boundary->unconverged;
+    return !job->prompt_logprobs || own > 0 || tell_again(job, boundary->scores, (size_t)boundary->read + 1);
 }
 
 // The prompt's tokens whose predictions came with the piece of `count` ids from `first` on: those behind its first. The
 // prompt's own first has none.
 static bool keep_read(eng_job *job, const eng_batch *batch, int32_t index, int64_t first, int32_t count) {
-    if (first == own_begin(job)) {
+    if (first == eng_job_own_begin(job)) {
         eng_token *kept = eng_token_list_add(&job->read);
         if (!kept)
             return false;
         *kept = (eng_token){.id = job->prompt->ids[first - job->prompt_begin], .logprob = NAN};
+        note_score(job);
     }
-    for (int32_t token = 0; token < count && first + token + 1 < job->prompt_count; token++)
+    for (int32_t token = 0; token < count && first + token + 1 < job->prompt_count; token++) {
         if (!keep(job, &job->read, batch, index, token))
             return false;
+        note_score(job);
+    }
     return true;
 }
 
@@ -317,7 +353,7 @@ eng_piece eng_job_piece(eng_job *job, int32_t count) {
                        .edit = job->edits.edit,
                        .edits = draws ? job->edits.count : 0,
                        .top = job->drawn.top_each,
-                       .scored = reading && job->prompt_logprobs && job->session.read >= own_begin(job)};
+                       .scored = reading && job->prompt_logprobs && job->session.read >= eng_job_own_begin(job)};
 }
 
 void eng_job_accept(const eng_job_rules *rules, eng_job *job, const eng_batch *batch, int32_t index) {
@@ -327,6 +363,7 @@ void eng_job_accept(const eng_job_rules *rules, eng_job *job, const eng_batch *b
     if (job->phase == ENG_PHASE_ENDED)
         return;
     eng_batch_result(batch, index, &result);
+    job->share.unconverged = job->share.unconverged || (reading && result.compute.unconverged > 0);
     bool again = job->turn.timeline && result.position < job->turn.fresh; // read before, with the same results
     if (!again)
         add_compute(reading ? &job->usage.prompt : &job->usage.completion, &result.compute);
@@ -339,7 +376,7 @@ void eng_job_accept(const eng_job_rules *rules, eng_job *job, const eng_batch *b
         return;
     }
     bool whole = !reading || result.position + result.count == job->prompt_count, draws = whole && job->max_tokens > 0;
-    bool scored = reading && job->prompt_logprobs && result.position >= own_begin(job);
+    bool scored = reading && job->prompt_logprobs && result.position >= eng_job_own_begin(job);
     if ((scored && !keep_read(job, batch, index, result.position, result.count)) ||
         (draws && !keep(job, &job->drawn, batch, index, result.count - 1))) {
         end_with_error(job, ENG_NO_MEMORY, "out of memory for the tokens of a request");

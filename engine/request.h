@@ -10,6 +10,7 @@
 #include "engine/batch.h"
 #include "engine/edits.h"
 #include "engine/engine.h"
+#include "engine/prefix.h"
 #include "engine/session.h"
 #include "engine/text.h"
 #include "engine/timeline.h"
@@ -31,6 +32,22 @@ struct eng_prompt {
     int32_t ids[];
 };
 
+// What a job begins from, and what it leaves for others (sharing.h).
+typedef struct eng_share {
+    eng_chain root, chain;  // of what it reads canonically: where that begins, how far it has been followed
+    struct eng_job *leader; // the one that it follows while it waits; NULL: nobody
+    int64_t place;          // the boundary where it meets its leader
+    int32_t followers;      // jobs whose leader it is
+    eng_boundary *start;    // while it waits, the best that is known to begin from. A reference; NULL: nothing
+    int64_t known;          // so far others went the same way
+    int64_t kept, spacing;  // the last state on its way, and how far behind that the next may be
+    int64_t passed;         // the last position looked after
+    eng_boundary *left;     // a reference, until the results of what was read up to there have come; NULL: none
+    eng_chain left_chain;   // there
+    eng_scores *scores;     // a reference; NULL: not wanted, or no room
+    bool unconverged;       // a solve of the prompt hit its bound
+} eng_share;
+
 typedef struct eng_job {
     struct eng_job *previous, *next; // the list it is in
     uint64_t id;
@@ -38,10 +55,9 @@ typedef struct eng_job {
     eng_phase phase;
     bool paused;
     int32_t choice;
-    struct eng_job *leader; // the choice whose state it will start from, while it waits for that; NULL: starts anew
-    int32_t followers;      // jobs whose leader it is
-    eng_prompt *prompt;     // until it is read
-    int64_t prompt_count;   // position behind its last id
+    eng_share share;
+    eng_prompt *prompt;   // until it is read
+    int64_t prompt_count; // position behind its last id
     int64_t max_tokens;
     eng_turn turn;         // on a timeline, until it ends
     int64_t prompt_begin;  // position of its first id in prompt
@@ -92,6 +108,13 @@ void eng_job_free(eng_job *job);             // NULL is accepted; closes its ses
 // The most ids that a session for such a request can come to read.
 int64_t eng_request_length(int64_t prompt_count, int64_t max_tokens);
 int64_t eng_job_length(const eng_job *job);
+
+// How many ids from position 0 on it reads canonically, one chunk after the other with the same knobs.
+int64_t eng_job_canonical(const eng_job *job);
+// Where the request's own ids begin, behind those of its timeline.
+int64_t eng_job_own_begin(const eng_job *job);
+// Its session begins at the boundary, which serves it: takes over what would have been told before. False: no memory.
+bool eng_job_resume(eng_job *job, const eng_boundary *boundary);
 
 // Whether its next piece is a generated token: the prompt is read, or is being read.
 bool eng_job_generates(const eng_job *job);

@@ -6,48 +6,15 @@
 // hundred jobs, and a step takes milliseconds. Callbacks may submit, pause and cancel: a job that has ended leaves its
 // list and gives its slot back at once, but its memory lives until the present step and those under way for it have
 // ended, as events and the steps' lists point into it.
-#include "engine/scheduler.h"
-
 #include <inttypes.h>
 #include <stdlib.h>
 
-typedef struct job_list {
-    eng_job *head, *tail;
-    uint64_t count;
-} job_list;
-
-// Who is in a step.
-typedef struct step_jobs {
-    eng_job **job; // (slots) by the index of their piece
-    int32_t count;
-} step_jobs;
-
-// Lives as long as one of its jobs.
-struct eng_owner {
-    eng_owner *next;
-    uint64_t name, jobs;
-    uint64_t admitted, read; // when it was last served, by the scheduler's clock
-};
-
-struct eng_scheduler {
-    eng_scheduler_options options;
-    job_list waiting, running;
-    eng_owner *owners;
-    uint64_t clock;
-    uint64_t step; // number of the present step
-    int admitted;  // in the steps that the present call composed
-    eng_job *owed; // a prompt that found no room in the last step, though it was its turn
-    uint64_t waiting_tokens, last_id;
-    bool stepping;
-    eng_job *buried;              // ended while stepping or with a step under way, linked by next
-    step_jobs steps[ENG_FLIGHTS]; // by turns
-    uint64_t started, finished;   // steps
-    eng_error fault;              // of the device; sticks
-};
+#include "engine/scheduler_internal.h"
+#include "engine/sharing.h"
 
 // -------------------------------------------------------------------------------------------------------------- lists
 
-static void append(job_list *list, eng_job *job) {
+void eng_scheduler_append(eng_job_list *list, eng_job *job) {
     job->previous = list->tail;
     job->next = NULL;
     if (list->tail)
@@ -58,27 +25,26 @@ static void append(job_list *list, eng_job *job) {
     list->count++;
 }
 
-static void unlink_job(job_list *list, eng_job *job) {
+static void unlink_job(eng_job_list *list, eng_job *job) {
     *(job->previous ? &job->previous->next : &list->head) = job->next;
     *(job->next ? &job->next->previous : &list->tail) = job->previous;
     job->previous = job->next = NULL;
     list->count--;
 }
 
-static eng_job *find(const job_list *list, const eng_job *after, uint64_t id) {
+static eng_job *find(const eng_job_list *list, const eng_job *after, uint64_t id) {
     eng_job *job = after ? after->next : list->head;
     while (job && job->id != id)
         job = job->next;
     return job;
 }
 
-static void move_to_end(job_list *list, eng_job *job) {
+static void move_to_end(eng_job_list *list, eng_job *job) {
     unlink_job(list, job);
-    append(list, job);
+    eng_scheduler_append(list, job);
 }
 
-// The job's owner, found or made; it comes to the end of the turns. False: no memory.
-static bool join_owner(eng_scheduler *scheduler, eng_job *job, uint64_t name) {
+bool eng_scheduler_join_owner(eng_scheduler *scheduler, eng_job *job, uint64_t name) {
     eng_owner *owner = scheduler->owners;
     while (owner && owner->name != name)
         owner = owner->next;
@@ -114,39 +80,17 @@ static void free_chain(eng_job *job) {
     }
 }
 
-// Where a leader stops for its followers: the last grid boundary before the prompt's end.
-static int64_t fork_place(const eng_scheduler *scheduler, const eng_job *job) {
+int64_t eng_job_last_boundary(const eng_scheduler *scheduler, const eng_job *job) {
     int32_t chunk = scheduler->options.chunk;
     return (job->prompt_count - 1) / chunk * chunk;
 }
 
-static bool at_fork_place(const eng_scheduler *scheduler, const eng_job *job) {
-    return job->phase == ENG_PHASE_READING && job->session.read == fork_place(scheduler, job);
-}
-
-// Not before it is known that it came there well.
-static bool leads(const eng_scheduler *scheduler, const eng_job *job) {
-    return job->underway == 0 && at_fork_place(scheduler, job);
-}
-
-static void unfollow(eng_job *job) {
-    if (job->leader)
-        job->leader->followers--;
-    job->leader = NULL;
-}
-
-static void lose_followers(eng_scheduler *scheduler, const eng_job *leader) {
-    for (eng_job *job = scheduler->waiting.head; job && leader->followers > 0; job = job->next)
-        if (job->leader == leader)
-            unfollow(job);
-}
-
 // Out of its list; its memory goes now or with the steps that point to it.
-static void bury(eng_scheduler *scheduler, job_list *list, eng_job *job) {
+static void bury(eng_scheduler *scheduler, eng_job_list *list, eng_job *job) {
     unlink_job(list, job);
     scheduler->owed = scheduler->owed == job ? NULL : scheduler->owed;
-    unfollow(job);
-    lose_followers(scheduler, job);
+    eng_share_unfollow(job);
+    eng_share_let_go(scheduler, job, false);
     leave_owner(scheduler, job);
     if (!scheduler->stepping && job->underway == 0) {
         eng_job_free(job);
@@ -176,6 +120,7 @@ eng_status eng_scheduler_create(const eng_scheduler_options *options, eng_schedu
 void eng_scheduler_free(eng_scheduler *scheduler) {
     if (!scheduler)
         return;
+    eng_audit_stop(scheduler);
     free_chain(scheduler->waiting.head);
     free_chain(scheduler->running.head);
     free_chain(scheduler->buried);
@@ -210,23 +155,19 @@ static eng_status check_room(const eng_scheduler *scheduler, const eng_request *
 }
 
 static eng_status enqueue(eng_scheduler *scheduler, const eng_request *request, eng_prompt *prompt, int32_t choice,
-                          eng_job *leader, eng_error *error) {
+                          bool counts, eng_error *error) {
     eng_job *job;
     eng_status status =
         eng_job_create(&scheduler->options.rules, request, prompt, scheduler->last_id + 1, choice, &job, error);
     if (status != ENG_OK)
         return status;
-    if (!join_owner(scheduler, job, request->owner)) {
+    if (!eng_scheduler_join_owner(scheduler, job, request->owner)) {
         eng_job_free(job);
         return eng_fail(error, ENG_NO_MEMORY, "out of memory for a request");
     }
-    if (leader && fork_place(scheduler, leader) > 0) {
-        job->leader = leader;
-        leader->followers++;
-    }
-    job->queued_tokens = leader ? 0 : (int64_t)request->count; // the prompt is there once
+    job->queued_tokens = counts ? (int64_t)request->count : 0; // the prompt is there once
     scheduler->waiting_tokens += (uint64_t)job->queued_tokens;
-    append(&scheduler->waiting, job);
+    eng_scheduler_append(&scheduler->waiting, job);
     return ENG_OK;
 }
 
@@ -237,10 +178,14 @@ static eng_status submit_turn(eng_scheduler *scheduler, const eng_request *reque
         return status;
     status = check_room(scheduler, request, turn.prompt_end, error);
     if (status == ENG_OK)
-        status = enqueue(scheduler, request, turn.prompt, 0, NULL, error);
+        status = enqueue(scheduler, request, turn.prompt, 0, true, error);
     if (status == ENG_OK) {
         eng_job_take_turn(scheduler->waiting.tail, &turn);
-        *id = ++scheduler->last_id;
+        status = eng_share_enter(scheduler, scheduler->waiting.tail, error);
+        if (status != ENG_OK)
+            eng_scheduler_cancel(scheduler, scheduler->last_id + 1);
+        else
+            *id = ++scheduler->last_id;
     } else {
         eng_session none = {0};
         eng_turn_end(&turn, turn.timeline->position, &none);
@@ -261,10 +206,10 @@ eng_status eng_scheduler_submit(eng_scheduler *scheduler, const eng_request *req
     if (!prompt)
         return eng_fail(error, ENG_NO_MEMORY, "out of memory for a prompt of %zu ids", request->count);
     int32_t choices = request->choices > 1 ? request->choices : 1;
-    eng_job *leader = NULL;
     for (int32_t choice = 0; choice < choices && status == ENG_OK; choice++) {
-        status = enqueue(scheduler, request, prompt, choice, leader, error);
-        leader = leader ? leader : scheduler->waiting.tail;
+        status = enqueue(scheduler, request, prompt, choice, choice == 0, error);
+        if (status == ENG_OK)
+            status = eng_share_enter(scheduler, scheduler->waiting.tail, error);
     }
     eng_prompt_release(prompt);
     if (status != ENG_OK)
@@ -274,35 +219,41 @@ eng_status eng_scheduler_submit(eng_scheduler *scheduler, const eng_request *req
     return status;
 }
 
-static void drop(eng_scheduler *scheduler, job_list *list, eng_job *job) {
+void eng_scheduler_drop(eng_scheduler *scheduler, eng_job_list *list, eng_job *job) {
+    eng_share_let_go(scheduler, job, true);
     eng_job_cancel(job);
     bury(scheduler, list, job);
 }
 
 void eng_scheduler_cancel(eng_scheduler *scheduler, uint64_t id) {
     eng_job *job;
-    while ((job = find(&scheduler->running, NULL, id)) != NULL)
-        drop(scheduler, &scheduler->running, job);
+    if (id == 0) // the audit's
+        return;
     while ((job = find(&scheduler->waiting, NULL, id)) != NULL) {
         scheduler->waiting_tokens -= (uint64_t)job->queued_tokens;
-        drop(scheduler, &scheduler->waiting, job);
+        eng_scheduler_drop(scheduler, &scheduler->waiting, job);
     }
+    while ((job = find(&scheduler->running, NULL, id)) != NULL)
+        eng_scheduler_drop(scheduler, &scheduler->running, job);
 }
 
 void eng_scheduler_pause(eng_scheduler *scheduler, uint64_t id, bool paused) {
-    const job_list *const lists[] = {&scheduler->running, &scheduler->waiting};
+    const eng_job_list *const lists[] = {&scheduler->running, &scheduler->waiting};
     for (int i = 0; i < 2; i++)
-        for (eng_job *job = NULL; (job = find(lists[i], job, id)) != NULL;)
+        for (eng_job *job = NULL; id > 0 && (job = find(lists[i], job, id)) != NULL;) {
             job->paused = paused;
+            if (paused)
+                eng_share_let_go(scheduler, job, true);
+        }
 }
 
 // ---------------------------------------------------------------------------------------------- composition of a step
 
-// By priority, turn of the owner, place in the list, of those whose leader, if any, has come to its place.
+// By priority, turn of the owner, place in the list, of those who follow nobody.
 static eng_job *next_waiting(const eng_scheduler *scheduler) {
     eng_job *best = NULL;
     for (eng_job *job = scheduler->waiting.head; job; job = job->next) {
-        if (job->leader && !leads(scheduler, job->leader))
+        if (job->share.leader)
             continue;
         if (!best || job->priority < best->priority ||
             (job->priority == best->priority && job->owner->admitted < best->owner->admitted))
@@ -311,36 +262,50 @@ static eng_job *next_waiting(const eng_scheduler *scheduler) {
     return best;
 }
 
-// No slot is free: leaders go on, and those who would have copied their state start anew when their turn comes.
-static void release_leaders(eng_scheduler *scheduler) {
-    for (eng_job *job = scheduler->waiting.head; job; job = job->next)
-        if (job->leader && leads(scheduler, job->leader))
-            unfollow(job);
-}
-
 static eng_status open_session(const eng_scheduler *scheduler, eng_job *job, eng_error *error) {
     const eng_scheduler_options *options = &scheduler->options;
-    if (job->turn.from)
-        return eng_snapshot_open(job->turn.from, eng_job_length(job), &job->session, error);
-    if (!job->leader)
-        return eng_session_open(options->pool, options->stream, eng_job_length(job), &job->session, error);
-    eng_status status =
-        eng_session_fork(&job->leader->session, options->stream, eng_job_length(job), &job->session, error);
-    if (status == ENG_OK) {
-        job->usage.cached_tokens = job->session.read;
-        unfollow(job);
-    }
-    return status;
+    eng_snapshot *from = job->turn.from ? job->turn.from : job->share.start ? job->share.start->snapshot : NULL;
+    return from ? eng_snapshot_open(from, eng_job_length(job), &job->session, error)
+                : eng_session_open(options->pool, options->stream, eng_job_length(job), &job->session, error);
 }
 
-// States at rest make room for those that run.
-static eng_status make_session(const eng_scheduler *scheduler, eng_job *job, eng_error *error) {
-    eng_snapshots *snapshots = eng_timelines_snapshots(scheduler->options.timelines);
+// Those that can be read again go to the host first.
+static bool spill(const eng_scheduler *scheduler) {
+    return eng_snapshots_spill(eng_prefix_snapshots(scheduler->options.prefix)) ||
+           eng_snapshots_spill(eng_timelines_snapshots(scheduler->options.timelines));
+}
+
+eng_status eng_scheduler_make_session(const eng_scheduler *scheduler, eng_job *job, eng_error *error) {
     eng_status status;
     do {
         *error = (eng_error){0};
         status = open_session(scheduler, job, error);
-    } while (status == ENG_FULL && eng_snapshots_spill(snapshots));
+    } while (status == ENG_FULL && spill(scheduler));
+    return status;
+}
+
+static uint64_t resting(const eng_scheduler *scheduler) {
+    eng_snapshot_sums prefix, timelines;
+    eng_snapshots_sum(eng_prefix_snapshots(scheduler->options.prefix), &prefix);
+    eng_snapshots_sum(eng_timelines_snapshots(scheduler->options.timelines), &timelines);
+    return prefix.device + timelines.device;
+}
+
+static bool has_slot(const eng_scheduler *scheduler) {
+    int32_t used;
+    return eng_pool_slots(scheduler->options.pool, &used) > used || resting(scheduler) > 0;
+}
+
+// Its session, from the best that there is to begin from.
+static eng_status let_in(eng_scheduler *scheduler, eng_job *job, eng_error *error) {
+    if (!has_slot(scheduler) && !eng_audit_runs(scheduler))
+        return ENG_FULL;
+    eng_share_choose(scheduler, job);
+    eng_status status = eng_scheduler_make_session(scheduler, job, error);
+    if (status == ENG_FULL && eng_audit_runs(scheduler)) {
+        eng_audit_stop(scheduler);
+        status = eng_scheduler_make_session(scheduler, job, error);
+    }
     return status;
 }
 
@@ -352,24 +317,25 @@ static eng_status admit(eng_scheduler *scheduler, eng_error *error) {
         eng_error reason = {0};
         if (!job)
             return ENG_OK;
-        eng_status status = make_session(scheduler, job, &reason);
-        if (status == ENG_FULL) {
-            release_leaders(scheduler);
+        eng_status status = let_in(scheduler, job, &reason);
+        if (status == ENG_FULL)
             return ENG_OK;
-        }
         if (status != ENG_OK)
             return eng_fail(error, status, "%s", reason.text);
         unlink_job(&scheduler->waiting, job);
         scheduler->waiting_tokens -= (uint64_t)job->queued_tokens;
         job->owner->admitted = ++scheduler->clock;
         job->phase = ENG_PHASE_READING;
-        append(&scheduler->running, job);
+        eng_scheduler_append(&scheduler->running, job);
         scheduler->admitted++;
+        status = eng_share_begin(scheduler, job, error);
+        if (status != ENG_OK)
+            return status;
     }
     return ENG_OK;
 }
 
-static step_jobs *composing(eng_scheduler *scheduler) {
+static eng_step_jobs *composing(eng_scheduler *scheduler) {
     return &scheduler->steps[scheduler->started % ENG_FLIGHTS];
 }
 
@@ -384,7 +350,7 @@ static eng_status add_piece(eng_scheduler *scheduler, eng_job *job, int32_t coun
         return ENG_OK;
     if (status != ENG_OK)
         return eng_fail(error, status, "%s", reason.text);
-    step_jobs *step = composing(scheduler);
+    eng_step_jobs *step = composing(scheduler);
     step->job[index] = job;
     step->count++;
     move_to_end(&scheduler->running, job);
@@ -410,8 +376,7 @@ static eng_status add_generating(eng_scheduler *scheduler, bool *waited_for, eng
 }
 
 static bool reads(const eng_scheduler *scheduler, const eng_job *job) {
-    return !job->paused && job->phase == ENG_PHASE_READING && !eng_job_generates(job) &&
-           !(job->followers > 0 && at_fork_place(scheduler, job));
+    return !job->paused && job->phase == ENG_PHASE_READING && !eng_job_generates(job) && job != scheduler->audit.job;
 }
 
 static int64_t count_readers(const eng_scheduler *scheduler) {
@@ -439,9 +404,12 @@ static bool keeps_place(const eng_job *job) {
 // The ids a prompt reads in this step: to the next grid boundary and, with a larger share, whole chunks beyond it.
 static int32_t prompt_piece(const eng_scheduler *scheduler, const eng_job *job, int64_t share) {
     const eng_run *run = eng_job_run(job);
-    int64_t end = run ? run->end : job->prompt_count, place = fork_place(scheduler, job);
-    if ((job->followers > 0 || keeps_place(job)) && job->session.read < place && place < end)
-        end = place;
+    int64_t end = run ? run->end : job->prompt_count, place = eng_job_last_boundary(scheduler, job);
+    if (!keeps_place(job) || job->session.read >= place)
+        place = INT64_MAX;
+    const int64_t stop = eng_share_stop(scheduler, job);
+    place = place < stop ? place : stop;
+    end = place < end ? place : end;
     int64_t left = end - job->session.read;
     if (run && run->kind == KERN_ROW_GENERATED)
         return (int32_t)(left < scheduler->options.chunk ? left : scheduler->options.chunk);
@@ -461,8 +429,9 @@ static int64_t prompt_cost(const eng_scheduler *scheduler, int32_t count) {
 static eng_status add_prompt(eng_scheduler *scheduler, eng_job *job, int32_t count, int64_t *budget, eng_error *error) {
     bool added;
     job->examined = scheduler->step;
-    if (keeps_place(job) && at_fork_place(scheduler, job) && job->session.read > 0)
+    if (keeps_place(job) && job->session.read == eng_job_last_boundary(scheduler, job) && job->session.read > 0)
         eng_turn_keep(&job->turn, &job->session);
+    eng_share_leave(scheduler, job);
     eng_status status = add_piece(scheduler, job, count, &added, error);
     if (status != ENG_OK)
         return status;
@@ -483,6 +452,13 @@ static eng_status add_owed(eng_scheduler *scheduler, int64_t *budget, eng_error 
     return add_prompt(scheduler, job, prompt_piece(scheduler, job, 1), budget, error);
 }
 
+static eng_status add_audit(eng_scheduler *scheduler, int64_t share, int64_t *budget, eng_error *error) {
+    eng_job *job = scheduler->audit.job;
+    if (!eng_audit_runs(scheduler) || job->session.read == scheduler->audit.boundary->read)
+        return ENG_OK;
+    return add_prompt(scheduler, job, prompt_piece(scheduler, job, share), budget, error);
+}
+
 // Prompts in turns until the step's budget is spent, `most` chunks of one at the most.
 static eng_status add_prompts(eng_scheduler *scheduler, int64_t chunks, int64_t most, int64_t budget,
                               eng_error *error) {
@@ -496,12 +472,14 @@ static eng_status add_prompts(eng_scheduler *scheduler, int64_t chunks, int64_t 
         if (status != ENG_OK)
             return status;
     }
-    return ENG_OK;
+    return readers == 0 ? add_audit(scheduler, most, &budget, error) : ENG_OK;
 }
 
 static eng_status compose(eng_scheduler *scheduler, eng_error *error) {
     int64_t budget = 0, chunks = scheduler->options.prompt_chunks;
     eng_status status = admit(scheduler, error);
+    if (status == ENG_OK)
+        status = eng_audit_admit(scheduler, error);
     if (status == ENG_OK)
         status = add_owed(scheduler, &budget, error);
     bool waited_for = false;
@@ -514,7 +492,7 @@ static eng_status compose(eng_scheduler *scheduler, eng_error *error) {
 
 // Composes a step and starts it; with nobody in it there is none.
 static eng_status start(eng_scheduler *scheduler, bool *started, eng_error *error) {
-    step_jobs *step = composing(scheduler);
+    eng_step_jobs *step = composing(scheduler);
     step->count = 0;
     scheduler->step++;
     eng_batch_clear(scheduler->options.batch);
@@ -583,18 +561,21 @@ static eng_status finish(eng_scheduler *scheduler, eng_event_fn on_event, void *
     eng_status status = eng_batch_finish(scheduler->options.batch, error);
     if (status != ENG_OK)
         return status;
-    const step_jobs *step = &scheduler->steps[scheduler->finished++ % ENG_FLIGHTS];
+    const eng_step_jobs *step = &scheduler->steps[scheduler->finished++ % ENG_FLIGHTS];
     scheduler->stepping = true;
     for (int32_t i = 0; i < step->count; i++) {
         eng_job *job = step->job[i];
         bool ended = job->phase == ENG_PHASE_ENDED; // by an event of this step, or since it was started
         eng_job_accept(&scheduler->options.rules, job, scheduler->options.batch, i);
-        if (!ended)
+        eng_share_accepted(scheduler, job);
+        if (job == scheduler->audit.job)
+            status = status == ENG_OK ? eng_audit_accepted(scheduler, error) : status;
+        else if (!ended)
             tell(scheduler, job, on_event, context);
     }
     scheduler->stepping = false;
     free_buried(scheduler);
-    return ENG_OK;
+    return status;
 }
 
 eng_status eng_scheduler_step(eng_scheduler *scheduler, eng_event_fn on_event, void *context, bool *worked,
@@ -612,19 +593,33 @@ eng_status eng_scheduler_step(eng_scheduler *scheduler, eng_event_fn on_event, v
     return status == ENG_OK ? ENG_OK : eng_fail(error, scheduler->fault.code, "%s", scheduler->fault.text);
 }
 
+static void gauge_prefix(const eng_scheduler *scheduler, eng_gauges *out) {
+    eng_prefix_sums sums;
+    eng_prefix_sum(scheduler->options.prefix, &sums);
+    out->prefix_hits = scheduler->prefix_hits;
+    out->prefix_misses = scheduler->prefix_misses;
+    out->prefix_states = sums.states;
+    out->prefix_bytes = sums.bytes;
+    out->prefix_bytes_total = sums.budget;
+    out->prefix_evictions = sums.evictions;
+    out->prefix_audits = scheduler->audit.audits;
+    out->prefix_mismatches = scheduler->audit.mismatches;
+}
+
 void eng_scheduler_gauges(const eng_scheduler *scheduler, eng_gauges *out) {
     int32_t slots_used, pages_used;
     eng_snapshot_sums kept;
     eng_snapshots_sum(eng_timelines_snapshots(scheduler->options.timelines), &kept);
     out->queued_requests = scheduler->waiting.count;
     out->queued_tokens = scheduler->waiting_tokens;
-    out->running = scheduler->running.count;
+    out->running = scheduler->running.count - eng_audit_runs(scheduler);
     out->states_total = (uint64_t)eng_pool_slots(scheduler->options.pool, &slots_used);
-    out->states_used = (uint64_t)slots_used - kept.device;
+    out->states_used = (uint64_t)slots_used - resting(scheduler);
     out->kv_pages_total = (uint64_t)eng_pool_page_count(scheduler->options.pool, &pages_used);
     out->kv_pages_used = (uint64_t)pages_used;
     out->timelines = (uint64_t)eng_timelines_count(scheduler->options.timelines);
     out->kept_on_device = kept.device;
     out->kept_on_host = kept.host;
     out->kept_bytes = eng_timelines_bytes(scheduler->options.timelines, &out->kept_bytes_total);
+    gauge_prefix(scheduler, out);
 }

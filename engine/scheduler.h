@@ -13,14 +13,14 @@
 //
 // Those that wait are admitted by priority, then in turns over their owners, then in the order of submission; prompts
 // are read in turns over their owners as well. An owner's turn is when it was last served, or came: each that is ahead
-// goes at most once before it. Choices of one request are jobs of their own. The first reads the prompt up to its last
-// grid boundary and waits there while the others take copies of its state, each in its turn; what is left of the prompt
-// each reads itself, so that an answer has the bits it has alone. When no slot is free nobody waits for copies: those
-// left read the whole prompt later. A job whose turn it is and that must wait for a slot or pages holds up the others,
-// so at equal priority nothing starves.
+// goes at most once before it. Prompts that begin alike, those of the
+// choices of one request among them, are read once as far as they do (sharing.h); what is left each reads itself, so
+// that an answer has the bits it has alone. A job whose turn it is and that must wait for a slot or pages holds up the
+// others, so at equal priority nothing starves.
 #ifndef ENGINE_SCHEDULER_H
 #define ENGINE_SCHEDULER_H
 
+#include "engine/prefix.h"
 #include "engine/request.h"
 
 enum { ENG_IDLE_FACTOR = 4, ENG_CHUNK_ADMISSIONS = 4 };
@@ -31,12 +31,16 @@ typedef struct eng_scheduler_options {
     eng_job_rules rules;
     eng_pool *pool;           // borrowed, as are batch and stream
     eng_timelines *timelines; // borrowed
+    eng_prefix *prefix;       // borrowed
+    uint64_t audit;           // every so many hits one is read again; 0: none
     eng_batch *batch;         // rows for every slot of the pool, and ENG_IDLE_FACTOR * prompt_chunks chunks beside them
     kern_stream *stream;
     int32_t chunk;         // C
     int32_t prompt_chunks; // a step beside those that generate
     bool ahead;            // a step is started before the one under way is finished
     uint64_t queue_requests, queue_tokens;
+    eng_log_fn log; // may be NULL
+    void *log_context;
 } eng_scheduler_options;
 
 ENG_CHECKED eng_status eng_scheduler_create(const eng_scheduler_options *options, eng_scheduler **out,
