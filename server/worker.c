@@ -74,6 +74,8 @@ eng_status srv_worker_submit(srv_worker *worker, srv_job *const *jobs, size_t co
 
 void srv_worker_call(srv_worker *worker, srv_call *call) {
     call->next = NULL;
+    call->worker = worker;
+    call->waits = false;
     pthread_mutex_lock(&worker->lock);
     *worker->asked_end = call;
     worker->asked_end = &call->next;
@@ -372,7 +374,49 @@ static void publish(srv_worker *worker, double seconds) {
 
 // ---- engine thread: calls -----------------------------------------------------------------------------------------
 
-// Those that wait, one after the other; engine NULL: they are told that there is none.
+static void answer_call(srv_call *call) {
+    srv_worker *worker = call->worker;
+
+    call->next = NULL;
+    pthread_mutex_lock(&worker->lock);
+    *worker->answered_end = call;
+    worker->answered_end = &call->next;
+    pthread_mutex_unlock(&worker->lock);
+    worker->options.wake(worker->options.wake_context);
+}
+
+void srv_call_wait(srv_call *call) {
+    srv_worker *worker = call->worker;
+
+    call->waits = true;
+    call->previous = NULL;
+    call->next = worker->waiting_calls;
+    if (call->next)
+        call->next->previous = call;
+    worker->waiting_calls = call;
+}
+
+void srv_call_end(srv_call *call) {
+    if (call->previous)
+        call->previous->next = call->next;
+    else
+        call->worker->waiting_calls = call->next;
+    if (call->next)
+        call->next->previous = call->previous;
+    call->waits = false;
+    answer_call(call);
+}
+
+// The engine answers no more.
+static void end_waiting_calls(srv_worker *worker) {
+    while (worker->waiting_calls) {
+        srv_call *call = worker->waiting_calls;
+        call->run(call, NULL);
+        srv_call_end(call);
+    }
+}
+
+// Those that were asked for, one after the other; engine NULL: they are told that there is none.
 static void run_calls(srv_worker *worker, eng_engine *engine) {
     for (;;) {
         pthread_mutex_lock(&worker->lock);
@@ -383,12 +427,8 @@ static void run_calls(srv_worker *worker, eng_engine *engine) {
         if (!call)
             return;
         call->run(call, engine);
-        call->next = NULL;
-        pthread_mutex_lock(&worker->lock);
-        *worker->answered_end = call;
-        worker->answered_end = &call->next;
-        pthread_mutex_unlock(&worker->lock);
-        worker->options.wake(worker->options.wake_context);
+        if (!call->waits)
+            answer_call(call);
     }
 }
 
@@ -428,13 +468,29 @@ static void handle(srv_worker *worker, srv_job *job, bool wants_submit, bool wan
         eng_pause(worker->engine, job->id, false);
 }
 
+// Under the lock: until there is news, or the engine wants a step for what it has to do in time.
+static void wait_for_news(srv_worker *worker) {
+    const int64_t patience_ms = eng_idle_ms(worker->engine);
+    const uint64_t until_us = srv_clock_us() + (uint64_t)(patience_ms < 0 ? 0 : patience_ms) * 1000;
+    const struct timespec until = {.tv_sec = (time_t)(until_us / 1000000),
+                                   .tv_nsec = (long)(until_us % 1000000 * 1000)};
+    bool late = false;
+
+    atomic_store_explicit(&worker->busy_since, 0, memory_order_relaxed);
+    while (!late && !worker->poked && !worker->inbox_head && !worker->asked && !worker->stop) {
+        if (patience_ms < 0)
+            pthread_cond_wait(&worker->news, &worker->lock);
+        else
+            late = pthread_cond_timedwait(&worker->news, &worker->lock, &until) != 0;
+    }
+}
+
 // Empties the inbox; waits for it while the engine has nothing to do. False: stop.
 static bool take_inbox(srv_worker *worker, bool idle) {
     pthread_mutex_lock(&worker->lock);
-    while (idle && !worker->inbox_head && !worker->asked && !worker->stop) {
-        atomic_store_explicit(&worker->busy_since, 0, memory_order_relaxed);
-        pthread_cond_wait(&worker->news, &worker->lock);
-    }
+    if (idle)
+        wait_for_news(worker);
+    worker->poked = false;
     while (worker->inbox_head && !worker->stop) {
         srv_job *job = worker->inbox_head;
         worker->inbox_head = job->inbox_next;
@@ -545,12 +601,37 @@ static void *engine_thread(void *context) {
     atomic_store_explicit(&worker->busy_since, 0, memory_order_relaxed);
     if (worker->error.code) {
         fail_all(worker);
+        end_waiting_calls(worker);
         set_state(worker, SRV_WORKER_FAILED);
         wait_for_stop(worker);
     }
     drop_all(worker);
     eng_close(worker->engine);
+    end_waiting_calls(worker);
     return NULL;
+}
+
+// Any thread.
+static void poke(void *context) {
+    srv_worker *worker = context;
+
+    pthread_mutex_lock(&worker->lock);
+    worker->poked = true;
+    pthread_cond_signal(&worker->news);
+    pthread_mutex_unlock(&worker->lock);
+}
+
+static int make_condition(pthread_cond_t *condition) {
+    pthread_condattr_t monotonic;
+    int fault = pthread_condattr_init(&monotonic);
+
+    if (fault)
+        return fault;
+    fault = pthread_condattr_setclock(&monotonic, CLOCK_MONOTONIC);
+    if (!fault)
+        fault = pthread_cond_init(condition, &monotonic);
+    pthread_condattr_destroy(&monotonic);
+    return fault;
 }
 
 eng_status srv_worker_start(const srv_worker_options *options, srv_worker **out, eng_error *error) {
@@ -558,11 +639,13 @@ eng_status srv_worker_start(const srv_worker_options *options, srv_worker **out,
     if (!worker)
         return eng_fail(error, ENG_NO_MEMORY, "no memory for an engine thread");
     worker->options = *options;
+    worker->options.engine.wake = poke;
+    worker->options.engine.wake_context = worker;
     worker->asked_end = &worker->asked;
     worker->answered_end = &worker->answered;
     if (pthread_mutex_init(&worker->lock, NULL) != 0)
         goto free_worker;
-    if (pthread_cond_init(&worker->news, NULL) != 0)
+    if (make_condition(&worker->news) != 0)
         goto destroy_lock;
     if (pthread_create(&worker->thread, NULL, engine_thread, worker) != 0)
         goto destroy_news;

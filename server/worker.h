@@ -25,7 +25,7 @@ typedef struct srv_worker srv_worker;
 typedef struct srv_job srv_job;
 
 typedef struct srv_worker_options {
-    eng_options engine;
+    eng_options engine;      // wake is the worker's own
     uint64_t queue_requests; // choices beyond the engine's rows
     uint64_t queue_tokens;   // prompt tokens not yet read
     // Called on the engine thread when events or a new state are there to be taken after there were none.
@@ -98,10 +98,16 @@ void srv_worker_cancel(srv_worker *worker, srv_job *job);
 
 // Something to be done with the engine between two of its steps. Made by whoever asks, which frees it in done.
 typedef struct srv_call {
-    struct srv_call *next;
+    struct srv_call *next, *previous;
+    srv_worker *worker;
+    bool waits;
     void (*run)(struct srv_call *call, eng_engine *engine); // engine thread; engine NULL: there is none any more
     void (*done)(struct srv_call *call);                    // loop thread
 } srv_call;
+// Engine thread. Said in run: the call ends later, by srv_call_end out of a callback of the engine. Where the engine
+// ends before, run is called once more, without one.
+void srv_call_wait(srv_call *call);
+void srv_call_end(srv_call *call);
 // After the submissions and cancellations that were asked for before.
 void srv_worker_call(srv_worker *worker, srv_call *call);
 // Those that have run.

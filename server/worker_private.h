@@ -94,6 +94,7 @@ struct srv_worker {
     uint64_t calendar_from;               // in tenths of the clock
     bool owes;                            // something is promised
     bool stop, failed;
+    bool poked; // by the engine's store: there is something for a step
 
     // Written by the engine thread, read by any.
     srv_stats stats;
@@ -102,6 +103,7 @@ struct srv_worker {
 
     // Engine thread.
     eng_engine *engine;
+    srv_call *waiting_calls;
     srv_job *active;
     srv_event *step_head, *step_tail; // events of the present step
     bool step_started;                // a choice's first event is among what happened in it

@@ -400,3 +400,48 @@ eng_status eng_timeline_import(eng_engine *engine, uint64_t owner, uint64_t id, 
     (void)count;
     return refuse_timeline(error);
 }
+
+eng_status eng_timeline_digest(eng_engine *engine, uint64_t owner, uint64_t id,
+                               unsigned char digest[ENG_TIMELINE_DIGEST_BYTES], eng_error *error) {
+    (void)engine;
+    (void)owner;
+    (void)id;
+    (void)digest;
+    return refuse_timeline(error);
+}
+
+// ---- there is no store ----------------------------------------------------------------------------------------------
+
+eng_status eng_send(eng_engine *engine, const eng_errand *errand, eng_error *error) {
+    (void)engine;
+    (void)errand;
+    return eng_fail(error, ENG_UNSUPPORTED, "this engine has no store");
+}
+
+int64_t eng_idle_ms(const eng_engine *engine) {
+    (void)engine;
+    return -1;
+}
+
+eng_status eng_store_open(const eng_store_options *options, eng_store **out, eng_error *error) {
+    (void)options;
+    (void)out;
+    return eng_fail(error, ENG_UNSUPPORTED, "there is no store");
+}
+
+void eng_store_close(eng_store *store) {
+    (void)store;
+}
+
+void eng_store_run(eng_store *store) {
+    (void)store;
+}
+
+void eng_store_stop(eng_store *store) {
+    (void)store;
+}
+
+void eng_store_read_gauges(eng_store *store, eng_store_gauges *out) {
+    (void)store;
+    *out = (eng_store_gauges){.queued = 0};
+}
