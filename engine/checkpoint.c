@@ -14,10 +14,12 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/stat.h>
 
 #include "engine/config_internal.h"
 #include "engine/digest.h"
 #include "engine/files.h"
+#include "engine/files_private.h"
 
 enum { MAX_INDEX_BYTES = 32 << 20, MAX_SHARDS = 1024, COMPARE_PIECE = 16384, SHAPE_TEXT = 96 };
 
@@ -32,6 +34,17 @@ static char *shape_text(int ndim, const int64_t *shape, char text[SHAPE_TEXT]) {
     if (length < SHAPE_TEXT)
         snprintf(text + length, SHAPE_TEXT - (size_t)length, "]");
     return text;
+}
+
+// The file itself where its folder is wanted is worth words of its own.
+static eng_status check_folder(const char *dir, eng_error *error) {
+    struct stat facts;
+    if (stat(dir, &facts) != 0)
+        return eng_fail_errno(error, dir, "open");
+    if (S_ISDIR(facts.st_mode))
+        return ENG_OK;
+    return eng_fail(error, ENG_INVALID, "%s: not a folder%s", eng_path_tail(dir),
+                    strstr(dir, ".gguf") ? "; mesa-trainer import makes one of a GGUF file" : "");
 }
 
 // ---- config.json and generation_config.json
@@ -415,6 +428,8 @@ eng_status eng_checkpoint_open(const char *dir, eng_checkpoint **out, eng_error 
     if (checkpoint)
         checkpoint->dir = strdup(dir);
     eng_status status = checkpoint && checkpoint->dir ? ENG_OK : eng_fail(error, ENG_NO_MEMORY, "no memory for a path");
+    if (status == ENG_OK)
+        status = check_folder(dir, error);
     if (status == ENG_OK)
         status = read_model(checkpoint, error);
     if (status == ENG_OK)

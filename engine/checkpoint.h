@@ -50,6 +50,9 @@ ENG_CHECKED eng_status eng_weights_init(const eng_model *model, kern_device *dev
                                         eng_weights **out, eng_error *error);
 void eng_weights_free(eng_weights *weights);
 
+// Whether DIR may be written: nothing stands there, or a checkpoint to replace.
+ENG_CHECKED eng_status eng_checkpoint_check_target(const char *dir, eng_error *error);
+
 // Writes DIR (which must not exist, or be a checkpoint to replace) with config.json, model.safetensors in dtype
 // (ENG_F32 or ENG_BF16), generation_config.json and the tokenizer files of tokenizer_dir (NULL: none). weights must be
 // trainable; a value that is not finite in dtype is ENG_NUMERIC. On failure (a full disk) DIR is as it was.

@@ -30,9 +30,6 @@ struct eng_checkpoint {
     eng_place *place; // (model->tensors)
 };
 
-// Whether DIR may be written: nothing stands there, or a checkpoint to replace.
-ENG_CHECKED eng_status eng_checkpoint_check_target(const char *dir, eng_error *error);
-
 // As eng_checkpoint_save, with the config and the tensors' names of a model that has the same tensors.
 ENG_CHECKED eng_status eng_checkpoint_save_as(const char *dir, const eng_weights *weights, const eng_model *model,
                                               eng_dtype dtype, const char *tokenizer_dir, eng_error *error);

@@ -124,7 +124,11 @@ static void output_free(eng_output *output) {
 }
 
 eng_status eng_output_open(const char *path, eng_output **out, eng_error *error) {
+    struct stat facts;
     *out = NULL;
+    if (stat(path, &facts) == 0 && !S_ISREG(facts.st_mode)) // a rename would replace a device by a file
+        return eng_fail(error, ENG_INVALID, "%s: not a regular file, so no file can take its place",
+                        eng_path_tail(path));
     eng_output *output = calloc(1, sizeof *output);
     if (!output)
         return eng_fail(error, ENG_NO_MEMORY, "%s: no memory", eng_path_tail(path));

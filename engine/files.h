@@ -31,7 +31,8 @@ ENG_CHECKED eng_status eng_read_at(int fd, const char *path, uint64_t offset, vo
 // NUL behind the *length bytes.
 ENG_CHECKED eng_status eng_read_file(const char *path, size_t limit, char **data, size_t *length, eng_error *error);
 
-// A file on its way: PATH.tmp until commit. A PATH.tmp that an earlier crash left behind is removed.
+// A file on its way: PATH.tmp until commit. A PATH.tmp that an earlier crash left behind is removed. A folder, device
+// or pipe at PATH is ENG_INVALID.
 typedef struct eng_output eng_output;
 ENG_CHECKED eng_status eng_output_open(const char *path, eng_output **out, eng_error *error);
 ENG_CHECKED eng_status eng_output_write(eng_output *output, const void *data, size_t length, eng_error *error);

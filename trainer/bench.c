@@ -364,8 +364,5 @@ int trn_command_bench(int argc, char **argv) {
         status = o.sessions ? bench_sessions(b, &o, &error) : bench_all(b, &o, &error);
     close_bench(b);
     free(b);
-    if (status == ENG_OK)
-        return TRN_EXIT_OK;
-    fprintf(stderr, "mesa-trainer bench: %s\n", error.text);
-    return status == ENG_INVALID || status == ENG_NOT_FOUND || status == ENG_FORMAT ? TRN_EXIT_USAGE : TRN_EXIT_FAILED;
+    return trn_command_end("bench", status, &error);
 }

@@ -266,10 +266,8 @@ int trn_command_check(int argc, char **argv) {
     free(c.ids);
     if (helped)
         return TRN_EXIT_OK;
-    if (status != ENG_OK) {
-        fprintf(stderr, "mesa-trainer check: %s\n", error.text);
-        return TRN_EXIT_USAGE;
-    }
+    if (status != ENG_OK)
+        return trn_command_end("check", status, &error);
     printf("%s: %d compared, %d outside their tolerance\n", dir, c.compared, c.outside);
     return c.outside ? TRN_EXIT_FAILED : TRN_EXIT_OK;
 }

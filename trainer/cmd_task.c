@@ -270,8 +270,5 @@ int trn_command_task(int argc, char **argv) {
         return TRN_EXIT_USAGE;
     }
     eng_status status = run_task(&command, argc - 1, argv + 1, &helped, &error);
-    if (status == ENG_OK)
-        return TRN_EXIT_OK;
-    fprintf(stderr, "mesa-trainer task %s: %s\n", command.task->name, error.text);
-    return TRN_EXIT_USAGE;
+    return trn_command_end(argv[0], status, &error);
 }

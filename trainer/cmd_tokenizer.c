@@ -62,10 +62,7 @@ int trn_command_tokenizer(int argc, char **argv) {
         status = trn_tokenizer_train(file, (size_t)files, (int32_t)o.vocab, &how, o.out, &error);
         trn_progress_end(&progress);
     }
-    if (status == ENG_OK) {
+    if (status == ENG_OK)
         printf("%s: %lld ids from %d files\n", o.out, (long long)o.vocab, files);
-        return TRN_EXIT_OK;
-    }
-    fprintf(stderr, "mesa-trainer tokenizer: %s\n", error.text);
-    return status == ENG_INVALID || status == ENG_NOT_FOUND ? TRN_EXIT_USAGE : TRN_EXIT_FAILED;
+    return trn_command_end("tokenizer", status, &error);
 }

@@ -286,10 +286,5 @@ int trn_command_eval(int argc, char **argv) {
     if (status == ENG_OK)
         status = run(dir, &o, &e, &error);
     trn_evaluation_close(&e);
-    if (status == ENG_OK)
-        return TRN_EXIT_OK;
-    fprintf(stderr, "mesa-trainer eval: %s\n", error.text);
-    bool usage = status == ENG_INVALID || status == ENG_NOT_FOUND || status == ENG_FORMAT ||
-                 status == ENG_UNSUPPORTED || status == ENG_TOO_LONG;
-    return usage ? TRN_EXIT_USAGE : TRN_EXIT_FAILED;
+    return trn_command_end("eval", status, &error);
 }

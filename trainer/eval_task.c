@@ -67,7 +67,8 @@ static eng_status add_record(file *f, record r, eng_error *error) {
 static eng_status split_lines(file *f, size_t size, eng_error *error) {
     eng_status status = ENG_OK;
     int64_t line = 1;
-    for (size_t begin = 0, end; begin < size && status == ENG_OK; begin = end + 1, line++) {
+    size_t mark = size >= 3 && memcmp(f->text, "\xef\xbb\xbf", 3) == 0 ? 3 : 0; // some editors put it in front
+    for (size_t begin = mark, end; begin < size && status == ENG_OK; begin = end + 1, line++) {
         const char *stop = memchr(f->text + begin, '\n', size - begin);
         end = stop ? (size_t)(stop - f->text) : size;
         size_t blank = strspn(f->text + begin, " \t\r");

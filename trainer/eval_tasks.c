@@ -9,6 +9,7 @@
 #include <string.h>
 
 #include "engine/digest.h"
+#include "engine/files.h"
 #include "trainer/eval_overlap.h"
 #include "trainer/eval_result.h"
 #include "trainer/eval_work.h"
@@ -63,6 +64,25 @@ static eng_status parse_value(const char *text, trn_value_kind *out, eng_error *
     return eng_fail(error, ENG_INVALID, "--value: \"%.20s\" is none of number, word, uuid", text);
 }
 
+// Hours of reading shall not end at a file that cannot be written.
+static eng_status check_output(const char *path, eng_error *error) {
+    eng_output *output = NULL;
+    eng_status status = path ? eng_output_open(path, &output, error) : ENG_OK;
+    eng_output_discard(output);
+    return status;
+}
+
+static eng_status check_in_domain(const trn_strings *named, const trn_tasks *tasks, eng_error *error) {
+    for (int i = 0; i < named->count; i++) {
+        int t = 0;
+        while (t < tasks->count && strcmp(tasks->task[t].name, named->item[i]) != 0)
+            t++;
+        if (t == tasks->count)
+            return eng_fail(error, ENG_INVALID, "--in-domain: no task \"%.60s\"", named->item[i]);
+    }
+    return ENG_OK;
+}
+
 eng_status trn_tasks_open(const trn_tasks_options *o, const eng_tokenizer *tokenizer, trn_tasks *out,
                           eng_error *error) {
     int64_t needles[MAX_LENGTHS], pairs[MAX_LENGTHS];
@@ -70,7 +90,9 @@ eng_status trn_tasks_open(const trn_tasks_options *o, const eng_tokenizer *token
     trn_made_options made = {
         .tokenizer = tokenizer, .haystack = o->haystack, .items = o->made_items, .seed = (uint64_t)o->seed};
     *out = (trn_tasks){0};
-    eng_status status = parse_lengths("--needles", o->needles, needles, &needle_count, error);
+    eng_status status = check_output(o->out, error);
+    if (status == ENG_OK)
+        status = parse_lengths("--needles", o->needles, needles, &needle_count, error);
     if (status == ENG_OK)
         status = parse_lengths("--pairs", o->pairs, pairs, &pair_count, error);
     if (status == ENG_OK)
@@ -88,7 +110,7 @@ eng_status trn_tasks_open(const trn_tasks_options *o, const eng_tokenizer *token
         made.length = pairs[i];
         status = trn_task_make_pairs(&made, &out->task[out->count++], error);
     }
-    return status;
+    return status == ENG_OK ? check_in_domain(&o->in_domain, out, error) : status;
 }
 
 void trn_tasks_free(trn_tasks *tasks) {
@@ -371,6 +393,8 @@ static eng_status run_all(run *r, const trn_tasks *tasks, const selection *s, co
                 print_row(&r->row);
                 status = trn_result_add(result, &r->row, error);
             }
+            if (status == ENG_OK && r->options->out) // who ends the program early keeps the rows that are done
+                status = trn_result_write(result, r->options->out, error);
             trn_result_row_free(&r->row);
         }
     trn_reader_free(reader);
@@ -399,8 +423,6 @@ eng_status trn_tasks_run(trn_evaluation *e, const char *dir, const trn_tasks_opt
         status = find_overlaps(o, tasks, s, e->tokenizer, &overlap, error);
     if (status == ENG_OK)
         status = run_all(&r, tasks, s, overlap, setting, settings, &result, error);
-    if (status == ENG_OK && o->out)
-        status = trn_result_write(&result, o->out, error);
     for (int i = 0; s && i < tasks->count; i++)
         free_selection(&s[i]);
     free(s);

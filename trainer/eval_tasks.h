@@ -34,7 +34,7 @@ ENG_CHECKED eng_status trn_tasks_open(const trn_tasks_options *options, const en
                                       eng_error *error);
 void trn_tasks_free(trn_tasks *tasks);
 
-// Every task under every setting; writes options->out where it is wanted.
+// Every task under every setting; options->out, where it is wanted, is written anew after each.
 ENG_CHECKED eng_status trn_tasks_run(trn_evaluation *evaluation, const char *dir, const trn_tasks_options *options,
                                      const trn_tasks *tasks, const trn_setting *setting, int settings,
                                      eng_error *error);

@@ -89,7 +89,7 @@ static eng_status convert_gguf(const arguments *given, const eng_dtype *dtype, e
 static eng_status convert(const arguments *given, bool forms, eng_error *error) {
     eng_dtype dtype = ENG_F32;
     struct stat facts;
-    eng_status status = given->out ? ENG_OK : eng_fail(error, ENG_INVALID, "--out is needed");
+    eng_status status = trn_check_target(given->dir, given->out, error);
     if (status == ENG_OK && given->type)
         status = parse_dtype(given->type, &dtype, error);
     if (status != ENG_OK)
@@ -119,10 +119,7 @@ static int run(const char *command, const char *usage, const char *about, bool f
         return TRN_EXIT_OK;
     if (status == ENG_OK)
         status = convert(&given, forms, &error);
-    if (status == ENG_OK)
-        return TRN_EXIT_OK;
-    fprintf(stderr, "mesa-trainer %s: %s\n", command, error.text);
-    return status == ENG_IO || status == ENG_NO_MEMORY || status == ENG_DEVICE ? TRN_EXIT_FAILED : TRN_EXIT_USAGE;
+    return trn_command_end(command, status, &error);
 }
 
 int trn_command_export(int argc, char **argv) {

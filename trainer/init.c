@@ -93,8 +93,5 @@ int trn_command_init(int argc, char **argv) {
         status = eng_fail(&error, ENG_INVALID, "--random and --out are needed");
     if (status == ENG_OK)
         status = write_model(random, out, &error);
-    if (status == ENG_OK)
-        return TRN_EXIT_OK;
-    fprintf(stderr, "mesa-trainer init: %s\n", error.text);
-    return status == ENG_INVALID ? TRN_EXIT_USAGE : TRN_EXIT_FAILED;
+    return trn_command_end("init", status, &error);
 }

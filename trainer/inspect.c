@@ -175,8 +175,5 @@ int trn_command_inspect(int argc, char **argv) {
     if (status == ENG_OK)
         print_summary(checkpoint);
     eng_checkpoint_close(checkpoint);
-    if (status == ENG_OK)
-        return TRN_EXIT_OK;
-    fprintf(stderr, "mesa-trainer inspect: %s\n", error.text);
-    return TRN_EXIT_USAGE;
+    return trn_command_end("inspect", status, &error);
 }

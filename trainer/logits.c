@@ -337,8 +337,5 @@ int trn_command_logits(int argc, char **argv) {
                  : o.at  ? compute_places(&probe, &o, &error)
                          : compute(&probe, &o, &error);
     trn_probe_close(&probe);
-    if (status == ENG_OK)
-        return TRN_EXIT_OK;
-    fprintf(stderr, "mesa-trainer logits: %s\n", error.text);
-    return status == ENG_DEVICE || status == ENG_INTERNAL ? TRN_EXIT_FAILED : TRN_EXIT_USAGE;
+    return trn_command_end("logits", status, &error);
 }

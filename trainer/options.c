@@ -10,6 +10,8 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "trainer/commands.h"
+
 eng_status trn_parse_integer(const char *what, const char *text, int64_t *out, eng_error *error) {
     char *end = NULL;
     errno = 0;
@@ -117,4 +119,13 @@ eng_status trn_options_parse(const trn_command_line *line, int argc, char **argv
         return eng_fail(error, ENG_INVALID, "too few arguments; usage: mesa-trainer %s", line->usage);
     *positional_count = count;
     return ENG_OK;
+}
+
+int trn_command_end(const char *command, eng_status status, const eng_error *error) {
+    if (status == ENG_OK)
+        return TRN_EXIT_OK;
+    fprintf(stderr, "mesa-trainer %s: %s\n", command, error->text);
+    bool given = status == ENG_INVALID || status == ENG_NOT_FOUND || status == ENG_FORMAT ||
+                 status == ENG_UNSUPPORTED || status == ENG_TOO_LONG || status == ENG_CONFLICT;
+    return given ? TRN_EXIT_USAGE : TRN_EXIT_FAILED;
 }

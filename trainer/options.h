@@ -50,4 +50,8 @@ ENG_CHECKED eng_status trn_options_parse(const trn_command_line *line, int argc,
 ENG_CHECKED eng_status trn_parse_integer(const char *what, const char *text, int64_t *out, eng_error *error);
 ENG_CHECKED eng_status trn_parse_real(const char *what, const char *text, double *out, eng_error *error);
 
+// What a subcommand ends with: prints a failure's words; the exit status is 2 where what was given is at fault and 1
+// where the machine is.
+int trn_command_end(const char *command, eng_status status, const eng_error *error);
+
 #endif

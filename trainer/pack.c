@@ -236,8 +236,5 @@ int trn_command_pack(int argc, char **argv) {
         status = pack(&packer, &o, file, files, &error);
     }
     eng_tokenizer_close(tokenizer);
-    if (status == ENG_OK)
-        return TRN_EXIT_OK;
-    fprintf(stderr, "mesa-trainer pack: %s\n", error.text);
-    return TRN_EXIT_USAGE;
+    return trn_command_end("pack", status, &error);
 }

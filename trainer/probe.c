@@ -5,7 +5,9 @@
 
 #include <math.h>
 #include <string.h>
+#include <sys/stat.h>
 
+#include "engine/files.h"
 #include "trainer/runner.h"
 
 eng_status trn_probe_open(const char *dir, const char *device, bool trainable, kern_storage storage, trn_probe *out,
@@ -70,6 +72,16 @@ static eng_status create_runner(trn_probe *probe, int32_t count, trn_runner *run
 static int32_t piece_of(const trn_probe *probe, int32_t first, int32_t split, int32_t end) {
     const int32_t chunk = kern_device_describe(probe->device)->chunk, last = split < end ? split : end;
     return first >= split ? 1 : last - first < chunk ? last - first : chunk;
+}
+
+eng_status trn_check_target(const char *from, const char *out, eng_error *error) {
+    struct stat read, written;
+    if (!out)
+        return eng_fail(error, ENG_INVALID, "--out is needed");
+    if (stat(from, &read) == 0 && stat(out, &written) == 0 && read.st_dev == written.st_dev &&
+        read.st_ino == written.st_ino)
+        return eng_fail(error, ENG_INVALID, "--out: %s is what is read; another folder is needed", eng_path_tail(out));
+    return eng_checkpoint_check_target(out, error);
 }
 
 eng_status trn_probe_logits(trn_probe *probe, const int32_t *ids, int32_t count, int32_t split, kern_solver solver,

@@ -20,6 +20,9 @@ ENG_CHECKED eng_status trn_probe_open(const char *dir, const char *device, bool 
                                       trn_probe *out, eng_error *error);
 void trn_probe_close(trn_probe *probe);
 
+// Whether a checkpoint may be written to `out` from what is read at `from`: nothing stands there or another checkpoint.
+ENG_CHECKED eng_status trn_check_target(const char *from, const char *out, eng_error *error);
+
 // logits (count, vocab): the first `split` ids are read as one prompt, chunk by chunk, the rest as generated ids one by
 // one.
 ENG_CHECKED eng_status trn_probe_logits(trn_probe *probe, const int32_t *ids, int32_t count, int32_t split,

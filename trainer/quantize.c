@@ -100,13 +100,13 @@ static eng_status quantize(const quantize_options *o, eng_error *error) {
     const bool scores = o->evaluation.data.count > 0;
     double before = 0, after = 0;
     trn_probe probe = {0};
-    if (!o->out)
-        return eng_fail(error, ENG_INVALID, "--out is needed");
     if (o->bits != 8 && o->bits != 4)
         return eng_fail(error, ENG_INVALID, "--bits: 8 or 4");
     if (o->evaluation.windows < 0)
         return eng_fail(error, ENG_INVALID, "--windows: negative");
-    eng_status status = scores ? loss_of(o->dir, &o->evaluation, &before, error) : ENG_OK;
+    eng_status status = trn_check_target(o->dir, o->out, error);
+    if (status == ENG_OK && scores)
+        status = loss_of(o->dir, &o->evaluation, &before, error);
     if (status == ENG_OK)
         status = trn_probe_open(o->dir, "cpu", true, KERN_STORE_F32, &probe, error);
     if (status == ENG_OK)
@@ -145,8 +145,5 @@ int trn_command_quantize(int argc, char **argv) {
         return TRN_EXIT_OK;
     if (status == ENG_OK)
         status = quantize(&o, &error);
-    if (status == ENG_OK)
-        return TRN_EXIT_OK;
-    fprintf(stderr, "mesa-trainer quantize: %s\n", error.text);
-    return status == ENG_IO || status == ENG_NO_MEMORY || status == ENG_DEVICE ? TRN_EXIT_FAILED : TRN_EXIT_USAGE;
+    return trn_command_end("quantize", status, &error);
 }

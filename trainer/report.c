@@ -6,7 +6,9 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/stat.h>
 
+#include "engine/files.h"
 #include "trainer/commands.h"
 #include "trainer/options.h"
 #include "trainer/report_results.h"
@@ -36,11 +38,21 @@ static eng_status gather(trn_result *result, int *results, eng_error *error) {
     return status;
 }
 
+static eng_status check_out(const char *const *input, int inputs, const char *out, eng_error *error) {
+    struct stat page, result;
+    if (!out)
+        return eng_fail(error, ENG_INVALID, "--out is needed");
+    for (int i = 0; i < inputs && stat(out, &page) == 0; i++)
+        if (stat(input[i], &result) == 0 && result.st_dev == page.st_dev && result.st_ino == page.st_ino)
+            return eng_fail(error, ENG_INVALID, "--out: %s is one of the results", eng_path_tail(out));
+    return ENG_OK;
+}
+
 static eng_status report(const char *const *input, int inputs, const char *out, const char *title, bool teacher,
                          eng_error *error) {
     trn_page page;
     int read = 0;
-    trn_result *result = calloc((size_t)inputs, sizeof *result);
+    trn_result *result = calloc(MAX_INPUTS, sizeof *result);
     eng_status status = result ? ENG_OK : eng_fail(error, ENG_NO_MEMORY, "out of memory for the inputs");
     for (; read < inputs && status == ENG_OK; read++)
         status = trn_result_read(input[read], &result[read], error);
@@ -81,12 +93,9 @@ int trn_command_report(int argc, char **argv) {
     eng_status status = trn_options_parse(&line, argc, argv, input, &inputs, &helped, &error);
     if (helped)
         return TRN_EXIT_OK;
-    if (status == ENG_OK && !out)
-        status = eng_fail(&error, ENG_INVALID, "--out is needed");
+    if (status == ENG_OK)
+        status = check_out(input, inputs, out, &error);
     if (status == ENG_OK)
         status = report(input, inputs, out, title, teacher, &error);
-    if (status == ENG_OK)
-        return TRN_EXIT_OK;
-    fprintf(stderr, "mesa-trainer report: %s\n", error.text);
-    return status == ENG_INVALID || status == ENG_NOT_FOUND || status == ENG_FORMAT ? TRN_EXIT_USAGE : TRN_EXIT_FAILED;
+    return trn_command_end("report", status, &error);
 }

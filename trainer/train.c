@@ -167,9 +167,5 @@ int trn_command_train(int argc, char **argv) {
         sigprocmask(SIG_BLOCK, &signals, NULL);
         status = train(&o, &signals, &error);
     }
-    if (status == ENG_OK)
-        return TRN_EXIT_OK;
-    fprintf(stderr, "mesa-trainer train: %s\n", error.text);
-    bool usage = status == ENG_INVALID || status == ENG_NOT_FOUND || status == ENG_FORMAT || status == ENG_UNSUPPORTED;
-    return usage ? TRN_EXIT_USAGE : TRN_EXIT_FAILED;
+    return trn_command_end("train", status, &error);
 }

@@ -144,7 +144,13 @@ START_TEST(tensors_that_do_not_fit) {
 END_TEST
 
 START_TEST(missing_files) {
+    EXPECT_REFUSED(ENG_NOT_FOUND, "model: cannot open");
+    temp_write("model", "", 0);
+    EXPECT_REFUSED(ENG_INVALID, "model: not a folder");
+    ck_assert_int_eq(unlink(temp_path("model")), 0);
+    ck_assert_int_eq(mkdir(temp_path("model"), 0700), 0);
     EXPECT_REFUSED(ENG_NOT_FOUND, "config.json");
+    ck_assert_int_eq(rmdir(temp_path("model")), 0);
     make_checkpoint(temp_path("model"), PLAIN, 1);
     ck_assert_int_eq(unlink(temp_path(weights_path)), 0);
     EXPECT_REFUSED(ENG_NOT_FOUND, "model", "neither model.safetensors nor model.safetensors.index.json");

@@ -135,6 +135,24 @@ START_TEST(stale_temporary_is_replaced_not_followed) {
 }
 END_TEST
 
+// As root, whoever writes to /dev/null would leave a file there.
+START_TEST(only_files_are_replaced) {
+    struct stat facts;
+    ck_assert_int_eq(mkfifo(temp_path("pipe"), 0600), 0);
+    ck_assert_int_eq(mkdir(temp_path("folder"), 0700), 0);
+    ck_assert_int_eq(symlink("pipe", temp_path("link")), 0);
+    static const char *const names[] = {"pipe", "folder", "link"};
+    for (size_t i = 0; i < sizeof names / sizeof *names; i++) {
+        eng_error error = {0};
+        ck_assert_int_eq(eng_write_file_atomic(temp_path(names[i]), "x", 1, &error), ENG_INVALID);
+        ck_assert_ptr_nonnull(strstr(error.text, names[i]));
+        ck_assert_int_eq(lstat(temp_path(names[i]), &facts), 0);
+        ck_assert(!S_ISREG(facts.st_mode));
+    }
+    ck_assert(!temp_exists("pipe.tmp"));
+}
+END_TEST
+
 START_TEST(failed_writes_leave_the_old_file) {
     ck_assert_int_eq(eng_write_file_atomic(temp_path("file"), "old", 3, NULL), ENG_OK);
     eng_output *output;
@@ -144,9 +162,10 @@ START_TEST(failed_writes_leave_the_old_file) {
     eng_output_discard(output);
     eng_output_discard(NULL);
     ck_assert(!temp_exists("file.tmp"));
-    // The name belongs to a folder: the last step fails.
+    // Meanwhile the name came to belong to a folder: the last step fails.
+    ck_assert_int_eq(eng_output_open(temp_path("folder"), &output, NULL), ENG_OK);
     ck_assert_int_eq(mkdir(temp_path("folder"), 0700), 0);
-    ck_assert_int_eq(eng_write_file_atomic(temp_path("folder"), "x", 1, NULL), ENG_IO);
+    ck_assert_int_eq(eng_output_commit(output, NULL), ENG_IO);
     ck_assert(!temp_exists("folder.tmp"));
     limit_file_size(1000);
     static const char big[5000];
@@ -400,6 +419,7 @@ static Suite *files_suite(void) {
     tcase_add_test(disk, refuses_all_but_regular_files);
     tcase_add_test(disk, writes_files);
     tcase_add_test(disk, stale_temporary_is_replaced_not_followed);
+    tcase_add_test(disk, only_files_are_replaced);
     tcase_add_test(disk, failed_writes_leave_the_old_file);
     tcase_add_test(disk, read_at_names_the_end);
     tcase_add_test(disk, commits_folders);

@@ -1,0 +1,106 @@
+#!/bin/bash
+# SPDX-License-Identifier: Apache-2.0
+# What newcomers give import, quantize, export, eval and report by mistake: every refusal names the fault, comes before
+# the work, and leaves what stood there as it was.
+set -uo pipefail
+source_dir=${MESA_SOURCE:-$(cd "$(dirname "$0")/../.." && pwd)}
+trainer=${MESA_BUILD:-$source_dir/build}/mesa-trainer
+[ -x "$trainer" ] || { echo "SKIP: $trainer is not built"; exit 77; }
+export OMP_NUM_THREADS=1
+folder=$(mktemp -d)
+trap 'rm -rf "$folder"' EXIT
+cd "$folder" || exit 1
+cp -r "$source_dir/deploy/models/demo" demo
+printf '{"ctx": "Once upon a", "target": "time"}\n' >task.jsonl
+failures=0
+
+fail() {
+    echo "FAIL: $1"
+    failures=$((failures + 1))
+}
+
+# STATUS WORDS COMMAND...: the exit status, and words of what it prints to stderr; nothing goes to stdout before.
+refused() {
+    local wanted=$1 words=$2 status
+    shift 2
+    timeout 60 "$trainer" "$@" >out 2>err
+    status=$?
+    [ $status -eq "$wanted" ] || fail "status $status, want $wanted: $*: $(cat err)"
+    grep -qF -e "$words" err || fail "no word of \"$words\": $*: $(cat err)"
+    [ "$(wc -l <err)" -eq 1 ] || fail "more than a line: $*: $(cat err)"
+    [ ! -s out ] || fail "it began to work: $*: $(head -n 2 out)"
+}
+
+# A path that is none, a file for a folder, a folder for a file
+for command in "eval none --task task.jsonl" "quantize none --out new" "export none --out new" "import none --out new"
+do
+    # shellcheck disable=SC2086
+    refused 2 'none: cannot open: No such file' $command
+done
+touch model.gguf
+refused 2 'model.gguf: not a folder; mesa-trainer import' eval model.gguf --task task.jsonl
+refused 2 'model.gguf: not a folder; mesa-trainer import' quantize model.gguf --out new
+refused 2 'task.jsonl: not a folder' export task.jsonl --out new
+refused 2 'demo: not a regular file' eval demo --task demo
+refused 2 'none.jsonl: cannot open' eval demo --task task.jsonl --task none.jsonl
+refused 2 'demo: not a regular file' report demo --out page.html
+refused 2 'format: missing' report demo/config.json --out page.html
+
+# What would be written over what is read, or over what is none of its kind
+before=$(cat demo/* | sha256sum)
+ln -s demo link
+for command in "quantize demo --out demo" "export demo --out demo/" "import demo --out ./demo" "export link --out demo"
+do
+    # shellcheck disable=SC2086
+    refused 2 'is what is read; another folder is needed' $command
+done
+refused 2 'exists and is no checkpoint' quantize demo --out task.jsonl
+refused 2 'is what is read' quantize link --out demo
+[ "$before" = "$(cat demo/* | sha256sum)" ] || fail 'the model has changed'
+
+# Results that cannot be written are known before anything is read
+refused 2 'page/results.json.tmp: cannot create' eval demo --task task.jsonl --out page/results.json
+refused 2 'demo: not a regular file' eval demo --task task.jsonl --out demo
+mkfifo pipe
+refused 2 'pipe: not a regular file' eval demo --task task.jsonl --out pipe
+[ -p pipe ] || fail 'the pipe was replaced'
+refused 2 '--in-domain: no task "tsak"' eval demo --task task.jsonl --in-domain tsak
+"$trainer" eval demo --task task.jsonl --out results.json >out 2>&1 || fail "eval: $(cat out)"
+before=$(sha256sum <results.json)
+refused 2 'results.json is one of the results' report results.json --out ./results.json
+refused 2 'pipe: not a regular file' report results.json --out pipe
+[ "$before" = "$(sha256sum <results.json)" ] || fail 'the results have changed'
+ls -A ./*.tmp .*.tmp 2>/dev/null && fail 'something is left over'
+
+# A bad record is named by file and line, empty lines and a byte order mark in front notwithstanding
+record='{"ctx": "a", "choices": ["b", "c"], "gold": 0}'
+bad() { # RECORD WORDS
+    printf '\xef\xbb\xbf%s\r\n\n%b\n%s\n' "$record" "$1" "$record" >bad.jsonl
+    refused 2 "bad.jsonl:3: $2" eval demo --task bad.jsonl
+}
+bad '{' 'not a JSON object'
+bad '{"ctx": "a"}' 'none of the keys'
+bad '{"ctx": "a", "choices": ["b"], "gold": 0}' 'choices: fewer than two'
+bad '{"ctx": "a", "choices": ["b", 3], "gold": 0}' 'choices[1]: not a string'
+bad '{"ctx": "a", "choices": ["b", "c"], "gold": 2}' 'gold: not a place in choices'
+bad '{"ctx": "a", "target": ""}' 'target: empty'
+bad '{"ctx": "\\xff", "target": "b"}' 'not a JSON object'
+printf '\xef\xbb\xbf%s\r\n' "$record" >marked.jsonl
+"$trainer" eval demo --task marked.jsonl >out 2>&1 || fail "a byte order mark: $(cat out)"
+
+# Who ends eval early keeps the rows that are done
+for i in $(seq 4000); do
+    echo "{\"ctx\": \"Item $i of a long list is\", \"target\": \"not read\"}"
+done >long.jsonl
+"$trainer" eval demo --task task.jsonl --task long.jsonl --out early.json >out 2>&1 &
+eval=$!
+for _ in $(seq 600); do
+    [ -s early.json ] && break
+    sleep 0.1
+done
+kill -INT $eval
+wait $eval
+"$trainer" report early.json --out early.html 2>err || fail "what was done is lost: $(cat err)"
+grep -q '<summary>task' early.html || fail 'the row that was done is lost'
+
+exit $((failures > 0))
