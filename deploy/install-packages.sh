@@ -12,6 +12,7 @@ packages=(
     libcurl4-gnutls-dev
     libdnnl-dev
     libgnutls28-dev
+    libhiredis-dev
     libinih-dev
     libjansson-dev
     liblmdb-dev

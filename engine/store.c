@@ -42,8 +42,7 @@ struct eng_store_client {
     int32_t free_count;
 };
 
-// ---------------------------------------------------------------------------------------------------------------
-// clocks
+// -------------------------------------------------------------------------------------------------------------- clocks
 
 static int64_t clock_ms(clockid_t which) {
     struct timespec now;
@@ -59,13 +58,11 @@ int64_t eng_store_wall_clock(void) {
     return clock_ms(CLOCK_REALTIME);
 }
 
-// -------------------------------------------------------------------------------------------------- opening and
-// closing
+// ------------------------------------------------------------------------------------------------- opening and closing
 
 static eng_status open_backend(const eng_store_options *options, eng_store *store, eng_error *error) {
-    if (strstr(options->place, "://"))
-        return eng_fail(error, ENG_UNSUPPORTED, "a store is a folder; no other kind is built in");
-    return eng_store_lmdb_open(options, store, &store->backend, error);
+    return strstr(options->place, "://") ? eng_store_redis_open(options, store, &store->backend, error)
+                                         : eng_store_lmdb_open(options, store, &store->backend, error);
 }
 
 static eng_status make_locks(eng_store *store) {
@@ -120,12 +117,11 @@ void eng_store_close(eng_store *store) {
     free(store);
 }
 
-// ------------------------------------------------------------------------------------------------------------- the
-// loop
+// ------------------------------------------------------------------------------------------------------------ the loop
 
-static int take_jobs(eng_store *store, eng_store_job **jobs) {
+static int take_jobs(eng_store *store, eng_store_job **jobs, int most) {
     int count = 0;
-    for (; count < BATCH && store->first; count++) {
+    for (; count < most && store->first; count++) {
         jobs[count] = store->first;
         store->first = store->first->next;
     }
@@ -158,6 +154,14 @@ static int prepare_all(eng_store *store, eng_store_job **jobs, int count) {
     return kept;
 }
 
+int eng_store_take(eng_store *store, eng_store_job **jobs, int most, bool *stopping) {
+    pthread_mutex_lock(&store->lock);
+    int count = take_jobs(store, jobs, most);
+    *stopping = store->stopping && !store->first;
+    pthread_mutex_unlock(&store->lock);
+    return prepare_all(store, jobs, count);
+}
+
 static void wait_until(eng_store *store, int64_t time_ms) {
     struct timespec until = {.tv_sec = time_ms / 1000, .tv_nsec = time_ms % 1000 * 1000000};
     pthread_cond_timedwait(&store->work, &store->lock, &until);
@@ -166,9 +170,13 @@ static void wait_until(eng_store *store, int64_t time_ms) {
 void eng_store_run(eng_store *store) {
     eng_store_job *jobs[BATCH];
     int64_t idle_at = eng_store_clock() + IDLE_MS;
+    if (store->backend.run) {
+        store->backend.run(store->backend.self);
+        return;
+    }
     pthread_mutex_lock(&store->lock);
     for (bool working = true; working;) {
-        int count = take_jobs(store, jobs);
+        int count = take_jobs(store, jobs, BATCH);
         bool leaving = count == 0 && store->stopping, idle = leaving || eng_store_clock() >= idle_at;
         if (count == 0 && !idle) {
             wait_until(store, idle_at);
@@ -188,10 +196,18 @@ void eng_store_run(eng_store *store) {
     pthread_mutex_unlock(&store->lock);
 }
 
+// Under the lock, so that the store cannot be closed meanwhile.
+static void wake(eng_store *store) {
+    if (store->backend.wake)
+        store->backend.wake(store->backend.self);
+    else
+        pthread_cond_signal(&store->work);
+}
+
 void eng_store_stop(eng_store *store) {
     pthread_mutex_lock(&store->lock);
     store->stopping = true;
-    pthread_cond_signal(&store->work);
+    wake(store);
     pthread_mutex_unlock(&store->lock);
 }
 
@@ -214,8 +230,7 @@ void eng_store_finish(eng_store *store, eng_store_job *job, eng_status status) {
         notify(context);
 }
 
-// ---------------------------------------------------------------------------------------------------------------
-// gauges
+// -------------------------------------------------------------------------------------------------------------- gauges
 
 void eng_store_read_gauges(eng_store *store, eng_store_gauges *out) {
     pthread_mutex_lock(&store->lock);
@@ -340,8 +355,7 @@ void eng_store_return_buffer(eng_store_client *client, eng_store_buffer *buffer)
     client->free_buffers[client->free_count++] = buffer;
 }
 
-// -------------------------------------------------------------------------------------------------------------
-// requests
+// ------------------------------------------------------------------------------------------------------------ requests
 
 static eng_status check_write(const eng_store_request *request, eng_error *error) {
     const eng_store_meta *meta = &request->meta;
@@ -423,7 +437,7 @@ eng_status eng_store_submit(eng_store_client *client, const eng_store_request *r
         *store->last = job;
         store->last = &job->next;
         store->gauges.queued++;
-        pthread_cond_signal(&store->work);
+        wake(store);
     }
     pthread_mutex_unlock(&store->lock);
     if (!stopped)

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Parked sessions and prefix snapshots outside the process: LMDB in a folder.
+// Parked sessions and prefix snapshots outside the process: LMDB in a folder, or a Redis server that several share.
 //
 // A store holds *records*. A record is named by its kind and 32 bytes, belongs to an owner, and has metadata, a
 // *payload* (a state as bytes, state.h) and a *journal*: entries that lead from the payload's position to the
@@ -13,14 +13,18 @@
 // name one record take effect in the order in which they were submitted; the replies of different records may overtake
 // one another.
 //
-// What a reply with ENG_OK promises: a write is durable, on the disk and synced; it is whole or not there. A reply with
-// ENG_IO of a write says that the outcome is not known: submitting the same again does no harm, also if it had
-// happened.
+// What a reply with ENG_OK promises: a write is durable, and it is whole or not there. Durable with LMDB: on the disk
+// and synced. Durable with Redis: acknowledged by the server, which has it on its disk and synced if it runs with
+// appendonly yes and appendfsync always; with weaker settings (the log says so) it is what they make of it: a power cut
+// takes the last second, or a restart everything. A reply with ENG_IO of a write says that the outcome is not known:
+// submitting the same again does no harm, also if it had happened.
 //
-// One writer at a time: writing a session takes the epoch of a lease. Leases end by this machine's monotonic clock, for
-// one process has the store to itself. Within its life an epoch is never given twice. A lease that has run out fences
-// nothing until another takes it (or a day has passed): whether a write is accepted is a matter of the epoch alone,
-// compared in the same step that writes.
+// One writer at a time: writing a session takes the epoch of a lease. Leases end by the monotonic clock of the one
+// process that has an LMDB store to itself, or by the clock of the Redis server. An epoch is never given twice: within
+// the life of an LMDB store's process, which ends all leases; by a Redis server also across its restarts, and even if
+// it has kept nothing, unless its clock was set back as well. A lease that has run out fences nothing until another
+// takes it (or a day has passed): whether a write is accepted is a matter of the epoch alone, compared in the same step
+// that writes.
 //
 // What is read is believed only if its digests fit: a record that is foreign, cut short or altered anywhere is
 // ENG_FORMAT, stays as it is, and can be deleted by its owner.

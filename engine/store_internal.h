@@ -2,7 +2,7 @@
 // What the parts of a store share: a request on its way, records as bytes, and what a backend has to do.
 //
 // store.c owns queue, clients and buffers; store_record.c knows what a record is and which write may follow which;
-// store_lmdb.c keeps the bytes. All but eng_store_submit's side runs on the store's thread.
+// store_lmdb.c and store_redis.c keep the bytes. All but eng_store_submit's side runs on the store's thread.
 #ifndef ENGINE_STORE_INTERNAL_H
 #define ENGINE_STORE_INTERNAL_H
 
@@ -24,12 +24,19 @@ typedef struct eng_store_backend {
     // Finishes every job; those of one record in their order.
     void (*work)(void *self, eng_store_job **jobs, int count);
     void (*idle)(void *self); // about once a second, and before the thread leaves
+    // Instead of both: a loop of its own over eng_store_take, and what ends its waiting (any thread).
+    void (*run)(void *self);
+    void (*wake)(void *self);
     void (*close)(void *self);
 } eng_store_backend;
 
 ENG_CHECKED eng_status eng_store_lmdb_open(const eng_store_options *options, eng_store *store, eng_store_backend *out,
                                            eng_error *error);
+ENG_CHECKED eng_status eng_store_redis_open(const eng_store_options *options, eng_store *store, eng_store_backend *out,
+                                            eng_error *error);
 
+// For a backend's loop: up to `most` jobs that wait, each of which it has to finish. *stopping: none will follow.
+int eng_store_take(eng_store *store, eng_store_job **jobs, int most, bool *stopping);
 // Milliseconds of the monotonic clock, and since 1970.
 int64_t eng_store_clock(void);
 int64_t eng_store_wall_clock(void);

@@ -1,155 +1,45 @@
 // SPDX-License-Identifier: Apache-2.0
 // A store: records there and back, rules of writing, bounds, damage, and what is left after a kill.
 //
-// Each case has a folder and a store whose thread the test starts, as a program would. A request is submitted and its
-// reply awaited, but for the cases about many at once. Damage is done to the tables while the store is closed.
+// Each case has a folder and a store whose thread the test starts, as a program would; most run on both kinds, LMDB in
+// that folder and a redis-server of the case's own. Damage is done to what is stored while the store is closed.
 #ifndef _GNU_SOURCE
 #define _GNU_SOURCE
 #endif
-#include "engine/store.h"
-
+#include <hiredis/hiredis.h>
 #include <lmdb.h>
-#include <pthread.h>
 #include <signal.h>
-#include <string.h>
 #include <sys/mman.h>
 #include <sys/wait.h>
-#include <time.h>
 
-#include "tests/check_main.h"
+#include "tests/engine/redis_server.h"
+#include "tests/engine/store_calls.h"
 #include "tests/engine/temp_folder.h"
 
-enum { BUFFER = 4 << 20 };
+enum { LMDB, REDIS, KINDS };
 
-static eng_store *store;
-static eng_store_client *client;
-static pthread_t thread;
-static eng_store_buffer *buffer, *other;
+static bool in_redis;
 
-static void nap(long microseconds) {
-    nanosleep(&(struct timespec){.tv_nsec = microseconds * 1000}, NULL);
+static bool choose(int kind) {
+    in_redis = kind == REDIS;
+    place = in_redis ? redis_server_place() : temp_path("store");
+    return !in_redis || redis_server_start("");
 }
 
-static void *live(void *of) {
-    eng_store_run(of);
-    return NULL;
-}
+// What every case on both begins with; the kind is the case's number in libcheck's loop.
+#define ON_BOTH()    \
+    if (!choose(_i)) \
+    MESA_TEST_SKIP("no redis-server is installed")
 
-static void start(uint64_t budget) {
-    ck_assert_int_eq(eng_store_open(&(eng_store_options){.place = temp_path("store"), .budget = budget}, &store, NULL),
-                     ENG_OK);
-    eng_store_client_options options = {.requests = 8, .buffers = 2, .buffer_bytes = BUFFER};
-    ck_assert_int_eq(eng_store_client_open(store, &options, &client, NULL), ENG_OK);
-    buffer = eng_store_take_buffer(client);
-    other = eng_store_take_buffer(client);
-    ck_assert(buffer && other && !eng_store_take_buffer(client));
-    ck_assert_int_eq(pthread_create(&thread, NULL, live, store), 0);
-}
-
-static void stop(void) {
-    eng_store_stop(store);
-    pthread_join(thread, NULL);
-    eng_store_client_close(client);
-    eng_store_close(store);
-}
-
-static eng_store_reply *await(void) {
-    eng_store_reply *reply;
-    for (int i = 0; !(reply = eng_store_poll(client)); i++) {
-        ck_assert_msg(i < 300000, "no reply");
-        nap(50);
-    }
-    return reply;
-}
-
-static eng_store_reply last; // its list is not kept
-static eng_store_meta listed[ENG_STORE_PAGE];
-
-static eng_status call(eng_store_request request) {
-    eng_error error = {0};
-    eng_status status = eng_store_submit(client, &request, &error);
-    ck_assert_msg(status == ENG_OK, "%s", error.text);
-    eng_store_reply *reply = await();
-    last = *reply;
-    if (reply->count)
-        memcpy(listed, reply->list, sizeof *listed * reply->count);
-    eng_store_done(client, reply);
-    ck_assert_int_eq(last.status == ENG_OK, last.error.code == ENG_OK);
-    return last.status;
-}
-
-static eng_store_meta meta_of(eng_store_kind kind, uint32_t id, int owner) {
-    eng_store_meta meta = {.kind = kind, .fingerprint = {7}, .profile = {8}, .note = {9}};
-    for (int i = 0; i < 4; i++)
-        meta.id[i] = (unsigned char)(id >> (24 - 8 * i));
-    meta.owner[0] = (unsigned char)owner;
-    return meta;
-}
-
-static eng_store_meta at_position(eng_store_meta meta, int64_t position) {
-    meta.position = position;
-    meta.tail_count = 1;
-    meta.tail = (int32_t)position;
-    return meta;
-}
-
-static uint64_t lease_of(uint32_t id, int holder, int64_t ttl_ms) {
-    eng_store_request request = {.op = ENG_STORE_LEASE, .meta = meta_of(ENG_STORE_SESSION, id, 1), .ttl_ms = ttl_ms};
-    request.holder[0] = (unsigned char)holder;
-    return call(request) == ENG_OK ? last.epoch : 0;
-}
-
-// Bytes that tell their record and their place.
-static unsigned char byte_at(uint32_t id, size_t i) {
-    uint64_t mixed = (i + 1) * 0x9e3779b97f4a7c15u ^ (id + 1) * 0xff51afd7ed558ccdu;
-    return (unsigned char)(mixed >> 40);
-}
-
-static eng_status put_state(eng_store_meta meta, uint64_t epoch, size_t length, int64_t ttl_ms) {
-    uint32_t id = (uint32_t)meta.id[2] << 8 | meta.id[3];
-    for (size_t i = 0; i < length; i++)
-        buffer->bytes[i] = byte_at(id, i);
-    buffer->length = length;
-    return call(
-        (eng_store_request){.op = ENG_STORE_PUT, .meta = meta, .epoch = epoch, .buffer = buffer, .ttl_ms = ttl_ms});
-}
-
-static eng_status append(eng_store_meta meta, uint64_t epoch, const char *text) {
-    return call((eng_store_request){
-        .op = ENG_STORE_APPEND, .meta = meta, .epoch = epoch, .entry = text, .entry_bytes = strlen(text)});
-}
-
-static eng_status simple(eng_store_op op, eng_store_meta meta) {
-    return call((eng_store_request){.op = op, .meta = meta});
-}
-
-static eng_status fetch(eng_store_meta meta) {
-    meta.fingerprint[0] = 0;
-    return call((eng_store_request){.op = ENG_STORE_GET, .meta = meta, .buffer = other});
-}
-
-static void check_state(uint32_t id, size_t length) {
-    ck_assert_uint_eq(last.meta.payload_bytes, length);
-    for (size_t i = 0; i < length; i++)
-        if (other->bytes[i] != byte_at(id, i))
-            ck_abort_msg("byte %zu of %u differs", i, id);
-}
-
-// The journal of the last GET as "POSITION:TEXT " one after another.
-static const char *journal(void) {
-    static char text[512];
-    size_t at = 0, length = 0;
-    eng_store_entry entry;
-    text[0] = 0;
-    while (eng_store_next_entry(&last, &at, &entry))
-        length += (size_t)snprintf(text + length, sizeof text - length, "%d:%.*s ", (int)entry.position,
-                                   (int)entry.length, (const char *)entry.bytes);
-    return text;
+static void end(void) {
+    redis_server_kill();
+    temp_folder_remove();
 }
 
 // ----------------------------------------------------------------------------------------------------------- the cases
 
 START_TEST(states_there_and_back) {
+    ON_BOTH();
     static const size_t lengths[] = {1, 262127, 262128, 262129, 1 << 20, (1 << 20) + 1, BUFFER - 1000};
     start(64 << 20);
     for (uint32_t i = 0; i < sizeof lengths / sizeof *lengths; i++) {
@@ -180,6 +70,7 @@ START_TEST(states_there_and_back) {
 END_TEST
 
 START_TEST(journals) {
+    ON_BOTH();
     start(16 << 20);
     eng_store_meta meta = meta_of(ENG_STORE_SESSION, 1, 1);
     uint64_t epoch = lease_of(1, 1, 10000);
@@ -212,6 +103,7 @@ START_TEST(journals) {
 END_TEST
 
 START_TEST(a_journal_is_bounded) {
+    ON_BOTH();
     start(64 << 20);
     eng_store_meta meta = meta_of(ENG_STORE_SESSION, 1, 1);
     uint64_t epoch = lease_of(1, 1, 10000);
@@ -232,15 +124,16 @@ START_TEST(a_journal_is_bounded) {
 END_TEST
 
 START_TEST(one_writer) {
+    ON_BOTH();
     start(16 << 20);
     eng_store_meta meta = at_position(meta_of(ENG_STORE_SESSION, 1, 1), 1);
-    uint64_t first = lease_of(1, 1, 150);
+    uint64_t first = lease_of(1, 1, 500);
     ck_assert_uint_gt(first, 0);
     ck_assert_uint_eq(lease_of(1, 2, 1000), 0);
     ck_assert_int_eq(last.status, ENG_BUSY);
-    ck_assert(last.lease_ms > 0 && last.lease_ms <= 150);
+    ck_assert(last.lease_ms > 0 && last.lease_ms <= 500);
     ck_assert_int_eq(append(meta, first + 1, "stale"), ENG_CONFLICT);
-    nap(200000);
+    nap(600000);
     ck_assert_int_eq(append(meta, first, "late"), ENG_OK); // run out, but nobody took it
     uint64_t second = lease_of(1, 2, 1000);
     ck_assert_uint_gt(second, first);
@@ -267,6 +160,7 @@ START_TEST(one_writer) {
 END_TEST
 
 START_TEST(owners_and_lists) {
+    ON_BOTH();
     start(16 << 20);
     for (uint32_t i = 0; i < 150; i++)
         ck_assert_int_eq(put_state(meta_of(ENG_STORE_PREFIX, i, 1 + (i % 50 == 7)), 0, 10 + i, 0), ENG_OK);
@@ -302,12 +196,13 @@ START_TEST(owners_and_lists) {
 END_TEST
 
 START_TEST(time_runs_out) {
+    ON_BOTH();
     start(16 << 20);
     eng_store_meta kept = meta_of(ENG_STORE_PREFIX, 1, 1), gone = meta_of(ENG_STORE_PREFIX, 2, 1);
-    ck_assert_int_eq(put_state(kept, 0, 10, 50), ENG_OK);
-    ck_assert_int_eq(put_state(gone, 0, 10, 50), ENG_OK);
+    ck_assert_int_eq(put_state(kept, 0, 10, 400), ENG_OK);
+    ck_assert_int_eq(put_state(gone, 0, 10, 400), ENG_OK);
     ck_assert_int_eq(call((eng_store_request){.op = ENG_STORE_EXPIRE, .meta = kept, .ttl_ms = 100000}), ENG_OK);
-    nap(80000);
+    nap(500000);
     ck_assert_int_eq(fetch(kept), ENG_OK);
     ck_assert_int_eq(fetch(gone), ENG_NOT_FOUND);
     ck_assert_int_eq(simple(ENG_STORE_LIST, meta_of(ENG_STORE_PREFIX, 0, 1)), ENG_OK);
@@ -327,6 +222,7 @@ START_TEST(time_runs_out) {
 END_TEST
 
 START_TEST(a_budget) {
+    ON_BOTH();
     start(16 << 20);
     uint64_t epoch = lease_of(1, 1, 100000);
     for (uint32_t i = 0; i < 40; i++) {
@@ -363,6 +259,7 @@ START_TEST(a_budget) {
 END_TEST
 
 START_TEST(a_full_disk) {
+    choose(LMDB);
     start(32 << 20);
     eng_store_meta meta = meta_of(ENG_STORE_SESSION, 1, 1);
     uint64_t epoch = lease_of(1, 1, 100000);
@@ -382,7 +279,8 @@ START_TEST(a_full_disk) {
 END_TEST
 
 START_TEST(requests_are_bounded) {
-    ck_assert_int_eq(eng_store_open(&(eng_store_options){.place = temp_path("store")}, &store, NULL), ENG_OK);
+    ON_BOTH();
+    ck_assert_int_eq(eng_store_open(&(eng_store_options){.place = place}, &store, NULL), ENG_OK);
     eng_store_client_options options = {.requests = 3, .entry_bytes = 10};
     ck_assert_int_eq(eng_store_client_open(store, &options, &client, NULL), ENG_OK);
     eng_store_request usage = {.op = ENG_STORE_USAGE},
@@ -416,8 +314,7 @@ END_TEST
 
 // -------------------------------------------------------------------------------------------------------------- damage
 
-// The n-th byte of all values of a table changes its lowest bit, or goes back. False: there is no such byte.
-static bool alter(const char *table, size_t n) {
+static bool alter_lmdb(const char *table, size_t n) {
     MDB_env *env;
     MDB_txn *txn;
     MDB_dbi dbi;
@@ -447,6 +344,46 @@ static bool alter(const char *table, size_t n) {
     ck_assert_int_eq(mdb_txn_commit(txn), 0);
     mdb_env_close(env);
     return found;
+}
+
+// The n-th byte of one of the values that a command lists, at or behind *n; NULL: it is further behind.
+static redisReply *value_of(redisReply *values, size_t *n, size_t *which) {
+    for (*which = 0; *which < values->elements; ++*which) {
+        redisReply *value = values->element[*which];
+        if (*n < value->len)
+            return value;
+        *n -= value->len;
+    }
+    return NULL;
+}
+
+static bool alter_redis(const char *table, size_t n) {
+    static const char record[] = "{mesa}:s00000001"
+                                 "00000000000000000000000000000000000000000000000000000000";
+    redisContext *link = redis_server_connect();
+    redisReply *generation = redis_server_ask(link, "HGET %s generation", record);
+    redisReply *values = table[0] == 'h'   ? redis_server_ask(link, "HMGET %s head", record)
+                         : table[0] == 'p' ? redis_server_ask(link, "HMGET %s:%s 0", record, generation->str)
+                                           : redis_server_ask(link, "LRANGE %s:journal 0 -1", record);
+    size_t which;
+    redisReply *value = value_of(values, &n, &which), *done = NULL;
+    if (value) {
+        value->str[n] ^= 1;
+        done = table[0] == 'h' ? redis_server_ask(link, "HSET %s head %b", record, value->str, value->len)
+               : table[0] == 'p'
+                   ? redis_server_ask(link, "HSET %s:%s 0 %b", record, generation->str, value->str, value->len)
+                   : redis_server_ask(link, "LSET %s:journal %d %b", record, (int)which, value->str, value->len);
+        freeReplyObject(done);
+    }
+    freeReplyObject(values);
+    freeReplyObject(generation);
+    redisFree(link);
+    return value != NULL;
+}
+
+// The n-th byte of all values of a table changes its lowest bit, or goes back. False: there is no such byte.
+static bool alter(const char *table, size_t n) {
+    return in_redis ? alter_redis(table, n) : alter_lmdb(table, n);
 }
 
 // The pieces that the store holds also stand under another generation and another record, as a kill leaves them.
@@ -486,6 +423,7 @@ static uint64_t bytes_used(void) {
 }
 
 START_TEST(nothing_is_left_behind) {
+    ON_BOTH();
     start(16 << 20);
     ck_assert_int_eq(put_state(meta_of(ENG_STORE_PREFIX, 1, 1), 0, 4000, 0), ENG_OK);
     uint64_t used = bytes_used();
@@ -493,7 +431,8 @@ START_TEST(nothing_is_left_behind) {
         ck_assert_int_eq(put_state(meta_of(ENG_STORE_PREFIX, 1, 1), 0, 4000, 0), ENG_OK);
     ck_assert_uint_eq(bytes_used(), used);
     stop();
-    leave_pieces();
+    if (!in_redis) // there they end by themselves
+        leave_pieces();
     start(16 << 20);
     ck_assert_uint_eq(bytes_used(), used);
     ck_assert_int_eq(fetch(meta_of(ENG_STORE_PREFIX, 1, 1)), ENG_OK);
@@ -505,6 +444,7 @@ START_TEST(nothing_is_left_behind) {
 END_TEST
 
 START_TEST(every_byte_altered) {
+    ON_BOTH();
     static const char *const tables[] = {"heads", "pieces", "journal"};
     eng_store_meta meta = meta_of(ENG_STORE_SESSION, 1, 1);
     start(1 << 20);
@@ -543,9 +483,10 @@ START_TEST(every_byte_altered) {
 END_TEST
 
 START_TEST(folders_that_are_refused) {
+    choose(LMDB);
     eng_store *second;
     eng_error error = {0};
-    eng_store_options options = {.place = temp_path("store"), .budget = 16 << 20};
+    eng_store_options options = {.place = place, .budget = 16 << 20};
     start(16 << 20);
     ck_assert_int_eq(put_state(meta_of(ENG_STORE_PREFIX, 1, 1), 0, 2 << 20, 0), ENG_OK);
     ck_assert_int_eq(eng_store_open(&options, &second, &error), ENG_BUSY);
@@ -556,7 +497,7 @@ START_TEST(folders_that_are_refused) {
     ck_assert_int_eq(eng_store_open(&options, &second, NULL), ENG_FORMAT);
     options.place = temp_path("no/such/folder");
     ck_assert_int_eq(eng_store_open(&options, &second, NULL), ENG_NOT_FOUND);
-    options.place = "redis://localhost";
+    options.place = "http://localhost";
     ck_assert_int_eq(eng_store_open(&options, &second, NULL), ENG_UNSUPPORTED);
     options = (eng_store_options){.place = temp_path("small"), .budget = 1000};
     ck_assert_int_eq(eng_store_open(&options, &second, NULL), ENG_INVALID);
@@ -614,6 +555,7 @@ static void check_after_kill(const progress *p, int kill) {
 }
 
 START_TEST(a_hundred_kills) {
+    ON_BOTH();
     progress *p = mmap(NULL, sizeof *p, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
     ck_assert_ptr_ne(p, MAP_FAILED);
     srand(7);
@@ -646,20 +588,20 @@ END_TEST
 static Suite *store_suite(void) {
     Suite *suite = suite_create("store");
     TCase *cases = tcase_create("store");
-    tcase_add_checked_fixture(cases, temp_folder_make, temp_folder_remove);
-    tcase_add_test(cases, states_there_and_back);
-    tcase_add_test(cases, journals);
-    tcase_add_test(cases, a_journal_is_bounded);
-    tcase_add_test(cases, one_writer);
-    tcase_add_test(cases, owners_and_lists);
-    tcase_add_test(cases, time_runs_out);
-    tcase_add_test(cases, a_budget);
+    tcase_add_checked_fixture(cases, temp_folder_make, end);
+    tcase_add_loop_test(cases, states_there_and_back, 0, KINDS);
+    tcase_add_loop_test(cases, journals, 0, KINDS);
+    tcase_add_loop_test(cases, a_journal_is_bounded, 0, KINDS);
+    tcase_add_loop_test(cases, one_writer, 0, KINDS);
+    tcase_add_loop_test(cases, owners_and_lists, 0, KINDS);
+    tcase_add_loop_test(cases, time_runs_out, 0, KINDS);
+    tcase_add_loop_test(cases, a_budget, 0, KINDS);
     tcase_add_test(cases, a_full_disk);
-    tcase_add_test(cases, requests_are_bounded);
-    tcase_add_test(cases, nothing_is_left_behind);
-    tcase_add_test(cases, every_byte_altered);
+    tcase_add_loop_test(cases, requests_are_bounded, 0, KINDS);
+    tcase_add_loop_test(cases, nothing_is_left_behind, 0, KINDS);
+    tcase_add_loop_test(cases, every_byte_altered, 0, KINDS);
     tcase_add_test(cases, folders_that_are_refused);
-    tcase_add_test(cases, a_hundred_kills);
+    tcase_add_loop_test(cases, a_hundred_kills, 0, KINDS);
     suite_add_tcase(suite, cases);
     return suite;
 }
