@@ -130,10 +130,18 @@ static void evict(eng_prefix *prefix) {
     drop_oldest(prefix);
 }
 
+static void free_table(eng_prefix *prefix) {
+    free(prefix->bucket);
+    prefix->bucket = NULL;
+    prefix->buckets = 0;
+}
+
 // Room for so many bytes more; false: the budget is smaller than that.
 static bool make_room(eng_prefix *prefix, uint64_t bytes) {
     while (prefix->oldest && bytes_of(prefix) + bytes > prefix->options.budget)
         evict(prefix);
+    if (bytes_of(prefix) + bytes > prefix->options.budget)
+        free_table(prefix);
     return bytes_of(prefix) + bytes <= prefix->options.budget;
 }
 
@@ -166,9 +174,7 @@ eng_status eng_prefix_create(const eng_prefix_options *options, eng_prefix **out
 void eng_prefix_purge(eng_prefix *prefix) {
     while (prefix->oldest)
         drop_oldest(prefix);
-    free(prefix->bucket);
-    prefix->bucket = NULL;
-    prefix->buckets = 0;
+    free_table(prefix);
 }
 
 void eng_prefix_free(eng_prefix *prefix) {
