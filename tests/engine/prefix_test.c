@@ -13,10 +13,11 @@
 #include "tests/check_main.h"
 #include "tests/engine/door.h"
 #include "tests/engine/mixer_variants.h"
+#include "tests/engine/reply.h"
 #include "tests/engine/temp_folder.h"
 #include "tests/engine/test_device.h"
 
-enum { MOST = 1400, DRAWN = 3, ENOUGH = 1 << 30 };
+enum { MOST = REPLY_PROMPT, DRAWN = 3, ENOUGH = 1 << 30 };
 
 typedef struct log_lines {
     int errors;
@@ -60,41 +61,6 @@ static void plain_ids(uint64_t seed, int32_t *ids, int32_t count) {
 
 // ------------------------------------------------------------------------------------------------------------- replies
 
-typedef struct told {
-    int32_t id, top_count;
-    float logprob;
-    eng_compute compute;
-    eng_alternative top[4];
-} told;
-
-typedef struct reply {
-    uint64_t id;
-    told prompt[MOST], drawn[64];
-    size_t prompt_count, drawn_count;
-    eng_finish finish;
-    eng_status status;
-    eng_usage usage;
-} reply;
-
-static void keep(told *to, const eng_token *token) {
-    *to = (told){.id = token->id, .top_count = token->top_count, .logprob = token->logprob, .compute = token->compute};
-    for (int32_t i = 0; i < token->top_count; i++)
-        to->top[i] = token->top[i];
-}
-
-static void hear(void *context, const eng_event *event) {
-    reply *to = (reply *)event->user + event->choice;
-    (void)context;
-    ck_assert_int_eq(to->finish, ENG_FINISH_NONE);
-    for (size_t i = 0; i < event->prompt_count; i++)
-        keep(&to->prompt[to->prompt_count++], &event->prompt[i]);
-    for (size_t i = 0; i < event->token_count; i++)
-        keep(&to->drawn[to->drawn_count++], &event->tokens[i]);
-    to->finish = event->finish;
-    to->status = event->status;
-    to->usage = *event->usage;
-}
-
 static eng_request asking(const eng_engine *engine, const int32_t *ids, int32_t count) {
     eng_request request = greedy(engine, ids, (size_t)count, DRAWN);
     request.ignore_eos = true;
@@ -110,59 +76,21 @@ static eng_request scoring(const eng_engine *engine, const int32_t *ids, int32_t
     return request;
 }
 
-static void ask(eng_engine *engine, eng_request request, reply *to) {
-    eng_error error = {0};
-    memset(to, 0, sizeof *to * (size_t)(request.choices > 1 ? request.choices : 1));
-    request.user = to;
-    ck_assert_msg(eng_submit(engine, &request, &to->id, &error) == ENG_OK, "%s", error.text);
-}
-
-static bool advance(eng_engine *engine) {
-    bool worked;
-    eng_error error = {0};
-    ck_assert_msg(eng_step(engine, hear, NULL, &worked, &error) == ENG_OK, "%s", error.text);
-    return worked;
-}
-
 // To the end. Whatever is not kept was given back.
 static void listen(eng_engine *engine) {
     eng_snapshot_sums resting;
-    while (advance(engine)) {
-    }
+    reply_listen(engine);
     const eng_gauges gauges = gauges_of(engine);
-    ck_assert_uint_eq(gauges.running + gauges.queued_requests + gauges.states_used, 0);
+    ck_assert_uint_eq(gauges.states_used, 0);
     ck_assert_uint_le(gauges.prefix_bytes, gauges.prefix_bytes_total);
     eng_snapshots_sum(engine->prefix_snapshots, &resting);
     ck_assert_uint_eq(resting.device + resting.host, gauges.prefix_states);
 }
 
-static const reply *reply_to(eng_engine *engine, eng_request request) {
-    static reply one;
-    ask(engine, request, &one);
+static const reply *answer_to(eng_engine *engine, eng_request request) {
+    const reply *got = reply_to(engine, request);
     listen(engine);
-    ck_assert_int_ne(one.finish, ENG_FINISH_NONE);
-    return &one;
-}
-
-static bool same_token(const told *a, const told *b) {
-    return a->id == b->id && a->top_count == b->top_count && memcmp(&a->logprob, &b->logprob, sizeof a->logprob) == 0 &&
-           memcmp(&a->compute, &b->compute, sizeof a->compute) == 0 && memcmp(a->top, b->top, sizeof a->top) == 0;
-}
-
-static void same(const reply *got, const reply *want, const char *what) {
-    ck_assert_msg(got->finish == want->finish && got->status == want->status, "%s: finish %d, status %d", what,
-                  got->finish, got->status);
-    ck_assert_msg(got->prompt_count == want->prompt_count && got->drawn_count == want->drawn_count,
-                  "%s: %zu and %zu tokens, not %zu and %zu", what, got->prompt_count, got->drawn_count,
-                  want->prompt_count, want->drawn_count);
-    for (size_t i = 0; i < got->prompt_count; i++)
-        ck_assert_msg(same_token(&got->prompt[i], &want->prompt[i]), "%s: prompt token %zu at %.9g, not %.9g", what, i,
-                      (double)got->prompt[i].logprob, (double)want->prompt[i].logprob);
-    for (size_t i = 0; i < got->drawn_count; i++)
-        ck_assert_msg(same_token(&got->drawn[i], &want->drawn[i]), "%s: token %zu is %d at %.9g, not %d at %.9g", what,
-                      i, got->drawn[i].id, (double)got->drawn[i].logprob, want->drawn[i].id,
-                      (double)want->drawn[i].logprob);
-    ck_assert_int_eq(got->usage.prompt_tokens, want->usage.prompt_tokens);
+    return got;
 }
 
 static void cached(const reply *got, int64_t want, const char *what) {
@@ -198,17 +126,17 @@ static void check_length(both engines, const int32_t *ids, int32_t count, bool s
     static reply want, got[3];
     int32_t other[MOST];
     eng_request request = scored ? scoring(engines.warm, ids, count, 2) : asking(engines.warm, ids, count);
-    want = *reply_to(engines.cold, request);
-    const reply *alone = reply_to(engines.warm, request);
-    same(alone, &want, what);
+    want = *answer_to(engines.cold, request);
+    const reply *alone = answer_to(engines.warm, request);
+    reply_same(alone, &want, what);
     ck_assert_msg(alone->usage.cached_tokens >= 2 * chunk_of(engines.warm), "%s: not cached", what);
     plain_ids((uint64_t)count, other, count);
-    ask(engines.warm, asking(engines.warm, other, count), &got[0]);
-    ask(engines.warm, request, &got[1]);
-    ask(engines.warm, request, &got[2]);
+    reply_ask(engines.warm, asking(engines.warm, other, count), &got[0]);
+    reply_ask(engines.warm, request, &got[1]);
+    reply_ask(engines.warm, request, &got[2]);
     listen(engines.warm);
     for (int i = 1; i < 3; i++) {
-        same(&got[i], &want, what);
+        reply_same(&got[i], &want, what);
         cached(&got[i], below(engines.warm, count), what);
     }
 }
@@ -226,11 +154,11 @@ START_TEST(a_hit_is_a_miss) {
     both engines = open_both(model, (eng_options){.prefix_budget = ENOUGH});
     const int32_t chunk = chunk_of(engines.warm);
     plain_ids(1, ids, 5 * chunk);
-    reply_to(engines.warm, asking(engines.warm, ids, 2 * chunk + 1));
+    answer_to(engines.warm, asking(engines.warm, ids, 2 * chunk + 1));
     for (int32_t residue = 0; residue < chunk; residue = next_residue(residue, chunk))
         check_length(engines, ids, 3 * chunk + residue, false, model->name);
     plain_ids(2, ids, 5 * chunk);
-    reply_to(engines.warm, scoring(engines.warm, ids, 2 * chunk + 2, 3));
+    answer_to(engines.warm, scoring(engines.warm, ids, 2 * chunk + 2, 3));
     for (int32_t residue = 1; residue < chunk; residue = next_residue(residue, chunk) + chunk / 8)
         check_length(engines, ids, 3 * chunk + residue, true, model->name);
     close_both(engines);
@@ -245,31 +173,31 @@ START_TEST(a_state_serves_its_owner_and_its_knobs_alone) {
     const int32_t chunk = chunk_of(engines.warm), count = 3 * chunk + 5;
     plain_ids(1, ids, count);
     eng_request request = asking(engines.warm, ids, count);
-    cached(reply_to(engines.warm, request), 0, "the first");
-    cached(reply_to(engines.warm, request), 3 * chunk, "the same");
+    cached(answer_to(engines.warm, request), 0, "the first");
+    cached(answer_to(engines.warm, request), 3 * chunk, "the same");
     request.owner = 8;
-    cached(reply_to(engines.warm, request), 0, "another owner's");
+    cached(answer_to(engines.warm, request), 0, "another owner's");
     for (int kind = 0; kind < 4; kind++) {
         request = asking(engines.warm, ids, count);
         request.knobs = (eng_knobs[]){{ENG_CG_TOLERANCE, 1e-2F, 8, 1, 1},
                                       {ENG_CG_TOLERANCE, 1e-3F, 8, 1, 1},
                                       {ENG_CG_STEPS, 1e-3F, 8, 1, 1},
                                       {ENG_CG_EXACT, 0, 0, 1, 1}}[kind];
-        reply want = *reply_to(engines.cold, request);
-        const reply *got = reply_to(engines.warm, request);
+        reply want = *answer_to(engines.cold, request);
+        const reply *got = answer_to(engines.warm, request);
         cached(got, 0, "other knobs");
-        same(got, &want, "other knobs");
+        reply_same(got, &want, "other knobs");
         request.knobs.exit_threshold = 0.5F; // does not enter a state
-        got = reply_to(engines.warm, request);
+        got = answer_to(engines.warm, request);
         cached(got, 3 * chunk, "the same knobs");
-        same(got, &want, "the same knobs");
+        reply_same(got, &want, "the same knobs");
     }
     request.sampling = (eng_sampling){.temperature = 1, .top_p = 1, .seed = 3}; // nor do these
     request.repetition_penalty = 1.3F;
-    reply want = *reply_to(engines.cold, request);
-    const reply *got = reply_to(engines.warm, request);
+    reply want = *answer_to(engines.cold, request);
+    const reply *got = answer_to(engines.warm, request);
     cached(got, 3 * chunk, "other sampling");
-    same(got, &want, "other sampling");
+    reply_same(got, &want, "other sampling");
     close_both(engines);
 }
 END_TEST
@@ -280,9 +208,9 @@ START_TEST(knobs_do_not_matter_where_nothing_is_solved) {
     const int32_t chunk = chunk_of(engine);
     plain_ids(1, ids, chunk + 1);
     eng_request request = asking(engine, ids, chunk + 1);
-    reply_to(engine, request);
+    answer_to(engine, request);
     request.knobs = (eng_knobs){ENG_CG_EXACT, 0, 0, 1, 1};
-    cached(reply_to(engine, request), chunk, "knobs without a solver");
+    cached(answer_to(engine, request), chunk, "knobs without a solver");
     eng_close(engine);
 }
 END_TEST
@@ -305,16 +233,16 @@ START_TEST(logprobs_come_from_states_that_have_them) {
         char what[32];
         snprintf(what, sizeof what, "turn %zu", i);
         request.token_compute = turns[i].compute;
-        reply want = *reply_to(engines.cold, request);
-        const reply *got = reply_to(engines.warm, request);
-        same(got, &want, what);
+        reply want = *answer_to(engines.cold, request);
+        const reply *got = answer_to(engines.warm, request);
+        reply_same(got, &want, what);
         cached(got, turns[i].hits ? 3 * chunk : 0, what);
     }
     // the id behind the state is another: its logprob is not there
     ids[3 * chunk] = ids[3 * chunk] == 2 ? 3 : 2;
-    reply want = *reply_to(engines.cold, scoring(engines.warm, ids, count, 1));
-    const reply *got = reply_to(engines.warm, scoring(engines.warm, ids, count, 1));
-    same(got, &want, "another id behind the state");
+    reply want = *answer_to(engines.cold, scoring(engines.warm, ids, count, 1));
+    const reply *got = answer_to(engines.warm, scoring(engines.warm, ids, count, 1));
+    reply_same(got, &want, "another id behind the state");
     ck_assert_int_lt(got->usage.cached_tokens, 3 * chunk);
     close_both(engines);
 }
@@ -329,21 +257,21 @@ START_TEST(what_did_not_converge_fails_as_before) {
     plain_ids(1, ids, count);
     eng_request request = asking(engine, ids, count);
     request.knobs = (eng_knobs){ENG_CG_TOLERANCE, 1e-7F, 1, 1, 1};
-    reply_to(engine, request);
-    ck_assert_int_eq(reply_to(engine, request)->usage.cached_tokens, 3 * chunk);
+    answer_to(engine, request);
+    ck_assert_int_eq(answer_to(engine, request)->usage.cached_tokens, 3 * chunk);
     request.fail_unconverged = true;
-    ck_assert_int_eq(reply_to(engine, request)->status, ENG_UNCONVERGED);
+    ck_assert_int_eq(answer_to(engine, request)->status, ENG_UNCONVERGED);
     request.owner = 8; // while the prompt is read by one that does not mind
     request.fail_unconverged = false;
-    ask(engine, request, &together[0]);
+    reply_ask(engine, request, &together[0]);
     request.fail_unconverged = true;
-    ask(engine, request, &together[1]);
+    reply_ask(engine, request, &together[1]);
     listen(engine);
     ck_assert_int_eq(together[0].finish, ENG_FINISH_LENGTH);
     ck_assert_int_eq(together[1].status, ENG_UNCONVERGED);
     request.knobs = eng_info(engine)->default_knobs;
-    ck_assert_int_eq(reply_to(engine, request)->finish, ENG_FINISH_LENGTH);
-    ck_assert_int_eq(reply_to(engine, request)->usage.cached_tokens, 3 * chunk);
+    ck_assert_int_eq(answer_to(engine, request)->finish, ENG_FINISH_LENGTH);
+    ck_assert_int_eq(answer_to(engine, request)->usage.cached_tokens, 3 * chunk);
     eng_close(engine);
 }
 END_TEST
@@ -359,16 +287,16 @@ START_TEST(prompts_that_part_share_what_is_alike) {
         plain_ids(1, ids, count);
         plain_ids(10 + (uint64_t)i, ids + 4 * chunk + chunk / 2, 4 * chunk + 3 - chunk / 2);
         const eng_request request = asking(engines.warm, ids, count);
-        reply want = *reply_to(engines.cold, request);
-        const reply *got = reply_to(engines.warm, request);
-        same(got, &want, "a prompt that parts");
+        reply want = *answer_to(engines.cold, request);
+        const reply *got = answer_to(engines.warm, request);
+        reply_same(got, &want, "a prompt that parts");
         cached(got, want_cached[i], "a prompt that parts");
-        cached(reply_to(engines.warm, request), 8 * chunk, "the same again");
+        cached(answer_to(engines.warm, request), 8 * chunk, "the same again");
     }
     plain_ids(1, ids, count);
-    cached(reply_to(engines.warm, asking(engines.warm, ids, 4 * chunk + 1)), 4 * chunk, "a shorter one");
-    cached(reply_to(engines.warm, asking(engines.warm, ids, 4 * chunk)), 0, "one that would leave nothing to read");
-    cached(reply_to(engines.warm, asking(engines.warm, ids, chunk)), 0, "less than a chunk and an id");
+    cached(answer_to(engines.warm, asking(engines.warm, ids, 4 * chunk + 1)), 4 * chunk, "a shorter one");
+    cached(answer_to(engines.warm, asking(engines.warm, ids, 4 * chunk)), 0, "one that would leave nothing to read");
+    cached(answer_to(engines.warm, asking(engines.warm, ids, chunk)), 0, "less than a chunk and an id");
     const eng_gauges gauges = gauges_of(engines.warm);
     ck_assert_uint_eq(gauges.prefix_evictions, 0);
     ck_assert_uint_eq(gauges.prefix_hits, 7);
@@ -379,27 +307,25 @@ END_TEST
 
 START_TEST(states_stand_along_a_long_prompt) {
     int32_t ids[MOST];
-    eng_engine *engine = open_mesa((eng_options){.prefix_budget = ENOUGH, .snapshot_tokens = 1});
-    const int32_t chunk = chunk_of(engine), count = 20 * chunk + 3;
-    eng_close(engine);
-    engine = open_mesa((eng_options){.prefix_budget = ENOUGH, .snapshot_tokens = 4 * chunk, .prompt_tokens = 1});
+    const int32_t chunk = test_device_is_cpu() ? 16 : 64, count = 20 * chunk + 3;
+    eng_engine *engine =
+        open_mesa((eng_options){.prefix_budget = ENOUGH, .snapshot_tokens = 4 * chunk, .prompt_tokens = 1});
+    const uint64_t state = eng_pool_slot_stride(engine->pool);
+    ck_assert_int_eq(chunk_of(engine), chunk);
     plain_ids(1, ids, count);
-    reply_to(engine, asking(engine, ids, count)); // four chunks a step
+    answer_to(engine, asking(engine, ids, count)); // four chunks a step
     ck_assert_uint_eq(gauges_of(engine).prefix_states, 5);
     for (int32_t alike = 4; alike <= 16; alike += 4) {
         plain_ids(1, ids, count);
         ids[alike * chunk + 1] = 23;
         ids[alike * chunk + 2] = 22;
-        cached(reply_to(engine, asking(engine, ids, (alike + 1) * chunk)), alike * chunk, "a part of it");
+        cached(answer_to(engine, asking(engine, ids, (alike + 1) * chunk)), alike * chunk, "a part of it");
     }
     eng_close(engine);
     // as many as take a quarter of the budget
-    engine = open_mesa((eng_options){.snapshot_tokens = chunk});
-    const uint64_t state = eng_pool_slot_stride(engine->pool);
-    eng_close(engine);
     engine = open_mesa((eng_options){.prefix_budget = 8 * state + 65536, .snapshot_tokens = 4 * chunk});
     plain_ids(1, ids, count);
-    reply_to(engine, asking(engine, ids, count));
+    answer_to(engine, asking(engine, ids, count));
     ck_assert_uint_le(gauges_of(engine).prefix_states, 3);
     eng_close(engine);
 }
@@ -411,7 +337,7 @@ START_TEST(a_first_turn_hits_and_goes_on) {
     both engines = open_both(&small_models[SMALL_HYBRID], (eng_options){.prefix_budget = ENOUGH});
     const int32_t chunk = chunk_of(engines.warm), count = 3 * chunk + 5;
     plain_ids(1, ids, count + 9);
-    reply_to(engines.warm, asking(engines.warm, ids, count));
+    answer_to(engines.warm, asking(engines.warm, ids, count));
     uint64_t id[2];
     eng_engine *const engine[2] = {engines.cold, engines.warm};
     for (int turn = 0; turn < 3; turn++)
@@ -421,12 +347,12 @@ START_TEST(a_first_turn_hits_and_goes_on) {
                 ck_assert_int_eq(eng_timeline_create(engine[i], 7, &id[i], NULL), ENG_OK);
             request.timeline = id[i];
             request.timeline_position = -1;
-            const reply *got = reply_to(engine[i], request);
+            const reply *got = answer_to(engine[i], request);
             if (i == 0) {
                 want = *got;
                 continue;
             }
-            same(got, &want, "a turn");
+            reply_same(got, &want, "a turn");
             cached(got, turn == 0 ? 3 * chunk : 0, "a turn");
         }
     // and what its first turn has read serves others
@@ -435,8 +361,8 @@ START_TEST(a_first_turn_hits_and_goes_on) {
     eng_request request = asking(engines.warm, ids, count);
     request.timeline = id[0];
     request.timeline_position = -1;
-    reply_to(engines.warm, request);
-    cached(reply_to(engines.warm, asking(engines.warm, ids, count)), 3 * chunk, "behind a turn");
+    answer_to(engines.warm, request);
+    cached(answer_to(engines.warm, asking(engines.warm, ids, count)), 3 * chunk, "behind a turn");
     close_both(engines);
 }
 END_TEST
@@ -454,7 +380,7 @@ START_TEST(the_budget_holds_to_the_byte) {
     uint64_t nodes = 0;
     for (int i = 0; i < PROMPTS; i++) {
         plain_ids(100 + (uint64_t)i, ids, count);
-        cached(reply_to(engine, asking(engine, ids, count)), 0, "a new one");
+        cached(answer_to(engine, asking(engine, ids, count)), 0, "a new one");
         const eng_gauges gauges = gauges_of(engine);
         const uint64_t rest = gauges.prefix_bytes - gauges.prefix_states * state;
         ck_assert_uint_eq(gauges.prefix_states, i < STATES ? (uint64_t)i + 1 : STATES);
@@ -464,12 +390,12 @@ START_TEST(the_budget_holds_to_the_byte) {
         else if (i < STATES) // two nodes each beside the table, which has room for 64
             ck_assert_uint_eq(rest, nodes + (uint64_t)i * (nodes - 64 * sizeof(void *)));
         plain_ids(100, ids, count);
-        cached(reply_to(engine, asking(engine, ids, count)), 2 * chunk, "one that is always used");
+        cached(answer_to(engine, asking(engine, ids, count)), 2 * chunk, "one that is always used");
     }
     for (int i = PROMPTS - 1; i > 0; i--) {
         plain_ids(100 + (uint64_t)i, ids, count);
         const int64_t want = i > PROMPTS - STATES ? 2 * chunk : 0;
-        const reply *got = reply_to(engine, asking(engine, ids, count));
+        const reply *got = answer_to(engine, asking(engine, ids, count));
         if (want > 0)
             cached(got, want, "one that was used recently");
         if (i == PROMPTS - STATES)
@@ -481,7 +407,7 @@ START_TEST(the_budget_holds_to_the_byte) {
     eng_close(engine);
     engine = open_mesa((eng_options){.prefix_budget = state}); // not even one, with what names it
     for (int i = 0; i < 2; i++)
-        cached(reply_to(engine, asking(engine, ids, count)), 0, "no room");
+        cached(answer_to(engine, asking(engine, ids, count)), 0, "no room");
     eng_close(engine);
 }
 END_TEST
@@ -493,14 +419,14 @@ START_TEST(logprobs_count) {
     const uint64_t state = eng_pool_slot_stride(engine->pool);
     const int32_t chunk = chunk_of(engine), count = 6 * chunk + 5;
     plain_ids(1, ids, count);
-    reply_to(engine, asking(engine, ids, count));
+    answer_to(engine, asking(engine, ids, count));
     const uint64_t without = gauges_of(engine).prefix_bytes;
-    reply_to(engine, scoring(engine, ids, count, 2));
+    answer_to(engine, scoring(engine, ids, count, 2));
     ck_assert_uint_eq(gauges_of(engine).prefix_bytes - without, eng_scores_bytes(6 * (size_t)chunk + 1, 2));
     eng_prefix_purge(engine->prefix);
     eng_close(engine);
     engine = open_mesa((eng_options){.prefix_budget = ENOUGH, .snapshot_tokens = chunk, .prompt_tokens = 1});
-    reply_to(engine, scoring(engine, ids, count, 2));
+    answer_to(engine, scoring(engine, ids, count, 2));
     ck_assert_uint_eq(gauges_of(engine).prefix_states, 6);
     ck_assert_uint_eq(gauges_of(engine).prefix_bytes, without + 5 * state + eng_scores_bytes(6 * (size_t)chunk + 1, 2));
     eng_close(engine);
@@ -518,9 +444,9 @@ START_TEST(pages_make_room) {
         const int32_t count = 150 + 11 * i; // 3 to 5 pages
         plain_ids(1 + (uint64_t)(i % 4), ids, count);
         const eng_request request = asking(engines.warm, ids, count);
-        reply want = *reply_to(engines.cold, request);
-        const reply *got = reply_to(engines.warm, request);
-        same(got, &want, "with pages");
+        reply want = *answer_to(engines.cold, request);
+        const reply *got = answer_to(engines.warm, request);
+        reply_same(got, &want, "with pages");
         if (i >= 4)
             ck_assert_int_ge(got->usage.cached_tokens, 128);
         ck_assert_uint_le(gauges_of(engines.warm).kv_pages_used, 8);
@@ -543,12 +469,12 @@ START_TEST(a_hundred_equal_prompts_are_read_once) {
         const int32_t count = 5 * chunk_of(engines.warm) + 3;
         plain_ids(1, ids, count);
         const eng_request request = scored ? scoring(engines.warm, ids, count, 1) : asking(engines.warm, ids, count);
-        want[0] = *reply_to(engines.cold, request);
+        want[0] = *answer_to(engines.cold, request);
         for (int i = 0; i < PROMPTS; i++)
-            ask(engines.warm, request, &got[i]);
+            reply_ask(engines.warm, request, &got[i]);
         listen(engines.warm);
         for (int i = 0; i < PROMPTS; i++) {
-            same(&got[i], &want[0], "one of many");
+            reply_same(&got[i], &want[0], "one of many");
             cached(&got[i], i > 0 ? below(engines.warm, count) : 0, "one of many");
         }
         ck_assert_uint_eq(gauges_of(engines.warm).prefix_hits, PROMPTS - 1);
@@ -567,13 +493,13 @@ START_TEST(choices_are_scored_behind_one_context) {
     for (int i = 0; i < CONTINUATIONS; i++) {
         plain_ids(1, ids[i], count);
         plain_ids(50 + (uint64_t)i, ids[i] + context, chunk);
-        want[i] = *reply_to(engines.cold, scoring(engines.cold, ids[i], count, 1));
+        want[i] = *answer_to(engines.cold, scoring(engines.cold, ids[i], count, 1));
     }
     for (int i = 0; i < CONTINUATIONS; i++)
-        ask(engines.warm, scoring(engines.warm, ids[i], count, 1), &got[i]);
+        reply_ask(engines.warm, scoring(engines.warm, ids[i], count, 1), &got[i]);
     listen(engines.warm);
     for (int i = 0; i < CONTINUATIONS; i++) {
-        same(&got[i], &want[i], "a continuation");
+        reply_same(&got[i], &want[i], "a continuation");
         cached(&got[i], i > 0 ? 4 * chunk : 0, "a continuation");
     }
     close_both(engines);
@@ -593,19 +519,19 @@ START_TEST(a_reader_that_is_cancelled_leaves_what_it_has) {
             plain_ids(10 + (uint64_t)steps, ids, count);
             const eng_request request =
                 kind == 1 ? scoring(engines.warm, ids, count, 1) : asking(engines.warm, ids, count);
-            want = *reply_to(engines.cold, request);
+            want = *answer_to(engines.cold, request);
             for (int i = 0; i < 3; i++)
-                ask(engines.warm, request, &got[i]);
+                reply_ask(engines.warm, request, &got[i]);
             for (int i = 0; i < steps; i++)
-                advance(engines.warm);
+                reply_step(engines.warm);
             if (steps % 3 == 2)
                 eng_pause(engines.warm, got[0].id, true); // as good as gone
             else
                 eng_cancel(engines.warm, got[0].id);
             while (got[1].finish == ENG_FINISH_NONE || got[2].finish == ENG_FINISH_NONE)
-                ck_assert(advance(engines.warm));
-            same(&got[1], &want, "behind one that is gone");
-            same(&got[2], &want, "behind one that is gone");
+                ck_assert(reply_step(engines.warm));
+            reply_same(&got[1], &want, "behind one that is gone");
+            reply_same(&got[2], &want, "behind one that is gone");
             cached(&got[2], 9 * chunk, "the last one");
             if (steps > 0 && steps < 3 && kind != 1) // logprobs of what is under way are not known
                 ck_assert_int_ge(got[1].usage.cached_tokens, chunk);
@@ -627,7 +553,7 @@ START_TEST(an_audit_finds_nothing_where_nothing_is_wrong) {
     const int32_t count = 5 * chunk_of(engine) + 3;
     for (int i = 0; i < 13; i++) {
         plain_ids((uint64_t)(i % 2), ids, count);
-        reply_to(engine, i % 4 == 3 ? scoring(engine, ids, count, 1) : asking(engine, ids, count));
+        answer_to(engine, i % 4 == 3 ? scoring(engine, ids, count, 1) : asking(engine, ids, count));
     }
     const eng_gauges gauges = gauges_of(engine);
     ck_assert_uint_eq(gauges.prefix_audits, gauges.prefix_hits / 3);
@@ -637,7 +563,7 @@ START_TEST(an_audit_finds_nothing_where_nothing_is_wrong) {
     eng_close(engine);
     engine = open_mesa((eng_options){.prefix_budget = ENOUGH, .prefix_audit = 1, .fast = true});
     for (int i = 0; i < 4; i++)
-        reply_to(engine, asking(engine, ids, count));
+        answer_to(engine, asking(engine, ids, count));
     ck_assert_uint_eq(gauges_of(engine).prefix_hits, 3);
     ck_assert_uint_eq(gauges_of(engine).prefix_audits, 0); // bits are not promised
     eng_close(engine);
@@ -665,31 +591,31 @@ START_TEST(an_audit_finds_a_broken_state) {
     const int32_t count = 5 * chunk_of(engines.warm) + 3;
     plain_ids(1, ids, count);
     const eng_request request = asking(engines.warm, ids, count);
-    reply want = *reply_to(engines.cold, request);
-    reply_to(engines.warm, request);
+    reply want = *answer_to(engines.cold, request);
+    answer_to(engines.warm, request);
     break_a_snapshot(engines.warm);
     plain_ids(2, other, count); // of somebody else: everything goes
     eng_request elsewhere = asking(engines.warm, other, count);
     elsewhere.owner = 8;
-    reply_to(engines.warm, elsewhere);
+    answer_to(engines.warm, elsewhere);
     ck_assert_uint_eq(gauges_of(engines.warm).prefix_states, 2);
-    reply_to(engines.warm, request);
+    answer_to(engines.warm, request);
     eng_gauges gauges = gauges_of(engines.warm);
     ck_assert_uint_eq(gauges.prefix_audits, 1);
     ck_assert_uint_eq(gauges.prefix_mismatches, 1);
     ck_assert_uint_eq(gauges.prefix_states + gauges.prefix_bytes, 0);
     ck_assert_int_eq(lines.errors, 1);
     ck_assert_ptr_nonnull(strstr(lines.last, "prefix cache"));
-    const reply *got = reply_to(engines.warm, request);
+    const reply *got = answer_to(engines.warm, request);
     cached(got, 0, "after the purge");
-    same(got, &want, "after the purge");
-    same(reply_to(engines.warm, request), &want, "and again");
+    reply_same(got, &want, "after the purge");
+    reply_same(answer_to(engines.warm, request), &want, "and again");
     gauges = gauges_of(engines.warm);
     ck_assert_uint_eq(gauges.prefix_audits, 2);
     ck_assert_uint_eq(gauges.prefix_mismatches, 1);
-    ask(engines.warm, request, &client); // an audit gives its slot to those who wait
+    reply_ask(engines.warm, request, &client); // an audit gives its slot to those who wait
     for (int i = 0; i < 2; i++)
-        advance(engines.warm);
+        reply_step(engines.warm);
     eng_cancel(engines.warm, client.id);
     listen(engines.warm);
     close_both(engines);
@@ -763,9 +689,9 @@ START_TEST(no_order_of_events_changes_a_bit) {
             h.gone[i] = false;
         }
         for (int i = 0; i < 8; i++) {
-            ask(h.engines.warm, h.request[i], &h.got[i]);
+            reply_ask(h.engines.warm, h.request[i], &h.got[i]);
             for (uint32_t steps = draw(&h, 3); steps > 0; steps--)
-                advance(h.engines.warm);
+                reply_step(h.engines.warm);
             if (draw(&h, 4) == 0)
                 disturb(&h);
         }
@@ -774,7 +700,7 @@ START_TEST(no_order_of_events_changes_a_bit) {
         listen(h.engines.warm);
         for (int i = 0; i < 8; i++)
             if (!h.gone[i]) {
-                same(&h.got[i], &h.want[i], "at random");
+                reply_same(&h.got[i], &h.want[i], "at random");
                 hits += h.got[i].usage.cached_tokens > 0;
             }
     }

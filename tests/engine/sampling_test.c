@@ -11,77 +11,8 @@
 #include "kernels/ref/sample.h"
 #include "tests/check_main.h"
 #include "tests/engine/door.h"
+#include "tests/engine/reply.h"
 #include "tests/engine/temp_folder.h"
-
-// ------------------------------------------------------------------------------------------------------------- replies
-
-enum { MOST = 200 };
-
-typedef struct told {
-    eng_token token; // without its pointer
-    eng_alternative top[ENG_MAX_TOP];
-} told;
-
-// Everything that events said about one request. Zeroed before use, so that replies may be compared as bytes.
-typedef struct reply {
-    told prompt[MOST], drawn[MOST];
-    size_t prompt_count, drawn_count, text_length;
-    char text[1024];
-    eng_finish finish;
-    eng_status status;
-    eng_usage usage;
-} reply;
-
-static void keep(told *to, const eng_token *token) {
-    to->token.id = token->id;
-    to->token.logprob = token->logprob;
-    to->token.top_count = token->top_count;
-    to->token.compute = token->compute;
-    for (int32_t i = 0; i < token->top_count; i++)
-        to->top[i] = token->top[i];
-}
-
-static void hear(void *context, const eng_event *event) {
-    reply *to = (reply *)event->user + event->choice;
-    (void)context;
-    ck_assert_int_eq(to->finish, ENG_FINISH_NONE);
-    ck_assert(to->drawn_count == 0 || event->prompt_count == 0); // the prompt comes first
-    for (size_t i = 0; i < event->prompt_count; i++)
-        keep(&to->prompt[to->prompt_count++], &event->prompt[i]);
-    for (size_t i = 0; i < event->token_count; i++)
-        keep(&to->drawn[to->drawn_count++], &event->tokens[i]);
-    memcpy(to->text + to->text_length, event->text, event->text_length);
-    to->text_length += event->text_length;
-    to->finish = event->finish;
-    to->status = event->status;
-    to->usage = *event->usage;
-}
-
-// to: one reply a choice.
-static uint64_t ask(eng_engine *engine, eng_request request, reply *to) {
-    uint64_t id;
-    eng_error error = {0};
-    memset(to, 0, sizeof *to * (size_t)(request.choices > 1 ? request.choices : 1));
-    request.user = to;
-    ck_assert_msg(eng_submit(engine, &request, &id, &error) == ENG_OK, "%s", error.text);
-    return id;
-}
-
-static void listen(eng_engine *engine) {
-    bool worked = true;
-    while (worked)
-        ck_assert_int_eq(eng_step(engine, hear, NULL, &worked, NULL), ENG_OK);
-    ck_assert_uint_eq(gauges_of(engine).running + gauges_of(engine).queued_requests, 0);
-}
-
-static const reply *reply_to(eng_engine *engine, eng_request request) {
-    static reply one;
-    ask(engine, request, &one);
-    listen(engine);
-    ck_assert_int_ne(one.finish, ENG_FINISH_NONE);
-    ck_assert_uint_eq(one.drawn_count, (uint64_t)one.usage.completion_tokens);
-    return &one;
-}
 
 static eng_engine *open_rows(int model, int32_t rows) {
     return open_with(model, (eng_options){.max_rows = rows});
@@ -379,17 +310,17 @@ START_TEST(long_lists_of_edits_take_turns) {
     request.bias_count = VOCABULARY;
     request.frequency_penalty = 0.5F;
     for (int i = 0; i < 2; i++)
-        ask(engine, request, &together[i]);
+        reply_ask(engine, request, &together[i]);
     int steps = 0;
     for (bool worked = true; worked; steps += worked) {
-        ck_assert_int_eq(eng_step(engine, hear, NULL, &worked, NULL), ENG_OK);
+        ck_assert_int_eq(eng_step(engine, reply_hear, NULL, &worked, NULL), ENG_OK);
         ck_assert_int_le(abs((int)together[0].drawn_count - (int)together[1].drawn_count), 1);
     }
     ck_assert_int_eq(steps, 2 * WANTED); // one of them in each
     const reply *alone = reply_to(engine, request);
     ck_assert_uint_eq(alone->drawn_count, WANTED);
     for (int i = 0; i < 2; i++)
-        ck_assert_mem_eq(&together[i], alone, sizeof *alone);
+        ck_assert_mem_eq(&together[i], alone, offsetof(reply, id));
     eng_close(engine);
 }
 END_TEST
@@ -536,11 +467,11 @@ START_TEST(alone_equals_among_others) {
             prompt[i][k] = 'a' + prompt[i][k] % 26;
     }
     for (int i = 0; i < MIXED; i++)
-        ask(engine, mixed(engine, i, prompt[i]), &among[i]);
-    listen(engine);
+        reply_ask(engine, mixed(engine, i, prompt[i]), &among[i]);
+    reply_listen(engine);
     for (int i = 0; i < MIXED; i++) {
         const reply *alone = reply_to(engine, mixed(engine, i, prompt[i]));
-        ck_assert_msg(memcmp(alone, &among[i], sizeof *alone) == 0, "request %d", i);
+        ck_assert_msg(memcmp(alone, &among[i], offsetof(reply, id)) == 0, "request %d", i);
     }
     eng_close(engine);
 }
@@ -574,8 +505,8 @@ START_TEST(choices_are_requests_that_share_a_prompt) {
             eng_request request = choosing(engine, prompt, counts[c]);
             request.prompt_logprobs = c == 1; // otherwise several chunks a step
             request.choices = CHOICES;
-            ask(engine, request, choice);
-            listen(engine);
+            reply_ask(engine, request, choice);
+            reply_listen(engine);
             request.choices = 0;
             for (int i = 0; i < CHOICES; i++) {
                 int64_t shared = i > 0 ? ((int64_t)counts[c] - 1) / chunk * chunk : 0;
@@ -609,8 +540,8 @@ START_TEST(choices_fail_one_by_one) {
     request.knobs = (eng_knobs){ENG_CG_TOLERANCE, 1e-7F, 1, 1, 1};
     request.fail_unconverged = true;
     request.choices = CHOICES;
-    ask(engine, request, choice);
-    listen(engine);
+    reply_ask(engine, request, choice);
+    reply_listen(engine);
     for (int i = 0; i < CHOICES; i++)
         ck_assert_int_eq(choice[i].status, ENG_UNCONVERGED);
     eng_close(engine);
@@ -630,23 +561,23 @@ START_TEST(letting_in_is_work) {
     eng_request request = choosing(engine, prompt, 200), urgent = greedy(engine, prompt, 3, 2);
     request.choices = CHOICES;
     urgent.priority = -1;
-    ask(engine, request, choice);
+    reply_ask(engine, request, choice);
     while (choice[0].prompt_count <= 199 / (size_t)chunk * (size_t)chunk) // scored up to the place of parting
-        ck_assert_int_eq(eng_step(engine, hear, NULL, &worked, NULL), ENG_OK);
+        ck_assert_int_eq(eng_step(engine, reply_hear, NULL, &worked, NULL), ENG_OK);
     for (int i = 0; i < 4; i++) {
-        ids[i] = ask(engine, urgent, &others[i]);
+        ids[i] = reply_ask(engine, urgent, &others[i]);
         eng_pause(engine, ids[i], true);
     }
-    ck_assert_int_eq(eng_step(engine, hear, NULL, &worked, NULL), ENG_OK);
+    ck_assert_int_eq(eng_step(engine, reply_hear, NULL, &worked, NULL), ENG_OK);
     ck_assert(worked);
     ck_assert_uint_eq(gauges_of(engine).running, 5);
     while (worked)
-        ck_assert_int_eq(eng_step(engine, hear, NULL, &worked, NULL), ENG_OK);
+        ck_assert_int_eq(eng_step(engine, reply_hear, NULL, &worked, NULL), ENG_OK);
     for (int i = 0; i < CHOICES; i++)
         ck_assert_int_eq(choice[i].usage.cached_tokens, i > 0 ? 199 / chunk * chunk : 0);
     for (int i = 0; i < 4; i++)
         eng_pause(engine, ids[i], false);
-    listen(engine);
+    reply_listen(engine);
     for (int i = 0; i < 4; i++)
         ck_assert_int_eq(others[i].finish, ENG_FINISH_LENGTH);
     eng_close(engine);
@@ -663,16 +594,16 @@ START_TEST(choices_end_together_when_cancelled) {
             bool worked;
             eng_request request = choosing(engine, prompt, 160);
             request.choices = CHOICES;
-            uint64_t id = ask(engine, request, choice);
+            uint64_t id = reply_ask(engine, request, choice);
             ck_assert_uint_eq(gauges_of(engine).queued_tokens, 160); // the prompt is there once
             for (int i = 0; i < steps; i++)
-                ck_assert_int_eq(eng_step(engine, hear, NULL, &worked, NULL), ENG_OK);
+                ck_assert_int_eq(eng_step(engine, reply_hear, NULL, &worked, NULL), ENG_OK);
             eng_pause(engine, id, true);
             for (worked = true; worked;) // those admitted meanwhile stand still as well
-                ck_assert_int_eq(eng_step(engine, hear, NULL, &worked, NULL), ENG_OK);
+                ck_assert_int_eq(eng_step(engine, reply_hear, NULL, &worked, NULL), ENG_OK);
             if (steps % 2) {
                 eng_pause(engine, id, false);
-                listen(engine);
+                reply_listen(engine);
                 for (int i = 0; i < CHOICES; i++)
                     ck_assert_int_eq(choice[i].finish, ENG_FINISH_LENGTH);
             } else {
