@@ -242,6 +242,8 @@ static void take_lease(eng_redis *r, eng_redis_task *task, const redisReply *rep
     const redisReply *word = eng_redis_element(reply, 0), *value = eng_redis_element(reply, 1);
     eng_store_reply *out = &task->job->reply;
     if (eng_redis_is_text(word, "ok")) {
+        if (value && task->job->request.epoch == 0) // whatever happened before it was taken is no fault
+            eng_redis_remember(r, task->name, NULL);
         out->epoch = (uint64_t)eng_redis_number(value);
         out->lease_ms = value ? task->job->request.ttl_ms : 0; // releasing tells none
         eng_redis_finish(r, task, ENG_OK);
@@ -298,7 +300,8 @@ static void take_usage(eng_redis *r, eng_redis_task *task, const redisReply *rep
         eng_redis_strange(r, task);
         return;
     }
-    task->job->reply.usage = (eng_store_usage){.bytes = (uint64_t)eng_redis_number(reply->element[0]),
+    int64_t bytes = eng_redis_number(reply->element[0]);
+    task->job->reply.usage = (eng_store_usage){.bytes = bytes > 0 ? (uint64_t)bytes : 0,
                                                .budget = r->budget,
                                                .sessions = (uint64_t)eng_redis_number(reply->element[1]),
                                                .prefixes = (uint64_t)eng_redis_number(reply->element[2])};

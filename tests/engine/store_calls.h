@@ -23,7 +23,7 @@ static pthread_t thread;
 static eng_store_buffer *buffer, *other;
 
 static inline void nap(long microseconds) {
-    nanosleep(&(struct timespec){.tv_nsec = microseconds * 1000}, NULL);
+    nanosleep(&(struct timespec){.tv_sec = microseconds / 1000000, .tv_nsec = microseconds % 1000000 * 1000}, NULL);
 }
 
 static inline void *live(void *of) {

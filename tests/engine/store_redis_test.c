@@ -8,14 +8,11 @@
 #endif
 #include "engine/store_redis.h"
 
-#include <fcntl.h>
-#include <poll.h>
 #include <signal.h>
 #include <stdatomic.h>
-#include <sys/socket.h>
-#include <sys/un.h>
 #include <sys/wait.h>
 
+#include "tests/engine/between.h"
 #include "tests/engine/redis_server.h"
 #include "tests/engine/store_calls.h"
 #include "tests/engine/temp_folder.h"
@@ -55,112 +52,6 @@ static int64_t clock_ms(void) {
     struct timespec now;
     clock_gettime(CLOCK_MONOTONIC, &now);
     return (int64_t)now.tv_sec * 1000 + now.tv_nsec / 1000000;
-}
-
-// ------------------------------------------------------------------------------------------------------ a thread
-// between
-
-// Listens on a unix socket; answers with a text, with silence (NULL), or forwards to the server and cuts each
-// connection after some bytes of its answers.
-typedef struct between {
-    pthread_t thread;
-    int listener;
-    bool forwards;
-    const char *answer;
-    atomic_int cuts, accepted;
-    atomic_bool over;
-    unsigned seed;
-} between;
-
-static int unix_socket(const char *path, bool listening) {
-    struct sockaddr_un address = {.sun_family = AF_UNIX};
-    int fd = socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0);
-    ck_assert_int_ge(fd, 0);
-    snprintf(address.sun_path, sizeof address.sun_path, "%s", path);
-    const struct sockaddr *at = (const struct sockaddr *)&address;
-    if (listening)
-        ck_assert(bind(fd, at, sizeof address) == 0 && listen(fd, 8) == 0);
-    else if (connect(fd, at, sizeof address) != 0) {
-        close(fd);
-        return -1;
-    }
-    return fd;
-}
-
-static bool readable(const between *b, int fd) {
-    while (!b->over) {
-        struct pollfd at = {.fd = fd, .events = POLLIN};
-        if (poll(&at, 1, 20) > 0)
-            return true;
-    }
-    return false;
-}
-
-static bool send_all(int fd, const char *bytes, ssize_t count) {
-    while (count > 0) {
-        ssize_t sent = send(fd, bytes, (size_t)count, MSG_NOSIGNAL);
-        if (sent <= 0)
-            return false;
-        bytes += sent;
-        count -= sent;
-    }
-    return true;
-}
-
-static void answer(between *b, int fd) {
-    char bytes[65536];
-    while (readable(b, fd) && recv(fd, bytes, sizeof bytes, 0) > 0)
-        if (b->answer && !send_all(fd, b->answer, (ssize_t)strlen(b->answer)))
-            break;
-}
-
-static void forward(between *b, int fd) {
-    char bytes[16384];
-    int server = unix_socket(temp_path("redis.sock"), false);
-    ssize_t left = b->cuts > 0 ? rand_r(&b->seed) % 8000000 : INT32_MAX;
-    while (server >= 0 && !b->over && left > 0) {
-        struct pollfd at[2] = {{.fd = fd, .events = POLLIN}, {.fd = server, .events = POLLIN}};
-        if (poll(at, 2, 20) <= 0)
-            continue;
-        ssize_t count = at[0].revents ? recv(fd, bytes, sizeof bytes, 0) : 0;
-        if (at[0].revents && (count <= 0 || !send_all(server, bytes, count)))
-            break;
-        count = at[1].revents ? recv(server, bytes, sizeof bytes, 0) : 0;
-        if (at[1].revents && (count <= 0 || !send_all(fd, bytes, count < left ? count : left)))
-            break;
-        left -= count;
-    }
-    b->cuts -= left <= 0;
-    if (server >= 0)
-        close(server);
-}
-
-static void *stand_between(void *of) {
-    between *b = of;
-    while (readable(b, b->listener)) {
-        int fd = accept(b->listener, NULL, NULL);
-        b->accepted++;
-        if (b->forwards)
-            forward(b, fd);
-        else
-            answer(b, fd);
-        close(fd);
-    }
-    return NULL;
-}
-
-static void between_start(between *b) {
-    static char at[256];
-    b->listener = unix_socket(temp_path("between.sock"), true);
-    snprintf(at, sizeof at, "redis+unix://%s", temp_path("between.sock"));
-    place = at;
-    ck_assert_int_eq(pthread_create(&b->thread, NULL, stand_between, b), 0);
-}
-
-static void between_end(between *b) {
-    b->over = true;
-    pthread_join(b->thread, NULL);
-    close(b->listener);
 }
 
 // -------------------------------------------------------------------------------------------------------------- places
@@ -331,11 +222,16 @@ END_TEST
 
 START_TEST(a_server_that_hangs) {
     ON_REDIS("");
-    time_limit_ms = 400;
-    start(64 * MIB);
     eng_store_meta meta = meta_of(ENG_STORE_SESSION, 1, 1);
+    time_limit_ms = 20000;
+    start(64 * MIB);
     uint64_t epoch = lease_of(1, 1, 100000);
     ck_assert_int_eq(append(at_position(meta, 1), epoch, "a"), ENG_OK);
+    stop();
+    time_limit_ms = 400;
+    start(64 * MIB);
+    for (int i = 0; simple(ENG_STORE_USAGE, (eng_store_meta){0}) != ENG_OK; i++)
+        ck_assert_msg(i < 50, "%s", last.error.text);
     redis_server_signal(SIGSTOP);
     int64_t before = clock_ms();
     ck_assert_int_eq(append(at_position(meta, 2), epoch, "b"), ENG_IO);
@@ -369,7 +265,7 @@ START_TEST(a_server_that_hangs) {
 END_TEST
 
 static void check_unusable(const char *text) {
-    time_limit_ms = 300;
+    time_limit_ms = 200;
     start(64 * MIB);
     eng_status status = fetch(meta_of(ENG_STORE_PREFIX, 1, 1));
     ck_assert_msg(status == ENG_IO && strstr(last.error.text, text), "%s: %s", text, last.error.text);
@@ -394,11 +290,10 @@ START_TEST(what_is_no_server) {
     };
     for (size_t i = 0; i < sizeof kinds / sizeof *kinds; i++) {
         between b = {.answer = kinds[i].answer};
-        between_start(&b);
+        place = between_start(&b);
         check_unusable(kinds[i].text);
         between_end(&b);
         ck_assert_int_ge(b.accepted, 1);
-        unlink(temp_path("between.sock"));
     }
     static char at[256];
     snprintf(at, sizeof at, "redis+unix://%s", temp_path("nothing.sock"));
@@ -421,10 +316,10 @@ static void keep_log(void *context, eng_log_level level, const char *text) {
     snprintf(logged + length, sizeof logged - length, "%s\n", text);
 }
 
-static eng_status try_with(const char *user, const char *more) {
+static eng_status try_with(const char *user, const char *more, int32_t limit_ms) {
     static char at[512];
     snprintf(at, sizeof at, "redis+unix://%s%s/redis.sock%s", user, temp_folder(), more);
-    eng_store_options how = {.place = at, .time_limit_ms = 1000, .log = keep_log};
+    eng_store_options how = {.place = at, .time_limit_ms = limit_ms, .log = keep_log};
     ck_assert_int_eq(eng_store_open(&how, &store, NULL), ENG_OK);
     ck_assert_int_eq(eng_store_client_open(store, &(eng_store_client_options){.requests = 2}, &client, NULL), ENG_OK);
     ck_assert_int_eq(pthread_create(&thread, NULL, live, store), 0);
@@ -435,13 +330,13 @@ static eng_status try_with(const char *user, const char *more) {
 
 START_TEST(users_and_passwords) {
     ON_REDIS("--requirepass right-one");
-    ck_assert_int_eq(try_with(":right-one@", ""), ENG_OK);
-    ck_assert_int_eq(try_with("default:right-one@", "?db=3"), ENG_OK);
-    ck_assert_int_eq(try_with("", ""), ENG_IO);
+    ck_assert_int_eq(try_with(":right-one@", "", 20000), ENG_OK);
+    ck_assert_int_eq(try_with("default:right-one@", "?db=3", 20000), ENG_OK);
+    ck_assert_int_eq(try_with("", "", 500), ENG_IO);
     ck_assert_msg(strstr(last.error.text, "password") != NULL, "%s", last.error.text);
-    ck_assert_int_eq(try_with("default:wrong-one@", ""), ENG_IO);
+    ck_assert_int_eq(try_with("default:wrong-one@", "", 500), ENG_IO);
     ck_assert_msg(strstr(last.error.text, "WRONGPASS") && !strstr(last.error.text, "wrong-one"), "%s", last.error.text);
-    ck_assert_int_eq(try_with(":right-one@", "?db=99"), ENG_IO);
+    ck_assert_int_eq(try_with(":right-one@", "?db=99", 500), ENG_IO);
     ck_assert_msg(strstr(last.error.text, "range") != NULL, "%s", last.error.text);
     ck_assert_ptr_nonnull(strstr(logged, "appendonly is no"));
     ck_assert(!strstr(logged, "right-one") && !strstr(logged, "wrong-one"));
@@ -450,20 +345,48 @@ END_TEST
 
 START_TEST(settings_that_are_told) {
     ON_REDIS("--appendonly yes --appendfsync always");
-    ck_assert_int_eq(try_with("", ""), ENG_OK);
+    ck_assert_int_eq(try_with("", "", 20000), ENG_OK);
     ck_assert_str_eq(logged, "");
     redisContext *link = redis_server_connect();
     freeReplyObject(redis_server_ask(link, "CONFIG SET appendfsync everysec maxmemory-policy allkeys-lru"));
-    ck_assert_int_eq(try_with("", ""), ENG_OK);
+    ck_assert_int_eq(try_with("", "", 20000), ENG_OK);
     ck_assert(strstr(logged, "appendfsync is not always") && strstr(logged, "noeviction"));
     freeReplyObject(redis_server_ask(link, "REPLICAOF 127.0.0.1 1"));
-    ck_assert_int_eq(try_with("", ""), ENG_IO);
+    ck_assert_int_eq(try_with("", "", 500), ENG_IO);
     ck_assert_msg(strstr(last.error.text, "replica") != NULL, "%s", last.error.text);
     redisFree(link);
 }
 END_TEST
 
-// A user that may do no more than the store's documentation says.
+// A user with no more rights than deploy/README.md tells to give.
+START_TEST(a_user_with_few_rights) {
+    ON_REDIS("");
+    redisContext *link = redis_server_connect();
+    freeReplyObject(redis_server_ask(
+        link, "ACL SETUSER mesa on >secret ~{mesa}:* +@read +@write +@scripting +@connection +time +info -@dangerous"));
+    freeReplyObject(redis_server_ask(link, "ACL SETUSER mesa +info"));
+    redisFree(link);
+    static char at[512];
+    snprintf(at, sizeof at, "redis+unix://mesa:secret@%s/redis.sock", temp_folder());
+    place = at;
+    start(16 * MIB);
+    for (uint32_t i = 1; i < 20; i++) {
+        uint64_t epoch = lease_of(i, 1, 10000);
+        eng_store_meta meta = meta_of(ENG_STORE_SESSION, i, 1);
+        ck_assert_msg(append(at_position(meta, 1), epoch, "x") == ENG_OK, "%s", last.error.text);
+        ck_assert_int_eq(append(at_position(meta, 1), epoch, "x"), ENG_OK);
+        ck_assert_int_eq(put_state(at_position(meta, 1), epoch, i % 2 ? 200 : 2 * MIB, 10000), ENG_OK);
+        ck_assert_int_eq(put_state(meta_of(ENG_STORE_PREFIX, i, 1), 0, 2 * MIB, 0), ENG_OK);
+        ck_assert_int_eq(fetch(meta_of(ENG_STORE_PREFIX, i, 1)), ENG_OK);
+        ck_assert_int_eq(fetch(meta), ENG_OK);
+        ck_assert_int_eq(call((eng_store_request){.op = ENG_STORE_RELEASE, .meta = meta, .epoch = epoch}), ENG_OK);
+        ck_assert_int_eq(simple(ENG_STORE_LIST, meta), ENG_OK);
+        ck_assert_int_eq(simple(i % 3 ? ENG_STORE_DELETE : ENG_STORE_EXPIRE, meta), ENG_OK);
+    }
+    stop();
+}
+END_TEST
+
 START_TEST(a_server_that_changes) {
     ON_REDIS("");
     start(64 * MIB);
@@ -543,14 +466,15 @@ START_TEST(two_stores) {
     start(64 * MIB);
     swap_stores();
     start(16 * MIB);
-    uint64_t first = lease_of(1, 1, 400);
+    uint64_t first = lease_of(1, 1, 1500);
     ck_assert_int_eq(append(at_position(meta, 1), first, "one"), ENG_OK);
     swap_stores();
     ck_assert_uint_eq(lease_of(1, 2, 1000), 0);
     ck_assert_int_eq(last.status, ENG_BUSY);
-    ck_assert(last.lease_ms > 0 && last.lease_ms <= 400);
-    nap(500000);
-    uint64_t second = lease_of(1, 2, 100000);
+    ck_assert(last.lease_ms > 0 && last.lease_ms <= 1500);
+    uint64_t second = 0;
+    for (int i = 0; i < 1000 && !second; i++, nap(20000))
+        second = lease_of(1, 2, 100000);
     ck_assert_uint_gt(second, first);
     ck_assert_int_eq(fetch(meta), ENG_OK);
     ck_assert_str_eq(journal(), "1:one ");
@@ -658,7 +582,7 @@ static void check_keys(uint32_t sessions) {
 START_TEST(connections_that_are_cut) {
     ON_REDIS("");
     between b = {.forwards = true, .cuts = 25, .seed = 11};
-    between_start(&b);
+    place = between_start(&b);
     time_limit_ms = 20000;
     start(64 * MIB);
     uint64_t epoch[3];
@@ -682,6 +606,43 @@ START_TEST(connections_that_are_cut) {
     stop();
     between_end(&b);
     check_keys(3);
+}
+END_TEST
+
+// What a server answers is believed in nothing: no fault but a status, and what is stored stays right.
+START_TEST(answers_that_are_altered) {
+    ON_REDIS("");
+    const char *server = place;
+    between b = {.forwards = true, .alters = true, .seed = 5};
+    place = between_start(&b);
+    time_limit_ms = 300;
+    start(64 * MIB);
+    int well = 0;
+    for (int turn = 1; turn < 40; turn++) {
+        eng_store_meta meta = at_position(meta_of(ENG_STORE_SESSION, 1, 1), turn);
+        uint64_t epoch = lease_of(1, 1, 600000);
+        eng_status status[] = {last.status,
+                               append(meta, epoch ? epoch : 1, "entry"),
+                               put_state(meta, epoch ? epoch : 1, turn % 4 ? 3000 : 2 * MIB, 0),
+                               simple(ENG_STORE_LIST, meta_of(ENG_STORE_SESSION, 0, 1)),
+                               simple(ENG_STORE_USAGE, (eng_store_meta){0}),
+                               fetch(meta)};
+        if (last.status == ENG_OK)
+            check_state(1, last.meta.payload_bytes);
+        for (size_t i = 0; i < sizeof status / sizeof *status; i++, well += last.status == ENG_OK)
+            ck_assert_msg(status[i] == ENG_OK || status[i] == ENG_IO || status[i] == ENG_FORMAT ||
+                              status[i] == ENG_CONFLICT || status[i] == ENG_NOT_FOUND || status[i] == ENG_FULL,
+                          "%s", eng_status_text(status[i]));
+    }
+    stop();
+    between_end(&b);
+    ck_assert_int_gt(well, 10);
+    place = server;
+    time_limit_ms = 20000;
+    start(64 * MIB);
+    ck_assert_msg(fetch(meta_of(ENG_STORE_SESSION, 1, 1)) == ENG_OK, "%s", last.error.text);
+    check_state(1, last.meta.payload_bytes);
+    stop();
 }
 END_TEST
 
@@ -760,11 +721,13 @@ static Suite *store_redis_suite(void) {
     tcase_add_test(cases, what_is_no_server);
     tcase_add_test(cases, users_and_passwords);
     tcase_add_test(cases, settings_that_are_told);
+    tcase_add_test(cases, a_user_with_few_rights);
     tcase_add_test(cases, a_server_that_changes);
     tcase_add_test(cases, a_server_without_memory);
     tcase_add_test(cases, two_stores);
     tcase_add_test(cases, read_while_it_is_replaced);
     tcase_add_test(cases, connections_that_are_cut);
+    tcase_add_test(cases, answers_that_are_altered);
     tcase_add_test(cases, records_end_by_themselves);
     tcase_add_test(cases, a_process_killed_in_the_middle);
     suite_add_tcase(suite, cases);
