@@ -65,18 +65,16 @@ eng_status eng_step(eng_engine *engine, eng_event_fn on_event, void *context, bo
 }
 
 eng_status eng_send(eng_engine *engine, const eng_errand *errand, eng_error *error) {
-    (void)engine;
-    (void)errand;
-    return eng_fail(error, ENG_UNSUPPORTED, "the engine has no store");
+    return eng_durable_send(engine->durable, errand, error);
 }
 
 int64_t eng_idle_ms(const eng_engine *engine) {
-    (void)engine;
-    return -1;
+    return eng_durable_idle_ms(engine->durable);
 }
 
 void eng_read_gauges(const eng_engine *engine, eng_gauges *out) {
     *out = (eng_gauges){0};
     eng_scheduler_gauges(engine->scheduler, out);
+    eng_durable_gauges(engine->durable, out);
     out->device_allocations = kern_allocations(engine->device);
 }

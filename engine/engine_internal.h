@@ -25,6 +25,7 @@ struct eng_engine {
     eng_pool *pool;
     eng_snapshots *snapshots;
     eng_timelines *timelines;
+    eng_durable *durable; // NULL: there is no store
     eng_snapshots *prefix_snapshots;
     eng_prefix *prefix;
     eng_state_key key;

@@ -41,8 +41,6 @@ static void log_text(const eng_options *options, eng_log_level level, const char
 static eng_status check_options(const eng_options *options, eng_error *error) {
     if (!options->model_dir || !options->model_dir[0])
         return eng_fail(error, ENG_INVALID, "model_dir is empty");
-    if (options->store)
-        return eng_fail(error, ENG_UNSUPPORTED, "an engine cannot use a store yet");
     if (options->max_rows < 0 || options->max_rows > MAXIMUM_ROWS)
         return eng_fail(error, ENG_INVALID, "max_rows is %" PRId32 "; its range is 1 to %d, or 0 for the default",
                         options->max_rows, MAXIMUM_ROWS);
@@ -209,6 +207,20 @@ static eng_status make_timelines(const eng_options *options, eng_engine *engine,
     return eng_timelines_create(&timelines, &engine->timelines, error);
 }
 
+static eng_status make_durable(const eng_options *options, eng_engine *engine, eng_error *error) {
+    const eng_durable_options durable = {.store = options->store,
+                                         .timelines = engine->timelines,
+                                         .pool = engine->pool,
+                                         .device = engine->device,
+                                         .key = &engine->key,
+                                         .chunk = engine->info.chunk,
+                                         .vocab = engine->info.vocab_size,
+                                         .lease_ms = options->lease_ms,
+                                         .wake = options->wake,
+                                         .wake_context = options->wake_context};
+    return options->store ? eng_durable_create(&durable, &engine->durable, error) : ENG_OK;
+}
+
 static eng_status make_prefix(const eng_options *options, pool_size size, eng_engine *engine, eng_error *error) {
     const uint64_t least = eng_pool_slot_stride(engine->pool);
     eng_status status =
@@ -241,6 +253,8 @@ static eng_status start_serving(const eng_options *options, pool_size size, eng_
     if (status == ENG_OK)
         status = make_timelines(options, engine, error);
     if (status == ENG_OK)
+        status = make_durable(options, engine, error);
+    if (status == ENG_OK)
         status = make_prefix(options, size, engine, error);
     if (status != ENG_OK)
         return status;
@@ -251,6 +265,7 @@ static eng_status start_serving(const eng_options *options, pool_size size, eng_
         .rules = {.model = model, .tokenizer = engine->tokenizer, .context_length = engine->info.context_length},
         .pool = engine->pool,
         .timelines = engine->timelines,
+        .durable = engine->durable,
         .prefix = engine->prefix,
         .audit = options->fast ? 0 : options->prefix_audit,
         .batch = engine->batch,
@@ -352,6 +367,7 @@ void eng_close(eng_engine *engine) {
     eng_scheduler_free(engine->scheduler);
     eng_prefix_free(engine->prefix);
     eng_snapshots_free(engine->prefix_snapshots);
+    eng_durable_free(engine->durable);
     eng_timelines_free(engine->timelines);
     eng_snapshots_free(engine->snapshots);
     eng_batch_free(engine->batch);

@@ -142,6 +142,11 @@ static void end(eng_job *job, eng_finish finish, int64_t kept) {
     const bool whole = finish == ENG_FINISH_STOP || finish == ENG_FINISH_LENGTH;
     if (job->turn.timeline && !job->turn.returns && (whole || kept > 0))
         job->position = job->turn.prompt_end + kept;
+    if (job->turn.timeline)
+        job->past = (eng_turn_past){.timeline = job->turn.timeline,
+                                    .began = job->turn.timeline->position,
+                                    .prompt_end = job->turn.prompt_end,
+                                    .returns = job->turn.returns};
     eng_turn_end(&job->turn, job->position, &job->session);
 }
 
@@ -162,6 +167,16 @@ static void end_with_error(eng_job *job, eng_status code, const char *text) {
     if (code == ENG_NUMERIC || code == ENG_UNCONVERGED)
         eng_session_close(&job->session); // no state to go on from
     end(job, ENG_FINISH_ERROR, code == ENG_NUMERIC ? 0 : whole_ids(job, false));
+}
+
+void eng_job_fail(eng_job *job, eng_status status, const char *text) {
+    if (job->phase != ENG_PHASE_ENDED) {
+        end_with_error(job, status, text);
+        return;
+    }
+    job->finish = ENG_FINISH_ERROR;
+    job->position = -1;
+    (void)eng_fail(&job->error, status, "%s", text);
 }
 
 void eng_job_cancel(eng_job *job) {
@@ -407,7 +422,8 @@ bool eng_job_event(eng_job *job, eng_event *out) {
                        .text = "",
                        .finish = job->finish,
                        .usage = &job->usage,
-                       .position = job->position};
+                       .position = job->position,
+                       .durable = job->durable};
     if (job->text) {
         if (!final)
             out->token_count = eng_text_settled(job->text) - job->told;

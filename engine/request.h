@@ -48,6 +48,14 @@ typedef struct eng_share {
     bool unconverged;       // a solve of the prompt hit its bound
 } eng_share;
 
+// The turn of a job that has ended.
+typedef struct eng_turn_past {
+    eng_timeline *timeline; // NULL: none
+    int64_t began;          // the timeline's position before
+    int64_t prompt_end;
+    bool returns;
+} eng_turn_past;
+
 typedef struct eng_job {
     struct eng_job *previous, *next; // the list it is in
     uint64_t id;
@@ -60,6 +68,8 @@ typedef struct eng_job {
     int64_t prompt_count; // position behind its last id
     int64_t max_tokens;
     eng_turn turn;         // on a timeline, until it ends
+    eng_turn_past past;    // then
+    bool durable;          // event.durable
     int64_t prompt_begin;  // position of its first id in prompt
     int32_t run;           // of the turn, in which it reads
     int64_t position;      // event.position
@@ -136,6 +146,8 @@ void eng_job_accept(const eng_job_rules *rules, eng_job *job, const eng_batch *b
 // taking it).
 bool eng_job_event(eng_job *job, eng_event *out);
 void eng_job_told(eng_job *job, const eng_event *event);
+// Ends it with an error, also when it had ended well and nobody was told.
+void eng_job_fail(eng_job *job, eng_status status, const char *text);
 // Ends it without a word.
 void eng_job_cancel(eng_job *job);
 

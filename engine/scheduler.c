@@ -11,6 +11,7 @@
 
 #include "engine/scheduler_internal.h"
 #include "engine/sharing.h"
+#include "engine/storing.h"
 
 // -------------------------------------------------------------------------------------------------------------- lists
 
@@ -25,7 +26,7 @@ void eng_scheduler_append(eng_job_list *list, eng_job *job) {
     list->count++;
 }
 
-static void unlink_job(eng_job_list *list, eng_job *job) {
+void eng_scheduler_unlink(eng_job_list *list, eng_job *job) {
     *(job->previous ? &job->previous->next : &list->head) = job->next;
     *(job->next ? &job->next->previous : &list->tail) = job->previous;
     job->previous = job->next = NULL;
@@ -40,7 +41,7 @@ static eng_job *find(const eng_job_list *list, const eng_job *after, uint64_t id
 }
 
 static void move_to_end(eng_job_list *list, eng_job *job) {
-    unlink_job(list, job);
+    eng_scheduler_unlink(list, job);
     eng_scheduler_append(list, job);
 }
 
@@ -85,9 +86,8 @@ int64_t eng_job_last_boundary(const eng_scheduler *scheduler, const eng_job *job
     return (job->prompt_count - 1) / chunk * chunk;
 }
 
-// Out of its list; its memory goes now or with the steps that point to it.
-static void bury(eng_scheduler *scheduler, eng_job_list *list, eng_job *job) {
-    unlink_job(list, job);
+void eng_scheduler_bury(eng_scheduler *scheduler, eng_job_list *list, eng_job *job) {
+    eng_scheduler_unlink(list, job);
     scheduler->owed = scheduler->owed == job ? NULL : scheduler->owed;
     eng_share_unfollow(job);
     eng_share_let_go(scheduler, job, false);
@@ -123,6 +123,7 @@ void eng_scheduler_free(eng_scheduler *scheduler) {
     eng_audit_stop(scheduler);
     free_chain(scheduler->waiting.head);
     free_chain(scheduler->running.head);
+    free_chain(scheduler->storing.head);
     free_chain(scheduler->buried);
     for (eng_owner *owner = scheduler->owners, *next; owner; owner = next) {
         next = owner->next;
@@ -171,12 +172,29 @@ static eng_status enqueue(eng_scheduler *scheduler, const eng_request *request, 
     return ENG_OK;
 }
 
+// Timelines that the store has make room.
+static eng_status begin_turn(const eng_scheduler *scheduler, const eng_request *request, eng_turn *turn,
+                             eng_error *error) {
+    eng_timelines *timelines = scheduler->options.timelines;
+    eng_error reason;
+    eng_status status;
+    do {
+        reason = (eng_error){0};
+        status = eng_turn_begin(timelines, request, turn, &reason);
+    } while (status == ENG_FULL &&
+             eng_durable_evict(scheduler->options.durable,
+                               eng_timelines_find(timelines, request->owner, request->timeline, NULL)));
+    return status == ENG_OK ? ENG_OK : eng_fail(error, status, "%s", reason.text);
+}
+
 static eng_status submit_turn(eng_scheduler *scheduler, const eng_request *request, uint64_t *id, eng_error *error) {
     eng_turn turn = {0};
-    eng_status status = eng_turn_begin(scheduler->options.timelines, request, &turn, error);
+    eng_status status = begin_turn(scheduler, request, &turn, error);
     if (status != ENG_OK)
         return status;
-    status = check_room(scheduler, request, turn.prompt_end, error);
+    status = eng_durable_admit(scheduler->options.durable, turn.timeline, error);
+    if (status == ENG_OK)
+        status = check_room(scheduler, request, turn.prompt_end, error);
     if (status == ENG_OK)
         status = enqueue(scheduler, request, turn.prompt, 0, true, error);
     if (status == ENG_OK) {
@@ -222,7 +240,7 @@ eng_status eng_scheduler_submit(eng_scheduler *scheduler, const eng_request *req
 void eng_scheduler_drop(eng_scheduler *scheduler, eng_job_list *list, eng_job *job) {
     eng_share_let_go(scheduler, job, true);
     eng_job_cancel(job);
-    bury(scheduler, list, job);
+    eng_scheduler_bury(scheduler, list, job);
 }
 
 void eng_scheduler_cancel(eng_scheduler *scheduler, uint64_t id) {
@@ -235,6 +253,8 @@ void eng_scheduler_cancel(eng_scheduler *scheduler, uint64_t id) {
     }
     while ((job = find(&scheduler->running, NULL, id)) != NULL)
         eng_scheduler_drop(scheduler, &scheduler->running, job);
+    while ((job = find(&scheduler->storing, NULL, id)) != NULL)
+        eng_storing_cancel(scheduler, job);
 }
 
 void eng_scheduler_pause(eng_scheduler *scheduler, uint64_t id, bool paused) {
@@ -322,7 +342,7 @@ static eng_status admit(eng_scheduler *scheduler, eng_error *error) {
             return ENG_OK;
         if (status != ENG_OK)
             return eng_fail(error, status, "%s", reason.text);
-        unlink_job(&scheduler->waiting, job);
+        eng_scheduler_unlink(&scheduler->waiting, job);
         scheduler->waiting_tokens -= (uint64_t)job->queued_tokens;
         job->owner->admitted = ++scheduler->clock;
         job->phase = ENG_PHASE_READING;
@@ -532,11 +552,11 @@ static eng_status start_steps(eng_scheduler *scheduler, eng_error *error) {
 
 // ------------------------------------------------------------------------------------------------------------ results
 
-static void tell(eng_scheduler *scheduler, eng_job *job, eng_event_fn on_event, void *context) {
+void eng_scheduler_tell(eng_scheduler *scheduler, eng_job_list *list, eng_job *job, eng_event_fn on_event,
+                        void *context) {
     eng_event event;
-    bool ended = job->phase == ENG_PHASE_ENDED;
-    if (ended)
-        bury(scheduler, &scheduler->running, job);
+    if (job->phase == ENG_PHASE_ENDED)
+        eng_scheduler_bury(scheduler, list, job);
     if (!eng_job_event(job, &event))
         return;
     on_event(context, &event);
@@ -570,8 +590,8 @@ static eng_status finish(eng_scheduler *scheduler, eng_event_fn on_event, void *
         eng_share_accepted(scheduler, job);
         if (job == scheduler->audit.job)
             status = status == ENG_OK ? eng_audit_accepted(scheduler, error) : status;
-        else if (!ended)
-            tell(scheduler, job, on_event, context);
+        else if (!ended && !eng_storing_hold(scheduler, job))
+            eng_scheduler_tell(scheduler, &scheduler->running, job, on_event, context);
     }
     scheduler->stepping = false;
     free_buried(scheduler);
@@ -585,9 +605,17 @@ eng_status eng_scheduler_step(eng_scheduler *scheduler, eng_event_fn on_event, v
         return eng_fail(error, ENG_INVALID, "a step may not be run from inside a step");
     if (scheduler->fault.code != ENG_OK)
         return eng_fail(error, scheduler->fault.code, "%s", scheduler->fault.text);
+    bool stored = false;
+    eng_status status = eng_durable_poll(scheduler->options.durable, &stored, error);
+    if (status != ENG_OK)
+        return status;
+    scheduler->stepping = true;
+    stored |= eng_storing_tell(scheduler, on_event, context);
+    scheduler->stepping = false;
+    free_buried(scheduler);
     scheduler->admitted = 0;
-    eng_status status = start_steps(scheduler, &scheduler->fault);
-    *worked = underway(scheduler) > 0 || scheduler->admitted > 0;
+    status = start_steps(scheduler, &scheduler->fault);
+    *worked = stored || underway(scheduler) > 0 || scheduler->admitted > 0;
     if (status == ENG_OK && underway(scheduler) > 0)
         status = finish(scheduler, on_event, context, &scheduler->fault);
     return status == ENG_OK ? ENG_OK : eng_fail(error, scheduler->fault.code, "%s", scheduler->fault.text);

@@ -20,6 +20,7 @@
 #ifndef ENGINE_SCHEDULER_H
 #define ENGINE_SCHEDULER_H
 
+#include "engine/durable.h"
 #include "engine/prefix.h"
 #include "engine/request.h"
 
@@ -31,6 +32,7 @@ typedef struct eng_scheduler_options {
     eng_job_rules rules;
     eng_pool *pool;           // borrowed, as are batch and stream
     eng_timelines *timelines; // borrowed
+    eng_durable *durable;     // borrowed; NULL: there is no store
     eng_prefix *prefix;       // borrowed
     uint64_t audit;           // every so many hits one is read again; 0: none
     eng_batch *batch;         // rows for every slot of the pool, and ENG_IDLE_FACTOR * prompt_chunks chunks beside them

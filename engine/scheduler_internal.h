@@ -30,6 +30,7 @@ struct eng_owner {
 struct eng_scheduler {
     eng_scheduler_options options;
     eng_job_list waiting, running;
+    eng_job_list storing; // ended, their last events wait for the store
     eng_owner *owners;
     uint64_t clock;
     uint64_t step; // number of the present step
@@ -50,6 +51,12 @@ int64_t eng_job_last_boundary(const eng_scheduler *scheduler, const eng_job *job
 // The job's owner, found or made; it comes to the end of the turns. False: no memory.
 bool eng_scheduler_join_owner(eng_scheduler *scheduler, eng_job *job, uint64_t name);
 void eng_scheduler_append(eng_job_list *list, eng_job *job);
+void eng_scheduler_unlink(eng_job_list *list, eng_job *job);
+// Out of its list, as it has ended; its memory goes now or with the steps that point to it.
+void eng_scheduler_bury(eng_scheduler *scheduler, eng_job_list *list, eng_job *job);
+// Tells what there is to tell of it; one that has ended is buried.
+void eng_scheduler_tell(eng_scheduler *scheduler, eng_job_list *list, eng_job *job, eng_event_fn on_event,
+                        void *context);
 // Its session, with states at rest making room. ENG_FULL: not now.
 ENG_CHECKED eng_status eng_scheduler_make_session(const eng_scheduler *scheduler, eng_job *job, eng_error *error);
 // Ends it without a word and takes it out of its list; its memory goes now or with the steps that point to it.

@@ -10,24 +10,44 @@
 #include "engine/engine_internal.h"
 #include "engine/timeline_bytes.h"
 
+// Whether to try again what found no room: a timeline that the store has went, `except` not.
+static bool made_room(const eng_engine *engine, eng_status status, const eng_timeline *except, eng_error *reason) {
+    if (status != ENG_FULL || !eng_durable_evict(engine->durable, except))
+        return false;
+    *reason = (eng_error){0};
+    return true;
+}
+
+static eng_status tell(eng_status status, const eng_error *reason, eng_error *error) {
+    return status == ENG_OK ? ENG_OK : eng_fail(error, status, "%s", reason->text);
+}
+
 eng_status eng_timeline_create(eng_engine *engine, uint64_t owner, uint64_t *id, eng_error *error) {
     eng_timeline *timeline;
-    eng_status status = eng_timelines_add(engine->timelines, owner, &timeline, error);
+    eng_error reason = {0};
+    eng_status status;
+    do
+        status = eng_timelines_add(engine->timelines, owner, &timeline, &reason);
+    while (made_room(engine, status, NULL, &reason));
     if (status == ENG_OK)
         *id = timeline->id;
-    return status;
+    return tell(status, &reason, error);
 }
 
 eng_status eng_timeline_fork(eng_engine *engine, uint64_t owner, uint64_t id, int64_t position, uint64_t *fork,
                              eng_error *error) {
     const eng_timeline *from = eng_timelines_find(engine->timelines, owner, id, error);
     eng_timeline *to;
+    eng_error reason = {0};
+    eng_status status;
     if (!from)
         return ENG_NOT_FOUND;
-    eng_status status = eng_timeline_copy(from, position, &to, error);
+    do
+        status = eng_timeline_copy(from, position, &to, &reason);
+    while (made_room(engine, status, from, &reason));
     if (status == ENG_OK)
         *fork = to->id;
-    return status;
+    return tell(status, &reason, error);
 }
 
 eng_status eng_timeline_rollback(eng_engine *engine, uint64_t owner, uint64_t id, int64_t position, eng_error *error) {
@@ -37,6 +57,8 @@ eng_status eng_timeline_rollback(eng_engine *engine, uint64_t owner, uint64_t id
 
 eng_status eng_timeline_drop(eng_engine *engine, uint64_t owner, uint64_t id, eng_error *error) {
     eng_timeline *timeline = eng_timelines_find(engine->timelines, owner, id, error);
+    if (timeline && timeline->named)
+        return eng_fail(error, ENG_CONFLICT, "the session is in the store too");
     return timeline ? eng_timelines_remove(timeline, error) : ENG_NOT_FOUND;
 }
 
@@ -75,6 +97,8 @@ eng_status eng_timeline_read(const eng_engine *engine, uint64_t owner, uint64_t 
                                                                     : ENG_RESIDENCE_HOST,
                                .bytes = eng_timeline_own_bytes(timeline),
                                .busy = timeline->busy,
+                               .named = timeline->named != NULL,
+                               .durable = eng_durable_has_all(timeline),
                                .profile_changed = timeline->profile_changed,
                                .has_knobs = timeline->runs > 0};
     for (int32_t i = 0; i < timeline->runs; i++)
@@ -126,9 +150,13 @@ eng_status eng_timeline_digest(eng_engine *engine, uint64_t owner, uint64_t id,
 
 static eng_status replace(eng_engine *engine, eng_timeline *timeline, const eng_state *state, eng_error *error) {
     eng_timeline *made;
-    eng_status status = eng_timeline_bring_in(engine->timelines, timeline->owner, state, &made, error);
+    eng_error reason = {0};
+    eng_status status;
+    do
+        status = eng_timeline_bring_in(engine->timelines, timeline->owner, state, &made, &reason);
+    while (made_room(engine, status, timeline, &reason));
     if (status != ENG_OK)
-        return status;
+        return tell(status, &reason, error);
     eng_timeline_swap(timeline, made);
     const eng_status removed = eng_timelines_remove(made, NULL);
     (void)removed; // nobody uses it

@@ -55,6 +55,8 @@ static void collect(void *context, const eng_event *event) {
     out->text[out->text_length] = '\0';
     out->finish = event->finish;
     out->usage = *event->usage;
+    out->position = event->position;
+    out->durable = event->durable;
     out->first_step = out->events++ ? out->first_step : step_number;
     out->last_step = step_number;
     if (event->finish == ENG_FINISH_NONE)

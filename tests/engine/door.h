@@ -22,6 +22,8 @@ typedef struct outcome {
     eng_status status;
     char message[256];
     eng_usage usage;
+    int64_t position;
+    bool durable;
     int events, finals, first_step, last_step; // steps of its first and latest event, counted as door_steps does
 } outcome;
 
