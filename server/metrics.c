@@ -125,6 +125,14 @@ static void write_rows(const srv_server *server, srv_buf *out) {
         {"mesa_kv_pages_capacity", "gauge", "Pages of full attention that there are.", STAT(kv_pages_total)},
         {"mesa_sessions", "gauge", "Sessions in memory.", STAT(timelines)},
         {"mesa_session_budget_bytes", "gauge", "Memory that sessions may take.", STAT(kept_bytes_total)},
+        {"mesa_prefix_states", "gauge", "States that are kept for prompts that begin alike.", STAT(prefix_states)},
+        {"mesa_prefix_budget_bytes", "gauge", "Memory that they may take.", STAT(prefix_bytes_total)},
+        {"mesa_prefix_hits_total", "counter", "Prompts that began from a state that had read a part of them.",
+         STAT(prefix_hits)},
+        {"mesa_prefix_misses_total", "counter", "Prompts that began from nothing.", STAT(prefix_misses)},
+        {"mesa_prefix_evictions_total", "counter", "States that went for want of room.", STAT(prefix_evictions)},
+        {"mesa_prefix_audits_total", "counter", "States that were read again and compared.", STAT(prefix_audits)},
+        {"mesa_state_audit_mismatch_total", "counter", "Of these, the ones that were wrong.", STAT(prefix_mismatches)},
         {"mesa_device_allocations_total", "counter", "Allocations on the device since it was opened.",
          STAT(device_allocations)},
     };
@@ -154,10 +162,6 @@ static void write_labelled(const srv_server *server, srv_buf *out) {
              "Requests that ran with a looser solve, as they permit, because much waited.");
     for (size_t k = 0; k < server->model_count; k++)
         write_count(out, "mesa_degraded_total", &server->models[k], NULL, NULL, server->metrics.degraded[k]);
-    describe(out, "mesa_state_audit_mismatch_total", "counter",
-             "Audits of a state that did not match. This version makes none.");
-    for (size_t k = 0; k < server->model_count; k++)
-        write_count(out, "mesa_state_audit_mismatch_total", &server->models[k], NULL, NULL, 0);
     describe(out, "mesa_states", "gauge", "States of requests and of sessions, by where they are.");
     for (size_t k = 0; k < server->model_count; k++) {
         const srv_stats *stats = srv_worker_stats(server->models[k].worker);
@@ -173,6 +177,8 @@ static void write_labelled(const srv_server *server, srv_buf *out) {
             continue;
         write_count(out, "mesa_memory_bytes", &server->models[k], "what", "weights", eng_info(engine)->weight_bytes);
         write_count(out, "mesa_memory_bytes", &server->models[k], "what", "states", eng_info(engine)->pool_bytes);
+        write_count(out, "mesa_memory_bytes", &server->models[k], "what", "prefixes",
+                    srv_counter_read(&srv_worker_stats(server->models[k].worker)->prefix_bytes));
         write_count(out, "mesa_memory_bytes", &server->models[k], "what", "sessions",
                     srv_counter_read(&srv_worker_stats(server->models[k].worker)->kept_bytes));
     }

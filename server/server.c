@@ -266,6 +266,9 @@ static eng_status start_worker(srv_server *server, srv_model *model, eng_error *
                    .state_budget = (uint64_t)config->state_budget,
                    .session_budget = (uint64_t)config->session_budget,
                    .session_history = config->session_history,
+                   .prefix_budget = (uint64_t)config->prefix_budget,
+                   .snapshot_tokens = (int32_t)config->snapshot_tokens,
+                   .prefix_audit = (uint64_t)config->prefix_audit,
                    // The worker refuses first; cancelled jobs may linger in the engine for a step.
                    .queue_requests = (uint64_t)config->queue_requests * 2 + 2 * SRV_MAX_CHOICES + 4096,
                    .queue_tokens = (uint64_t)config->queue_tokens * 2,

@@ -75,6 +75,14 @@ void srv_worker_note_gauges(srv_worker *worker) {
     srv_counter_set(&stats->kv_pages_used, gauges.kv_pages_used);
     srv_counter_set(&stats->kv_pages_total, gauges.kv_pages_total);
     srv_counter_set(&stats->device_allocations, gauges.device_allocations);
+    srv_counter_set(&stats->prefix_states, gauges.prefix_states);
+    srv_counter_set(&stats->prefix_bytes, gauges.prefix_bytes);
+    srv_counter_set(&stats->prefix_bytes_total, gauges.prefix_bytes_total);
+    srv_counter_set(&stats->prefix_hits, gauges.prefix_hits);
+    srv_counter_set(&stats->prefix_misses, gauges.prefix_misses);
+    srv_counter_set(&stats->prefix_evictions, gauges.prefix_evictions);
+    srv_counter_set(&stats->prefix_audits, gauges.prefix_audits);
+    srv_counter_set(&stats->prefix_mismatches, gauges.prefix_mismatches);
     srv_counter_set(&stats->timelines, gauges.timelines);
     srv_counter_set(&stats->kept_on_device, gauges.kept_on_device);
     srv_counter_set(&stats->kept_on_host, gauges.kept_on_host);
