@@ -1,5 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 // A timeline made of what the store has: the whole, then the entries of the journal in their order; see durable.h.
+//
+// Bytes are believed as far as the store believes them: what they say is still compared with the model and with what
+// stands before them.
 #include "engine/durable_internal.h"
 
 #include <stdlib.h>

@@ -163,8 +163,12 @@ END_TEST
 START_TEST(a_lease_is_handed_over_or_lost) {
     static outcome out;
     int32_t ids[40];
-    twins t = begin_letters(1);
-    eng_engine *other = open_letters((eng_options){.store = store});
+    open_store(0);
+    const eng_options options = {.store = store, .lease_ms = LEASE_MS};
+    twins t = {.engine = open_letters(options), .plain = open_letters((eng_options){0})};
+    eng_engine *other = open_letters(options);
+    t.id = keep(t.engine, create(t.engine), 1);
+    t.twin = create(t.plain);
     twins u = {.engine = other, .plain = t.plain, .twin = t.twin};
     plain_ids(3, ids, 40);
     both(&t, 1, 20, 3, "here");
@@ -176,7 +180,7 @@ START_TEST(a_lease_is_handed_over_or_lost) {
     u.id = fetch(other, 1);
     both(&u, 2, 5, 3, "there");
     ck_assert_int_eq(ask(t.engine, about(ENG_ERRAND_FETCH, 1))->answer.status, ENG_BUSY);
-    for (int i = 0; i < 3 * LEASE_MS / 10; i++) { // it is renewed as long as it is used
+    for (int i = 0; i < 5 * LEASE_MS / 40; i++) { // it is renewed as long as it is used
         pass(10);
         step(other);
         ck_assert_int_le(eng_idle_ms(other), LEASE_MS / 3 + 1);
@@ -210,7 +214,11 @@ END_TEST
 // An idle one finds out by itself, and one whose lease is over does not begin anything.
 START_TEST(nothing_begins_when_the_lease_is_over) {
     int32_t ids[4] = {'a', 'b', 'c', 'd'};
-    twins t = begin_letters(1);
+    open_store(0);
+    twins t = {.engine = open_letters((eng_options){.store = store, .lease_ms = LEASE_MS}),
+               .plain = open_letters((eng_options){0})};
+    t.id = keep(t.engine, create(t.engine), 1);
+    t.twin = create(t.plain);
     both(&t, 1, 20, 3, "before");
     stop_store();
     const outcome *got = turn(t.engine, t.id, ids, 4, 2);
@@ -298,8 +306,7 @@ START_TEST(a_full_store_catches_up) {
     if (outside())
         return; // its bounds are not the test's
     open_store(1 << 20);
-    twins t = {.engine = open_letters((eng_options){.store = store, .lease_ms = 20000}),
-               .plain = open_letters((eng_options){0})};
+    twins t = {.engine = open_letters((eng_options){.store = store}), .plain = open_letters((eng_options){0})};
     t.id = keep(t.engine, create(t.engine), 1);
     t.twin = create(t.plain);
     both(&t, 1, 10, 2, "before");

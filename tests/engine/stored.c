@@ -53,14 +53,18 @@ void close_store(void) {
     eng_store_close(store);
 }
 
+static int64_t lease_ms(void) {
+    return outside() ? LEASE_MS : HOUR_MS;
+}
+
 eng_engine *open_mixer(int variant, bool stored) {
     return open_model(&mixer_variants[variant], "variant", false,
-                      (eng_options){.max_rows = ROWS, .store = stored ? store : NULL, .lease_ms = LEASE_MS});
+                      (eng_options){.max_rows = ROWS, .store = stored ? store : NULL, .lease_ms = lease_ms()});
 }
 
 eng_engine *open_letters(eng_options options) {
     options.max_rows = ROWS;
-    options.lease_ms = options.lease_ms ? options.lease_ms : LEASE_MS;
+    options.lease_ms = options.lease_ms ? options.lease_ms : lease_ms();
     return open_model(&small_models[SMALL_MESA], "letters", true, options);
 }
 
