@@ -22,7 +22,10 @@ srv_session_usage srv_completion_session(const srv_completion *completion) {
 
     if (!session)
         return (srv_session_usage){0};
-    return (srv_session_usage){completion->request.session, session->position, session->profile_changed};
+    return (srv_session_usage){.id = completion->request.session,
+                               .position = session->position,
+                               .durable = completion->durable,
+                               .profile_changed = session->profile_changed};
 }
 
 void srv_completion_usage(const srv_completion *completion, srv_usage *usage) {

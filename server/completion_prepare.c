@@ -47,6 +47,7 @@ void srv_completion_settle(srv_completion *completion) {
                        "max_loops must be at most %d for this model", info->loops);
     }
     completion->knobs = knobs;
+    completion->degraded = false;
     completion->fail_unconverged = (given & SRV_GIVEN_ON_UNCONVERGED) && asked->fail_unconverged;
 }
 

@@ -39,6 +39,25 @@ void srv_completion_fail(srv_completion *completion, const srv_problem *problem)
         srv_exchange_refuse(completion->exchange, problem);
 }
 
+static void seek_again(srv_completion *completion);
+
+static void fail_job(srv_completion *completion, const srv_event *event) {
+    const bool stored = completion->session && completion->session->stored;
+    srv_problem problem = {0};
+
+    // It has left the engine for want of room, or another server had it: it is in the store.
+    if (stored && event->status == ENG_NOT_FOUND && !completion->sought) {
+        seek_again(completion);
+        return;
+    }
+    if (stored && (event->status == ENG_NOT_FOUND || event->status == ENG_IO))
+        srv_session_refuse(&problem, event->status, event->message, 0);
+    else
+        srv_refuse_engine(&problem, event->status, event->message);
+    srv_completion_fail(completion, &problem);
+    srv_completion_cancel_jobs(completion);
+}
+
 void srv_completions_event(srv_worker *worker, srv_event *event) {
     srv_choice *first = srv_job_owner(event->job), *choice = first ? first + event->choice : NULL;
     srv_completion *completion = choice ? choice->completion : NULL;
@@ -48,10 +67,7 @@ void srv_completions_event(srv_worker *worker, srv_event *event) {
         return;
     }
     if (event->finish == ENG_FINISH_ERROR) {
-        srv_problem problem = {0};
-        srv_refuse_engine(&problem, event->status, event->message);
-        srv_completion_fail(completion, &problem);
-        srv_completion_cancel_jobs(completion);
+        fail_job(completion, event);
         srv_event_free(worker, event);
         return;
     }
@@ -60,8 +76,10 @@ void srv_completions_event(srv_worker *worker, srv_event *event) {
         completion->finished++;
     }
     event->receiver = choice;
-    if (event->finish != ENG_FINISH_NONE && completion->session)
+    if (event->finish != ENG_FINISH_NONE && completion->session) {
         completion->session->position = event->position;
+        completion->durable = event->durable;
+    }
     if (completion->request.stream) {
         srv_stream_add(completion, event);
         completion->ended = completion->finished == completion->choice_count;
@@ -230,27 +248,104 @@ static void begin_session(srv_completion *completion) {
     completion->prompt_tokens++;
 }
 
-static void take_session(srv_completion *completion) {
+// The session is here, and taken.
+static void join_session(srv_completion *completion, srv_session *session) {
     const srv_request *request = &completion->request;
     srv_problem *problem = &completion->problem;
-    srv_session *session = srv_session_find(completion->exchange, request->session, strlen(request->session), problem);
 
-    if (session && session->model->path != completion->model->path)
-        srv_refuse(problem, 400, "invalid_value", "model", "the session is of another model; name it");
+    completion->session = session;
+    completion->reached = session->position;
+    completion->model = session->model;
+    srv_knobs_inherit(&completion->request.knobs, &session->knobs);
+    srv_completion_settle(completion);
+    if (request->session_position >= 0 && request->session_position != session->position) {
+        srv_refuse(problem, 409, "position_mismatch", "session_position",
+                   "the session stands at position %lld, not %lld", (long long)session->position,
+                   (long long)request->session_position);
+        problem->never_retry = true;
+    } else
+        begin_session(completion);
+}
+
+static void refuse_model(srv_completion *completion) {
+    srv_refuse(&completion->problem, 400, "invalid_value", "model", "the session is of another model; name it");
+}
+
+// A session that was looked for in the store is here, or not.
+static void reached(void *context, srv_session *session, const srv_problem *problem) {
+    srv_completion *completion = context;
+    srv_server *server = completion->exchange->server;
+
+    completion->reach = NULL;
+    if (problem->status)
+        completion->problem = *problem;
+    else if (session->model->path != completion->model->path)
+        refuse_model(completion);
+    if (session && (completion->ended || completion->problem.status))
+        srv_session_let_go(server, session);
+    else if (session)
+        join_session(completion, session);
+    if (!completion->ended)
+        srv_completion_start(completion);
+}
+
+static void seek(srv_completion *completion, srv_session *session) {
+    srv_server *server = completion->exchange->server;
+
+    completion->sought = true;
+    completion->reach = srv_session_reach(server, session, reached, completion);
+    if (completion->reach)
+        return;
+    srv_session_remove(server, session);
+    srv_refuse_engine(&completion->problem, ENG_NO_MEMORY, NULL);
+    srv_completion_start(completion);
+}
+
+// False: it will be known later.
+static bool take_session(srv_completion *completion) {
+    const char *id = completion->request.session;
+    srv_problem *problem = &completion->problem;
+    srv_session *session =
+        srv_session_find(completion->exchange, id, strlen(id), srv_server_least_used(completion->model), problem);
+
+    if (session && session->timeline && session->model->path != completion->model->path)
+        refuse_model(completion);
     else if (session && srv_session_take(session, problem)) {
-        completion->session = session;
-        completion->reached = session->position;
-        completion->model = session->model;
-        srv_knobs_inherit(&completion->request.knobs, &session->knobs);
-        srv_completion_settle(completion);
-        if (request->session_position >= 0 && request->session_position != session->position) {
-            srv_refuse(problem, 409, "position_mismatch", "session_position",
-                       "the session stands at position %lld, not %lld", (long long)session->position,
-                       (long long)request->session_position);
-            problem->never_retry = true;
-        } else
-            begin_session(completion);
+        if (!session->timeline) {
+            seek(completion, session);
+            return false;
+        }
+        join_session(completion, session);
     }
+    return true;
+}
+
+// The job was refused before anything was told.
+static void forget_jobs(srv_completion *completion) {
+    for (size_t i = 0; i < completion->request.prompt_count; i++)
+        srv_job_release(completion->jobs[i]);
+    free(completion->jobs);
+    free(completion->choices);
+    completion->jobs = NULL;
+    completion->choices = NULL;
+    completion->choice_count = completion->finished = 0;
+}
+
+static void seek_again(srv_completion *completion) {
+    srv_session *session = completion->session;
+    srv_prompt_ids *prompt = completion->prompts;
+
+    forget_jobs(completion);
+    if (prompt->added_bos) { // whether it needs one is seen anew
+        memmove(prompt->ids, prompt->ids + 1, --prompt->count * sizeof *prompt->ids);
+        prompt->added_bos = false;
+        completion->prompt_tokens--;
+    }
+    srv_buf_free(&completion->head.json);
+    completion->exchange->log_id = NULL;
+    completion->session = NULL;
+    session->timeline = 0;
+    seek(completion, session);
 }
 
 // Once it is known what the client has got: all of the answer, or less.
@@ -258,9 +353,11 @@ static void leave_session(srv_completion *completion, bool whole) {
     srv_session *session = completion->session;
 
     completion->session = NULL;
-    if (session && whole)
+    if (session && whole) {
+        if (completion->request.session_rollback)
+            srv_session_touch(completion->exchange->server, session);
         srv_session_let_go(completion->exchange->server, session);
-    else if (session && srv_completion_makes(completion))
+    } else if (session && srv_completion_makes(completion))
         srv_session_drop(completion->exchange->server, session); // nobody knows of it
     else if (session)
         srv_session_settle(completion->exchange->server, session, completion->reached);
@@ -286,11 +383,11 @@ static void submit_or_refuse(srv_completion *completion) {
 void srv_completion_start(srv_completion *completion) {
     if (!completion->problem.status)
         submit_or_refuse(completion);
-    if (!completion->request.return_token_ids)
+    if (!completion->request.return_token_ids && !completion->session)
         drop_ids(completion);
     if (completion->problem.status)
         srv_completion_fail(completion, &completion->problem);
-    else if (completion->request.stream)
+    else if (completion->request.stream && !completion->ping)
         srv_stream_start_ping(completion);
 }
 
@@ -299,8 +396,8 @@ static void admit(srv_completion *completion) {
         srv_session_make(completion);
         return;
     }
-    if (!completion->problem.status && completion->request.session)
-        take_session(completion);
+    if (!completion->problem.status && completion->request.session && !take_session(completion))
+        return;
     if (!completion->problem.status && !completion->session)
         completion->model = srv_server_least_used(completion->model);
     srv_completion_start(completion);
@@ -341,6 +438,8 @@ static void cancel_completion(void *context) {
     completion->ended = true;
     srv_completion_cancel_jobs(completion);
     srv_session_unmake(completion);
+    srv_session_unreach(completion->reach);
+    completion->reach = NULL;
     leave_session(completion, whole);
     srv_stream_clear(completion);
 }

@@ -59,6 +59,11 @@ const srv_option srv_config_options[] = {
      "memory a model for the sessions that are kept: their ids, states and pages of attention"},
     {"session_history", SRV_OPTION_INTEGER, AT(session_history), 1, 1e9, SRV_DEFAULT_SESSION_HISTORY, "N",
      "tokens that are kept of a session, so far back as it may be forked or rolled back"},
+    {"store", SRV_OPTION_TEXT, AT(store), 0, 0, SRV_DEFAULT_STORE, "PLACE",
+     "where sessions are kept beyond the server's life: a folder, none, or auto: the folder sessions in "
+     "$STATE_DIRECTORY where a service manager sets that, else none"},
+    {"store_budget", SRV_OPTION_BYTES, AT(store_budget), 1 << 20, 1e15, SRV_DEFAULT_STORE_BUDGET, "BYTES",
+     "size of the folder's file at most"},
     {"prefix_budget", SRV_OPTION_BYTES, AT(prefix_budget), 0, 1e15, SRV_DEFAULT_PREFIX_BUDGET, "BYTES",
      "memory a model for states that prompts which begin alike start from; 0: none are kept"},
     {"snapshot_tokens", SRV_OPTION_INTEGER, AT(snapshot_tokens), 1, 1e9, SRV_DEFAULT_SNAPSHOT_TOKENS, "N",

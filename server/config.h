@@ -37,6 +37,8 @@ typedef struct srv_config {
     int64_t log_level; // eng_log_level
     int64_t rows, prompt_tokens, state_budget;
     int64_t session_budget, session_history;
+    char *store; // "none", "auto" or a place
+    int64_t store_budget;
     int64_t prefix_budget, snapshot_tokens, prefix_audit;
     int64_t queue_requests, queue_tokens;
     double key_queue, degrade_queue; // shares of the queue

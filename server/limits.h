@@ -19,6 +19,8 @@
 #define SRV_DEFAULT_STATE_BUDGET "0"
 #define SRV_DEFAULT_SESSION_BUDGET "1G"
 #define SRV_DEFAULT_SESSION_HISTORY "1048576"
+#define SRV_DEFAULT_STORE "auto"
+#define SRV_DEFAULT_STORE_BUDGET "4G"
 #define SRV_DEFAULT_PREFIX_BUDGET "1G"
 #define SRV_DEFAULT_SNAPSHOT_TOKENS "1024"
 #define SRV_DEFAULT_PREFIX_AUDIT "256"
@@ -75,6 +77,8 @@ enum {
     SRV_SWEEPS_A_LOOK = 4,              // and whether who was to send has left
     SRV_DRAIN_POLL_MS = 50,
     SRV_DRAIN_GRACE_MS = 500, // for the last events after the drain deadline
+    SRV_PARK_MS = 5000,       // for sessions to be parked, where the drain time is over
+    SRV_STORE_LOOK_MS = 1000,
 
     // Retry-After in seconds. Of a full queue it is estimated (worker_queue.c), within 1 and the most.
     SRV_RETRY_FULL_S = 1,

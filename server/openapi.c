@@ -44,7 +44,8 @@ static const answer answers[] = {
     {"health", "status:=ok|loading|draining models:[@model_health]"},
     {"knobs", "cg_tolerance:number cg_max_steps:count cg_mode:text"},
     {"session", "id:text object:=session model:text position:count state_bytes:count expires_at:count "
-                "earliest-:count residence-:text? bytes-:count busy-:flag profile_changed-:flag loosest-:@knobs"},
+                "earliest-:count residence-:text? bytes-:count busy-:flag durable-:flag profile_changed-:flag "
+                "digest-:text loosest-:@knobs"},
     {"sessions", "object:=list data:[@session]"},
     {"session_usage", "id:text position:count durable:flag profile_changed:flag"},
     {"tokens", "count:count max_model_len:count? tokens:[@token_id]"},

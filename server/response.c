@@ -72,8 +72,9 @@ static void write_session_usage(srv_buf *out, const srv_session_usage *session) 
     srv_json_text(out, session->id);
     srv_buf_puts(out, ",\"position\":");
     srv_json_integer(out, session->position);
-    // Sessions live in the server's memory.
-    srv_buf_puts(out, ",\"durable\":false,\"profile_changed\":");
+    srv_buf_puts(out, ",\"durable\":");
+    srv_json_bool(out, session->durable);
+    srv_buf_puts(out, ",\"profile_changed\":");
     srv_json_bool(out, session->profile_changed);
     srv_buf_puts(out, "}");
 }
@@ -299,6 +300,8 @@ static void write_session_info(srv_buf *out, const eng_timeline_info *info) {
     member_integer(out, "bytes", (int64_t)info->bytes);
     srv_buf_puts(out, ",\"busy\":");
     srv_json_bool(out, info->busy);
+    srv_buf_puts(out, ",\"durable\":");
+    srv_json_bool(out, info->durable);
     srv_buf_puts(out, ",\"profile_changed\":");
     srv_json_bool(out, info->profile_changed);
     if (!info->has_knobs)
@@ -308,6 +311,13 @@ static void write_session_info(srv_buf *out, const eng_timeline_info *info) {
     member_integer(out, "cg_max_steps", info->loosest.cg_max_steps);
     member_text(out, "cg_mode", mode_name(info->loosest.cg_mode));
     srv_buf_puts(out, "}");
+}
+
+static void write_digest(srv_buf *out, const unsigned char *digest) {
+    srv_buf_puts(out, ",\"digest\":\"");
+    for (size_t i = 0; i < ENG_TIMELINE_DIGEST_BYTES; i++)
+        srv_buf_printf(out, "%02x", digest[i]);
+    srv_buf_puts(out, "\"");
 }
 
 void srv_write_session(srv_buf *out, const srv_session_view *session) {
@@ -320,6 +330,10 @@ void srv_write_session(srv_buf *out, const srv_session_view *session) {
     member_integer(out, "expires_at", session->expires_at);
     if (session->info)
         write_session_info(out, session->info);
+    else if (session->in_store)
+        member_text(out, "residence", "store");
+    if (session->digest)
+        write_digest(out, session->digest);
     srv_buf_puts(out, "}");
 }
 

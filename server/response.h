@@ -73,6 +73,8 @@ typedef struct srv_session_view {
     int64_t position, expires_at;
     uint64_t state_bytes;
     const eng_timeline_info *info;
+    bool in_store;               // without info: that is where it is
+    const unsigned char *digest; // ENG_TIMELINE_DIGEST_BYTES; NULL: none
 } srv_session_view;
 void srv_write_session(srv_buf *out, const srv_session_view *session);
 
@@ -80,6 +82,7 @@ void srv_write_session(srv_buf *out, const srv_session_view *session);
 typedef struct srv_session_usage {
     const char *id; // NULL: there is none
     int64_t position;
+    bool durable; // it is in the store up to there
     bool profile_changed;
 } srv_session_usage;
 

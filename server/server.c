@@ -49,6 +49,22 @@ static bool is_idle(const srv_server *server) {
     return true;
 }
 
+// Within what is left of the drain time, and a little longer where that is over.
+static bool have_parked(srv_server *server, uint64_t now) {
+    const uint64_t drain = (uint64_t)server->config->drain_time_ms, least = drain < SRV_PARK_MS ? drain : SRV_PARK_MS;
+
+    if (!server->store)
+        return true;
+    if (server->park_until_ms == 0)
+        server->park_until_ms = server->drain_until_ms > now + least ? server->drain_until_ms : now + least;
+    if (srv_sessions_park(server))
+        return true;
+    if (now < server->park_until_ms)
+        return false;
+    srv_log_write(server->log, ENG_LOG_WARNING, "drain", "not all sessions were parked in time; they are read again");
+    return true;
+}
+
 static void on_drain_tick(void *context) {
     srv_server *server = context;
     const uint64_t now = srv_loop_now(server->loop), until = server->drain_until_ms;
@@ -69,7 +85,8 @@ static void on_drain_tick(void *context) {
         srv_http_close(server->http);
         gave_up = now >= server->drain_until_ms + SRV_DRAIN_GRACE_MS;
     }
-    if ((srv_http_connections(server->http) == 0 || gave_up) && srv_loop_offloaded(server->loop) == 0)
+    if ((srv_http_connections(server->http) == 0 || gave_up) && srv_loop_offloaded(server->loop) == 0 &&
+        have_parked(server, now))
         srv_loop_stop(server->loop);
 }
 
@@ -266,6 +283,7 @@ static eng_status start_worker(srv_server *server, srv_model *model, eng_error *
                    .state_budget = (uint64_t)config->state_budget,
                    .session_budget = (uint64_t)config->session_budget,
                    .session_history = config->session_history,
+                   .store = server->store ? srv_store_engine(server->store) : NULL,
                    .prefix_budget = (uint64_t)config->prefix_budget,
                    .snapshot_tokens = (int32_t)config->snapshot_tokens,
                    .prefix_audit = (uint64_t)config->prefix_audit,
@@ -423,11 +441,36 @@ eng_status srv_server_handle_signals(srv_server *server) {
     return status ? status : srv_loop_on_reload(server->loop, on_reload, server);
 }
 
+static void on_store_tick(void *context) {
+    srv_server *server = context;
+    srv_store_look(server->store);
+}
+
+static eng_status open_store(srv_server *server, eng_error *error) {
+    char *place = srv_store_place(server->config, getenv("STATE_DIRECTORY"));
+
+    if (!place)
+        return ENG_OK;
+    eng_status status = srv_store_open(server->config, place, server->log, &server->store, error);
+    if (!status)
+        status = srv_timer_create(server->loop, on_store_tick, server, &server->store_timer);
+    if (!status) {
+        srv_timer_start(server->store_timer, SRV_STORE_LOOK_MS, SRV_STORE_LOOK_MS);
+        srv_log_write(server->log, ENG_LOG_INFO, "store", "sessions are kept in %s", place);
+    }
+    free(place);
+    return status;
+}
+
 int srv_server_run(srv_server *server) {
     eng_error error = {0};
 
     for (size_t i = 0; i < srv_http_count(server->http); i++)
         srv_log_write(server->log, ENG_LOG_INFO, "listen", "listening on %s", srv_http_address(server->http, i));
+    if (open_store(server, &error)) {
+        srv_log_write(server->log, ENG_LOG_ERROR, "store", "%s", error.text);
+        return error.code == ENG_INVALID || error.code == ENG_UNSUPPORTED ? 2 : 4;
+    }
     if (start_workers(server, &error)) {
         srv_log_write(server->log, ENG_LOG_ERROR, "load", "%s", error.text);
         return 4;
@@ -465,11 +508,13 @@ void srv_server_free(srv_server *server) {
     for (size_t i = 0; i < server->model_count; i++)
         srv_worker_stop(server->models[i].worker); // until then it may wake the loop
     srv_sessions_free(server->sessions);
+    srv_store_close(server->store);
     srv_wake_close(server->events);
     srv_wake_close(server->stop);
     srv_wake_close(server->reload);
     srv_timer_close(server->drain_timer);
     srv_timer_close(server->notify_timer);
+    srv_timer_close(server->store_timer);
     srv_loop_free(server->loop);
     srv_keys_free(server->keys);
     free(server->models);

@@ -22,6 +22,7 @@
 #include "server/problem.h"
 #include "server/request.h"
 #include "server/response.h"
+#include "server/store.h"
 #include "server/worker.h"
 
 typedef struct srv_server srv_server;
@@ -164,6 +165,7 @@ struct srv_server {
     srv_loop *loop;
     srv_http *http;
     srv_sessions *sessions;
+    srv_store *store; // NULL: sessions live in memory
     srv_model *models;
     size_t model_count;
     srv_phase phase;
@@ -171,7 +173,8 @@ struct srv_server {
     bool announced;  // READY was said
     int64_t started; // Unix seconds
     uint64_t drain_until_ms;
-    srv_timer *drain_timer, *notify_timer;
+    uint64_t park_until_ms; // 0: parking has not begun
+    srv_timer *drain_timer, *notify_timer, *store_timer;
     // Any thread may send them.
     srv_wake *events, *stop, *reload;
 };
@@ -200,6 +203,8 @@ void srv_server_view(const srv_server *server, size_t index, srv_model_view *vie
 // ---- session.c ----
 
 void srv_sessions_free(srv_sessions *sessions); // NULL is accepted; after the workers have stopped
+// Parks those that the store has and nobody uses, some at a time; true: none is left.
+bool srv_sessions_park(srv_server *server);
 
 // ---- handlers ----
 
@@ -214,7 +219,7 @@ void srv_handle_tokenizer_info(srv_exchange *exchange);           // models_api.
 void srv_handle_tokenize(srv_exchange *exchange);                 // tokenize.c
 void srv_handle_detokenize(srv_exchange *exchange);               // tokenize.c
 void srv_handle_session_create(srv_exchange *exchange);           // completions.c
-void srv_handle_session_list(srv_exchange *exchange);             // session_api.c
+void srv_handle_session_list(srv_exchange *exchange);             // session_list.c
 void srv_handle_session_get(srv_exchange *exchange);              // session_api.c
 void srv_handle_session_delete(srv_exchange *exchange);           // session_api.c
 void srv_handle_session_fork(srv_exchange *exchange);             // completions.c

@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 // The table of sessions, their time, and how one is brought back to what its client has got.
 //
-// A list: it is walked once a request and once a second, and holds what fits the engines' budgets.
+// A list: it is walked once a request and once a second, and holds what fits the engines' budgets. At the end, sessions
+// that the store has are parked: their states are written, so that whoever goes on with them need not read again.
 #include "server/session.h"
 
 #include <stdio.h>
@@ -10,20 +11,27 @@
 #include <sys/random.h>
 #include <time.h>
 
+enum { RANDOM_BYTES = 16, PARK_AT_ONCE = 8 };
+static const char prefix[] = "sess-";
+
 struct srv_sessions {
     srv_server *server;
     srv_session *first;
-    size_t count;
+    size_t count, parking;
     srv_timer *sweep;
 };
 
-// What is asked of a session's engine without anyone waiting: to cut it, or to drop it.
+// What is asked of a session's engine without anyone waiting.
+typedef enum quiet_action { CUT, DROP, TOUCH, PARK } quiet_action;
 typedef struct quiet_call {
     srv_call call;
+    quiet_action action;
     srv_server *server;
-    srv_session *session; // NULL: drop
+    srv_session *session; // of CUT and PARK
     uint64_t owner, timeline;
     int64_t position;
+    bool stored;
+    eng_errand errand; // to the store, if it has the session
 } quiet_call;
 
 uint64_t srv_session_owner(const srv_exchange *exchange) {
@@ -34,15 +42,62 @@ srv_session *srv_session_first(const srv_server *server) {
     return server->sessions ? server->sessions->first : NULL;
 }
 
-srv_session *srv_session_find(const srv_exchange *exchange, const char *id, size_t length, srv_problem *problem) {
-    const uint64_t now = srv_loop_now(exchange->server->loop);
+// ---- names ---------------------------------------------------------------------------------------------------------
 
+static void set_owner(const srv_exchange *exchange, eng_name *name) {
+    static const char nobody[ENG_NAME_BYTES] = "without keys";
+    _Static_assert((int)ENG_NAME_BYTES == (int)SRV_DIGEST_BYTES, "an owner is a key's digest");
+
+    memcpy(name->owner, exchange->key ? (const void *)exchange->key->digest : nobody, sizeof name->owner);
+}
+
+static int digit_of(char c) {
+    if (c >= '0' && c <= '9')
+        return c - '0';
+    return c >= 'a' && c <= 'f' ? c - 'a' + 10 : -1;
+}
+
+bool srv_session_name(const srv_exchange *exchange, const char *id, size_t length, eng_name *out) {
+    const size_t before = sizeof prefix - 1;
+
+    *out = (eng_name){0};
+    set_owner(exchange, out);
+    if (length != before + 2 * RANDOM_BYTES || memcmp(id, prefix, before) != 0)
+        return false;
+    for (size_t i = 0; i < RANDOM_BYTES; i++) {
+        const int high = digit_of(id[before + 2 * i]), low = digit_of(id[before + 2 * i + 1]);
+        if (high < 0 || low < 0)
+            return false;
+        out->id[i] = (unsigned char)(high << 4 | low);
+    }
+    return true;
+}
+
+void srv_session_print_name(const eng_name *name, char id[SRV_SESSION_ID_BYTES]) {
+    size_t length = sizeof prefix - 1;
+
+    memcpy(id, prefix, sizeof prefix);
+    for (size_t i = 0; i < RANDOM_BYTES; i++, length += 2)
+        snprintf(id + length, SRV_SESSION_ID_BYTES - length, "%02x", name->id[i]);
+}
+
+// ---- whose, and for how long ---------------------------------------------------------------------------------------
+
+static srv_session *find_row(const srv_exchange *exchange, const char *id, size_t length) {
     for (srv_session *at = srv_session_first(exchange->server); at; at = at->next)
-        if (at->owner == srv_session_owner(exchange) && strlen(at->id) == length && memcmp(at->id, id, length) == 0 &&
-            (at->busy || at->expires_ms > now))
+        if (at->owner == srv_session_owner(exchange) && strlen(at->id) == length && memcmp(at->id, id, length) == 0)
             return at;
-    srv_refuse(problem, 404, "session_not_found", "session", "there is no such session");
     return NULL;
+}
+
+static bool is_over(const srv_server *server, const srv_session *session) {
+    return !session->busy && session->expires_ms <= srv_loop_now(server->loop);
+}
+
+srv_session *srv_session_known(const srv_exchange *exchange, const char *id, size_t length) {
+    srv_session *session = find_row(exchange, id, length);
+
+    return session && !is_over(exchange->server, session) ? session : NULL;
 }
 
 bool srv_session_take(srv_session *session, srv_problem *problem) {
@@ -68,32 +123,74 @@ int64_t srv_session_expires_at(const srv_server *server, const srv_session *sess
 
 // ---- calls that nobody waits for -----------------------------------------------------------------------------------
 
+static void end_errand(void *user, const eng_answer *answer) {
+    (void)answer; // what fails is seen in the store's figures, and tried again where that makes sense
+    srv_call_end(user);
+}
+
+static void send_quietly(quiet_call *quiet, eng_engine *engine) {
+    quiet->errand.timeline = quiet->timeline;
+    quiet->errand.done = end_errand;
+    quiet->errand.user = &quiet->call;
+    if (eng_send(engine, &quiet->errand, NULL) == ENG_OK)
+        srv_call_wait(&quiet->call);
+}
+
+// What was cut is written to the store at once: a kill must not bring it back.
+static void cut_quietly(quiet_call *quiet, eng_engine *engine) {
+    eng_timeline_info info;
+
+    if (eng_timeline_read(engine, quiet->owner, quiet->timeline, &info, NULL) != ENG_OK)
+        return;
+    const bool beyond = info.position > quiet->position;
+    if (beyond && eng_timeline_rollback(engine, quiet->owner, quiet->timeline, quiet->position, NULL) != ENG_OK)
+        return;
+    if (!beyond)
+        quiet->position = info.position;
+    else if (quiet->stored)
+        send_quietly(quiet, engine);
+}
+
+// One that has left the engine may be another server's by now: the store ends it in its time.
+static void drop_quietly(quiet_call *quiet, eng_engine *engine) {
+    eng_timeline_info info;
+    const eng_status here = eng_timeline_read(engine, quiet->owner, quiet->timeline, &info, NULL);
+
+    if (here == ENG_OK && info.named)
+        send_quietly(quiet, engine);
+    else if (here == ENG_OK && eng_timeline_drop(engine, quiet->owner, quiet->timeline, NULL) != ENG_OK)
+        return; // a request is on it, and nobody's: it stays
+}
+
 static void run_quietly(srv_call *call, eng_engine *engine) {
     quiet_call *quiet = (quiet_call *)call;
-    eng_timeline_info info;
-    eng_status status = engine ? ENG_OK : ENG_DEVICE;
 
-    if (!status && !quiet->session)
-        status = eng_timeline_drop(engine, quiet->owner, quiet->timeline, NULL);
-    else if (!status)
-        status = eng_timeline_read(engine, quiet->owner, quiet->timeline, &info, NULL);
-    if (!status && quiet->session && info.position > quiet->position)
-        status = eng_timeline_rollback(engine, quiet->owner, quiet->timeline, quiet->position, NULL);
-    else if (!status && quiet->session)
-        quiet->position = info.position;
+    if (!engine)
+        return;
+    if (quiet->action == CUT)
+        cut_quietly(quiet, engine);
+    else if (quiet->action == DROP)
+        drop_quietly(quiet, engine);
+    else
+        send_quietly(quiet, engine);
 }
 
 static void end_quietly(srv_call *call) {
     quiet_call *quiet = (quiet_call *)call;
 
-    if (quiet->session) {
+    if (quiet->action == CUT) {
         quiet->session->position = quiet->position;
         srv_session_let_go(quiet->server, quiet->session);
+    } else if (quiet->action == PARK) {
+        quiet->server->sessions->parking--;
+        srv_session_remove(quiet->server, quiet->session);
     }
     free(quiet);
 }
 
 static bool call_quietly(srv_server *server, const srv_session *session, const quiet_call *what) {
+    static const eng_errand_kind kinds[] = {
+        [CUT] = ENG_ERRAND_KEEP, [DROP] = ENG_ERRAND_DROP, [TOUCH] = ENG_ERRAND_TOUCH, [PARK] = ENG_ERRAND_PARK};
     quiet_call *quiet = malloc(sizeof *quiet);
 
     if (!quiet)
@@ -103,44 +200,53 @@ static bool call_quietly(srv_server *server, const srv_session *session, const q
     quiet->server = server;
     quiet->owner = session->owner;
     quiet->timeline = session->timeline;
+    quiet->stored = session->stored;
+    if (session->stored)
+        srv_session_errand(session, kinds[what->action], &quiet->errand);
     srv_worker_call(session->model->worker, &quiet->call);
     return true;
 }
 
 // Without memory for the call the session stays taken: what it stands at is not known.
 void srv_session_settle(srv_server *server, srv_session *session, int64_t position) {
-    (void)call_quietly(server, session, &(quiet_call){.session = session, .position = position});
+    (void)call_quietly(server, session, &(quiet_call){.action = CUT, .session = session, .position = position});
+}
+
+void srv_session_touch(srv_server *server, const srv_session *session) {
+    if (session->stored)
+        (void)call_quietly(server, session, &(quiet_call){.action = TOUCH});
 }
 
 // Without memory for the call it is dropped in its time.
 void srv_session_drop(srv_server *server, srv_session *session) {
-    if (call_quietly(server, session, &(quiet_call){0}))
+    if (call_quietly(server, session, &(quiet_call){.action = DROP}))
         srv_session_remove(server, session);
     else
         srv_session_let_go(server, session);
 }
 
 void srv_session_write(const srv_server *server, const srv_session *session, const eng_timeline_info *info,
-                       srv_buf *out) {
+                       const unsigned char *digest, srv_buf *out) {
     srv_write_session(
         out, &(srv_session_view){.id = session->id,
                                  .model = session->model->path->name,
                                  .position = info ? info->position : session->position,
                                  .state_bytes = eng_info(srv_worker_engine(session->model->worker))->state_bytes,
                                  .expires_at = srv_session_expires_at(server, session),
-                                 .info = info});
+                                 .info = info,
+                                 .digest = digest});
 }
 
 // ---- the table -----------------------------------------------------------------------------------------------------
 
 static void on_sweep(void *context) {
     srv_sessions *sessions = context;
-    const uint64_t now = srv_loop_now(sessions->server->loop);
 
     for (srv_session *at = sessions->first, *next; at; at = next) {
         next = at->next;
-        if (!at->busy && at->calls == 0 && at->expires_ms <= now &&
-            call_quietly(sessions->server, at, &(quiet_call){0}))
+        if (at->calls == 0 && is_over(sessions->server, at) && at->timeline)
+            srv_session_drop(sessions->server, at);
+        else if (at->calls == 0 && is_over(sessions->server, at))
             srv_session_remove(sessions->server, at);
     }
 }
@@ -160,29 +266,80 @@ static srv_sessions *sessions_of(srv_server *server) {
     return server->sessions = sessions;
 }
 
-srv_session *srv_session_add(srv_exchange *exchange, const srv_model *model, int64_t ttl_s, srv_problem *problem) {
+// A row of this name, taken; NULL with a refusal.
+static srv_session *add_row(srv_exchange *exchange, const eng_name *name, const srv_model *model,
+                            srv_problem *problem) {
     srv_sessions *sessions = sessions_of(exchange->server);
     srv_session *session = sessions ? calloc(1, sizeof *session) : NULL;
-    uint64_t random[2];
 
     if (sessions && sessions->count == SRV_MAX_SESSIONS)
         srv_refuse(problem, 429, "sessions_full", NULL, "there are %d sessions, as many as may be", SRV_MAX_SESSIONS);
-    else if (!session || getrandom(random, sizeof random, 0) != (ssize_t)sizeof random)
+    else if (!session)
         srv_refuse_engine(problem, ENG_NO_MEMORY, NULL);
     if (problem->status) {
         free(session);
         return NULL;
     }
-    snprintf(session->id, sizeof session->id, "sess-%016llx%016llx", (unsigned long long)random[0],
-             (unsigned long long)random[1]);
+    srv_session_print_name(name, session->id);
     session->owner = srv_session_owner(exchange);
+    session->name = *name;
     session->model = model;
-    session->ttl_s = ttl_s ? ttl_s : SRV_SESSION_TTL_S;
+    session->ttl_s = SRV_SESSION_TTL_S;
+    session->stored = exchange->server->store;
     session->busy = true;
     session->next = sessions->first;
     sessions->first = session;
     sessions->count++;
     return session;
+}
+
+srv_session *srv_session_add(srv_exchange *exchange, const srv_model *model, int64_t ttl_s, srv_problem *problem) {
+    eng_name name = {0};
+
+    set_owner(exchange, &name);
+    if (getrandom(name.id, RANDOM_BYTES, 0) != (ssize_t)RANDOM_BYTES) {
+        srv_refuse_engine(problem, ENG_NO_MEMORY, NULL);
+        return NULL;
+    }
+    srv_session *session = add_row(exchange, &name, model, problem);
+    if (session && ttl_s)
+        session->ttl_s = ttl_s;
+    return session;
+}
+
+// The first that the key may use.
+static const srv_model *first_model(const srv_exchange *exchange) {
+    const srv_server *server = exchange->server;
+
+    for (size_t i = 0; i < server->model_count; i++)
+        if (srv_key_may_use(exchange->key, server->models[i].path->name) &&
+            srv_worker_read_state(server->models[i].worker) == SRV_WORKER_READY)
+            return srv_server_least_used(&server->models[i]);
+    return NULL;
+}
+
+srv_session *srv_session_find(srv_exchange *exchange, const char *id, size_t length, const srv_model *model,
+                              srv_problem *problem) {
+    srv_session *session = find_row(exchange, id, length);
+    eng_name name;
+
+    if (session && !is_over(exchange->server, session))
+        return session;
+    if (!model)
+        model = first_model(exchange);
+    if (session || !exchange->server->store || !model || !srv_session_name(exchange, id, length, &name)) {
+        srv_session_refuse(problem, ENG_NOT_FOUND, NULL, 0);
+        return NULL;
+    }
+    session = add_row(exchange, &name, model, problem);
+    if (session)
+        session->busy = false; // it is taken next
+    return session;
+}
+
+void srv_session_release(srv_session *session) {
+    if (--session->calls == 0 && session->gone)
+        free(session);
 }
 
 void srv_session_remove(srv_server *server, srv_session *session) {
@@ -192,7 +349,23 @@ void srv_session_remove(srv_server *server, srv_session *session) {
         place = &(*place)->next;
     *place = session->next;
     server->sessions->count--;
-    free(session);
+    session->gone = true;
+    session->calls++;
+    srv_session_release(session);
+}
+
+bool srv_sessions_park(srv_server *server) {
+    srv_sessions *sessions = server->sessions;
+    bool left = false;
+
+    for (srv_session *at = srv_session_first(server); at && sessions->parking < PARK_AT_ONCE; at = at->next) {
+        if (!at->stored || !at->timeline || at->busy)
+            continue;
+        at->busy = call_quietly(server, at, &(quiet_call){.action = PARK, .session = at});
+        sessions->parking += at->busy;
+        left = true;
+    }
+    return !left && (!sessions || sessions->parking == 0);
 }
 
 void srv_sessions_free(srv_sessions *sessions) {

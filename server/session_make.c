@@ -2,10 +2,10 @@
 // POST /v1/sessions and /v1/sessions/{id}/fork: a session of its own, and what is read before its answer.
 //
 // Both are completions (completions.c) that generate nothing: the body is prepared on the pool, a call on the engine's
-// thread makes the timeline, and then one job reads the prompt, or what a fork at an earlier position has to read again
-// until its state stands there. A fork has its original to itself until it is made. The call is its own memory: what it
-// has made for a client that left meanwhile, or could not be told of it, is dropped, for nobody knows its name. Loop
-// thread, but for the call's run.
+// thread makes the timeline, which gets its name in the store if there is one, and then one job reads the prompt, or
+// what a fork at an earlier position has to read again until its state stands there. A fork has its original to itself
+// until it is made. The call is its own memory: what it has made for a client that left meanwhile, or could not be told
+// of it, is dropped, for nobody knows its name. Loop thread, but for the call's run.
 #include <stdlib.h>
 #include <string.h>
 
@@ -19,7 +19,9 @@ typedef struct srv_making {
     srv_session *original;      // of a fork; taken
     uint64_t owner, from;       // from: the original's timeline; 0: none
     int64_t position;           // of a fork; -1: the present one
-    uint64_t timeline;
+    bool stored;
+    eng_errand keep;
+    uint64_t timeline; // 0: none was made
     eng_timeline_info info;
     eng_status status;
     eng_error error;
@@ -29,25 +31,42 @@ bool srv_completion_makes(const srv_completion *completion) {
     return completion->kind == SRV_REQUEST_SESSION || completion->kind == SRV_REQUEST_FORK;
 }
 
+static void kept(void *user, const eng_answer *answer) {
+    making *making = user;
+
+    making->status = answer->status;
+    if (answer->status)
+        (void)eng_fail(&making->error, answer->status, "%s",
+                       answer->message ? answer->message : eng_status_text(answer->status));
+    srv_call_end(&making->call);
+}
+
 static void run(srv_call *base, eng_engine *engine) {
     making *making = (struct srv_making *)base;
 
-    if (!engine)
+    if (!engine) {
         making->status = ENG_DEVICE;
-    else if (making->from)
+        return;
+    }
+    if (making->from)
         making->status =
             eng_timeline_fork(engine, making->owner, making->from, making->position, &making->timeline, &making->error);
     else
         making->status = eng_timeline_create(engine, making->owner, &making->timeline, &making->error);
     if (!making->status)
         making->status = eng_timeline_read(engine, making->owner, making->timeline, &making->info, &making->error);
+    if (making->status || !making->stored)
+        return;
+    making->keep.timeline = making->timeline;
+    making->keep.done = kept;
+    making->keep.user = making;
+    making->status = eng_send(engine, &making->keep, &making->error);
+    if (!making->status)
+        srv_call_wait(base);
 }
 
 static void refuse(srv_completion *completion, const making *making) {
-    if (making->status == ENG_FULL)
-        srv_refuse(&completion->problem, 429, "sessions_full", NULL, "%s", making->error.text);
-    else
-        srv_refuse_engine(&completion->problem, making->status, making->error.text);
+    srv_session_refuse(&completion->problem, making->status, making->error.text, 0);
     srv_completion_fail(completion, &completion->problem);
 }
 
@@ -84,18 +103,27 @@ static void go_on(srv_completion *completion, const making *making) {
     }
 }
 
+static bool seek_original(making *making);
+
 static void made(srv_call *base) {
     making *making = (struct srv_making *)base;
     srv_session *session = making->session;
 
+    if (making->status == ENG_NOT_FOUND && making->completion && seek_original(making)) {
+        srv_session_remove(making->server, session);
+        free(making);
+        return;
+    }
+    session->timeline = making->timeline;
     if (!making->status) {
-        session->timeline = making->timeline;
         session->position = making->info.position;
         session->profile_changed = making->info.profile_changed;
     }
     if (making->completion)
         go_on(making->completion, making);
-    if (making->status)
+    if (making->status && making->timeline) // it could not be kept in the store
+        srv_session_drop(making->server, session);
+    else if (making->status)
         srv_session_remove(making->server, session);
     else if (!making->completion)
         srv_session_drop(making->server, session);
@@ -116,67 +144,112 @@ void srv_session_present(srv_completion *completion) {
 
     session->known = true;
     srv_buf_init(&out, SRV_MAX_ANSWER_BYTES);
-    srv_session_write(completion->exchange->server, session, NULL, &out);
+    srv_session_write(completion->exchange->server, session, NULL, NULL, &out);
     srv_exchange_reply(completion->exchange, 201, &out);
 }
 
-// The session that the path names; NULL with a problem.
-static srv_session *take_original(srv_completion *completion) {
-    const srv_exchange *exchange = completion->exchange;
-    srv_session *original =
-        srv_session_find(exchange, exchange->rest, strcspn(exchange->rest, "/"), &completion->problem);
-
-    if (!original || !srv_session_take(original, &completion->problem))
-        return NULL;
-    completion->model = original->model;
-    completion->request.knobs = original->knobs;
-    if (completion->request.session_ttl_s == 0)
-        completion->request.session_ttl_s = original->ttl_s;
-    srv_completion_settle(completion);
-    return original;
-}
-
-static void begin(srv_completion *completion, const making *what) {
+static void begin(srv_completion *completion, srv_session *original) {
     srv_exchange *exchange = completion->exchange;
     making *making = malloc(sizeof *making);
 
+    exchange->model = completion->model;
     if (making) {
-        *making = *what;
-        making->call = (srv_call){.run = run, .done = made};
-        making->session =
-            srv_session_add(exchange, completion->model, completion->request.session_ttl_s, &completion->problem);
+        *making = (struct srv_making){
+            .call = {.run = run, .done = made},
+            .server = exchange->server,
+            .completion = completion,
+            .original = original,
+            .owner = srv_session_owner(exchange),
+            .from = original ? original->timeline : 0,
+            .position = completion->request.session_position,
+            .stored = exchange->server->store,
+            .session =
+                srv_session_add(exchange, completion->model, completion->request.session_ttl_s, &completion->problem),
+        };
     } else
         srv_refuse_engine(&completion->problem, ENG_NO_MEMORY, NULL);
     if (completion->problem.status) {
-        if (what->original)
-            srv_session_let_go(exchange->server, what->original);
+        if (original)
+            srv_session_let_go(exchange->server, original);
         free(making);
         srv_completion_fail(completion, &completion->problem);
         return;
     }
     making->session->knobs = completion->request.knobs;
+    srv_session_errand(making->session, ENG_ERRAND_KEEP, &making->keep);
     completion->making = making;
     srv_worker_call(completion->model->worker, &making->call);
 }
 
-void srv_session_make(srv_completion *completion) {
-    srv_session *original = NULL;
+// The original is here, and taken.
+static void begin_fork(srv_completion *completion, srv_session *original) {
+    completion->model = original->model;
+    completion->request.knobs = original->knobs;
+    if (completion->request.session_ttl_s == 0)
+        completion->request.session_ttl_s = original->ttl_s;
+    srv_completion_settle(completion);
+    begin(completion, original);
+}
 
-    if (completion->kind == SRV_REQUEST_FORK)
-        original = take_original(completion);
+static void reached(void *context, srv_session *original, const srv_problem *problem) {
+    srv_completion *completion = context;
+
+    completion->reach = NULL;
+    if (problem->status)
+        completion->problem = *problem;
+    if (original && completion->ended)
+        srv_session_let_go(completion->exchange->server, original);
+    else if (original)
+        begin_fork(completion, original);
     else
-        completion->model = srv_server_least_used(completion->model);
-    if (completion->kind == SRV_REQUEST_FORK && !original) {
         srv_completion_fail(completion, &completion->problem);
+}
+
+static void seek(srv_completion *completion, srv_session *original) {
+    srv_server *server = completion->exchange->server;
+
+    completion->sought = true;
+    completion->reach = srv_session_reach(server, original, reached, completion);
+    if (completion->reach)
+        return;
+    srv_session_remove(server, original);
+    srv_refuse_engine(&completion->problem, ENG_NO_MEMORY, NULL);
+    srv_completion_fail(completion, &completion->problem);
+}
+
+// The original has left the engine: it is in the store, once.
+static bool seek_original(making *making) {
+    srv_completion *completion = making->completion;
+
+    if (!making->original || !making->original->stored || completion->sought)
+        return false;
+    completion->making = NULL;
+    making->original->timeline = 0;
+    if (completion->ended)
+        srv_session_let_go(making->server, making->original);
+    else
+        seek(completion, making->original);
+    return true;
+}
+
+static void fork_session(srv_completion *completion) {
+    srv_exchange *exchange = completion->exchange;
+    srv_problem *problem = &completion->problem;
+    srv_session *original = srv_session_find(exchange, exchange->rest, strcspn(exchange->rest, "/"), NULL, problem);
+
+    if (!original || !srv_session_take(original, problem))
+        srv_completion_fail(completion, problem);
+    else if (original->timeline)
+        begin_fork(completion, original);
+    else
+        seek(completion, original);
+}
+
+void srv_session_make(srv_completion *completion) {
+    if (completion->kind == SRV_REQUEST_FORK) {
+        fork_session(completion);
         return;
     }
-    completion->exchange->model = completion->model;
-    begin(completion, &(making){
-                          .server = completion->exchange->server,
-                          .completion = completion,
-                          .original = original,
-                          .owner = srv_session_owner(completion->exchange),
-                          .from = original ? original->timeline : 0,
-                          .position = completion->request.session_position,
-                      });
+    completion->model = srv_server_least_used(completion->model);
+    begin(completion, NULL);
 }

@@ -219,6 +219,7 @@ static srv_event *make_event(srv_job *job, const eng_event *from, content *conte
         .finish = from->finish,
         .status = from->status,
         .position = from->position,
+        .durable = from->durable,
         .prompt = content->prompt,
         .drawn = content->drawn,
         .size = sizeof *event + length + message_bytes + srv_token_list_bytes(content->prompt.count, 0) +

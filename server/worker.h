@@ -123,6 +123,7 @@ typedef struct srv_event {
     const char *message; // with ENG_FINISH_ERROR; in this event's memory
     eng_usage usage;
     int64_t position;             // eng_event.position
+    bool durable;                 // eng_event.durable
     srv_token_list prompt, drawn; // with keep_tokens: since the last event, sealed
     size_t size;                  // what it counts in the job's window
     size_t text_length;

@@ -92,7 +92,7 @@ START_TEST(every_route_needs_a_key) {
         {"/v1/models/demo", false, 200, 405},
         {"/v1/completions", false, 405, 200},
         {"/tokenize", false, 405, 200},
-        {"/v1/sessions", false, 200, 400}, // a prompt is read by completions
+        {"/v1/sessions", false, 200, 201},
         {"//v1/completions", false, 404, 404},
         {"/v1/completions/", false, 404, 404},
         {"/V1/completions", false, 404, 404},

@@ -1,0 +1,99 @@
+// SPDX-License-Identifier: Apache-2.0
+// The store's thread and its health.
+//
+// The engine tells only sums of what went well and what did not: it is failing from a look at which more has failed and
+// nothing more was done, to one at which more was done and nothing has failed.
+#include "server/store.h"
+
+#include <pthread.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+struct srv_store {
+    eng_store *engine;
+    srv_log *log;
+    pthread_t thread;
+    eng_store_gauges seen;
+    bool failing;
+};
+
+char *srv_store_place(const srv_config *config, const char *state_directory) {
+    static const char below[] = "/sessions";
+
+    if (strcmp(config->store, "none") == 0)
+        return NULL;
+    if (strcmp(config->store, "auto") != 0)
+        return strdup(config->store);
+    if (!state_directory || !*state_directory)
+        return NULL;
+    const size_t length = strcspn(state_directory, ":"); // of several folders the first
+    char *place = malloc(length + sizeof below);
+    if (place)
+        snprintf(place, length + sizeof below, "%.*s%s", (int)length, state_directory, below);
+    return place;
+}
+
+static void *run(void *context) {
+    srv_store *store = context;
+
+    eng_store_run(store->engine);
+    return NULL;
+}
+
+eng_status srv_store_open(const srv_config *config, const char *place, srv_log *log, srv_store **out,
+                          eng_error *error) {
+    const eng_store_options options = {
+        .place = place, .budget = (uint64_t)config->store_budget, .log = srv_log_engine, .log_context = log};
+    srv_store *store = calloc(1, sizeof *store);
+
+    if (!store)
+        return eng_fail(error, ENG_NO_MEMORY, "no memory for the store");
+    store->log = log;
+    eng_status status = eng_store_open(&options, &store->engine, error);
+    if (!status && pthread_create(&store->thread, NULL, run, store) != 0) {
+        status = eng_fail(error, ENG_NO_MEMORY, "the store's thread cannot be started");
+        eng_store_close(store->engine);
+    }
+    if (status)
+        free(store);
+    else
+        *out = store;
+    return status;
+}
+
+eng_store *srv_store_engine(const srv_store *store) {
+    return store->engine;
+}
+
+void srv_store_close(srv_store *store) {
+    if (!store)
+        return;
+    eng_store_stop(store->engine);
+    pthread_join(store->thread, NULL);
+    eng_store_close(store->engine);
+    free(store);
+}
+
+void srv_store_look(srv_store *store) {
+    const eng_store_gauges before = store->seen;
+    const bool was_failing = store->failing;
+
+    eng_store_read_gauges(store->engine, &store->seen);
+    const bool failed = store->seen.failed + store->seen.retries > before.failed + before.retries;
+    const bool done = store->seen.done > before.done;
+    if (failed != done)
+        store->failing = failed;
+    if (store->failing && !was_failing)
+        srv_log_write(store->log, ENG_LOG_ERROR, "store", "the store of sessions fails: %s", store->seen.fault);
+    else if (was_failing && !store->failing)
+        srv_log_write(store->log, ENG_LOG_INFO, "store", "the store of sessions works again");
+}
+
+bool srv_store_failing(const srv_store *store) {
+    return store->failing;
+}
+
+const eng_store_gauges *srv_store_gauges(const srv_store *store) {
+    return &store->seen;
+}
