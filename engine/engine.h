@@ -348,19 +348,25 @@ ENG_EXPORT ENG_CHECKED eng_status eng_timeline_import(eng_engine *engine, uint64
 // them back, under a new id.
 
 typedef struct eng_store_options {
-    // A folder, made where it is not there. What has a scheme (NAME://) is refused: ENG_UNSUPPORTED.
+    // A folder, made where it is not there, for this process alone; or a Redis server (7 or later) that several share:
+    // redis://[USER:PASSWORD@]HOST[:PORT][/DB] or redis+unix://[USER:PASSWORD@]/PATH/OF/SOCKET[?db=DB], where user and
+    // password may hold %XX; no text and no log ever tells them. Another NAME:// is ENG_UNSUPPORTED.
     const char *place;
-    // Bytes of LMDB's map, in whole 64 KiB, at least 1 MiB. Snapshots are dropped, least recently used first, to
-    // stay below 90 % of it; sessions are never dropped but at their time, and what does not fit is ENG_FULL
-    // (a disk that takes a part of a write and then no more may be ENG_IO).
-    uint64_t budget;       // 0: 1 GiB
-    int32_t time_limit_ms; // of a request that waits for its turn, else ENG_IO; 0: 10 s
-    eng_log_fn log;        // may be NULL; called on the store's thread
+    // At least 1 MiB: bytes of LMDB's map, in whole 64 KiB; or of all that is in the Redis server, whoever wrote it,
+    // which its maxmemory may bound further. Snapshots are dropped, least recently used first, to stay below 90 % of
+    // it; sessions are never dropped but at their time, and what does not fit is ENG_FULL (a disk that takes a part of
+    // a write and then no more may be ENG_IO).
+    uint64_t budget; // 0: 1 GiB
+    // Of a request that waits for its turn, or that Redis brings no further, else ENG_IO. A Redis server that is not
+    // reached is tried again until then. 0: 10 s.
+    int32_t time_limit_ms;
+    eng_log_fn log; // may be NULL; called on the store's thread
     void *log_context;
 } eng_store_options;
 
 // Opens the folder, which no other process may have open (ENG_BUSY), and drops what a killed process left unfinished.
-// The caller owns *out: eng_store_close.
+// A Redis server need not be there yet: eng_store_run connects, and goes on doing so. The caller owns *out:
+// eng_store_close.
 ENG_EXPORT ENG_CHECKED eng_status eng_store_open(const eng_store_options *options, eng_store **out, eng_error *error);
 // After eng_store_run has returned and every engine with this store is closed. NULL is accepted.
 ENG_EXPORT void eng_store_close(eng_store *store);
