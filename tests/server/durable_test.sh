@@ -1,0 +1,88 @@
+#!/bin/bash
+# SPDX-License-Identifier: Apache-2.0
+# A server with a store that is killed at random moments under load: it starts each time, every position that was
+# acknowledged is there, and each conversation says what it says undisturbed. Then one that ends as asked, and sessions
+# in a state folder of the service manager's.
+#
+#   tests/server/durable_test.sh [KILLS]        6 by default
+# MESA_TEST_STORE: another store than a folder of its own.
+set -uo pipefail
+source_dir=${MESA_SOURCE:-$(cd "$(dirname "$0")/../.." && pwd)}
+# shellcheck source=tests/clients/server.sh
+source "$source_dir/tests/clients/server.sh"
+command -v python3 >/dev/null || { echo "SKIP: there is no python3"; exit 77; }
+store=${MESA_TEST_STORE:-$folder/store}
+
+cat >"$folder/killed.py" <<'END'
+import os, random, signal, subprocess, sys, time
+
+sys.path.insert(0, sys.argv[1])
+import conversations as talk
+
+server, model, folder, store, kills = sys.argv[2:6] + [int(sys.argv[6])]
+address = folder + "/killed.socket"
+log = open(folder + "/killed.log", "ab")
+
+
+def start(*more):
+    process = subprocess.Popen([server, "--model", "demo=" + model, "--listen", "unix:" + address, *more],
+                               stdout=log, stderr=log)
+    for _ in range(1200):
+        assert process.poll() is None, "the server does not start: see its log"
+        try:
+            if talk.ask(address, "GET", "/health/ready")[0] == 200:
+                return process
+        except (OSError, talk.http.client.HTTPException, ValueError):
+            pass
+        time.sleep(0.02)
+    raise AssertionError("the server does not become ready")
+
+
+def kill_again():
+    global process
+    for _ in range(kills):
+        time.sleep(chance.uniform(0.02, 1.2))
+        process.send_signal(signal.SIGKILL)
+        process.wait()
+        process = start("--store", store)
+    time.sleep(0.3)
+    process.send_signal(signal.SIGTERM)  # in the middle of turns: those end, the sessions are parked
+    assert process.wait(timeout=120) == 0, "the server did not end well"
+    process = start("--store", store)
+
+
+chance = random.Random(int(os.environ.get("SEED", time.time_ns())))
+process = start("--store", store)
+try:
+    held = talk.hold(4, lambda: address, kill_again)
+    listed = talk.ask(address, "GET", "/v1/sessions")[2]["data"]
+    assert len(listed) >= 4, listed
+    process.terminate()
+    assert process.wait(timeout=120) == 0
+    process = start("--store", "none")
+    assert talk.ask(address, "GET", "/v1/sessions")[2]["data"] == []
+    talk.compare(held, address)
+finally:
+    process.kill()
+    process.wait()
+print(f"{kills} kills, {sum(len(c.said) for c in held)} turns: {sum(c.lost for c in held)} answers lost, "
+      f"{sum(c.again for c in held)} turns made again")
+END
+python3 "$folder/killed.py" "$source_dir/tests/server" "$build/mesa-server" "$model" "$folder" "$store" "${1:-6}" \
+    >"$folder/killed" 2>&1 || fail "$(tail -n 12 "$folder/killed"; tail -n 20 "$folder/killed.log")"
+tail -n 1 "$folder/killed"
+
+# The service manager's folder is used without being asked for.
+mkdir "$folder/state"
+STATE_DIRECTORY=$folder/state:/nowhere start_server
+id=$("$mesa" session create 'Once upon a time')
+stop_server
+STATE_DIRECTORY=$folder/state start_server
+"$mesa" session show "$id" | grep -qE '^residence +store$' || fail "a session of the state folder is not in the store"
+[ -n "$("$mesa" complete --session "$id" --max-tokens 3 --ignore-eos '')" ] || fail "it does not go on"
+"$mesa" session show "$id" | grep -qE '^durable +true$' || fail "it is not durable"
+"$mesa" session drop "$id" || fail "it is not dropped"
+"$mesa" session list | grep -q "$id" && fail "it is listed when it was dropped"
+stop_server
+
+exit $((failures > 0))
