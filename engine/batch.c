@@ -29,6 +29,7 @@ static bool allocate_flight(const eng_batch *batch, eng_flight *flight) {
     flight->finite = eng_plan_result(plan, flight->results, plan->finite);
     flight->sampled = eng_plan_result(plan, flight->results, plan->sampled);
     flight->logprob = eng_plan_result(plan, flight->results, plan->logprob);
+    flight->loops = eng_plan_result(plan, flight->results, plan->loops);
     flight->solves = eng_plan_result(plan, flight->results, plan->solves);
     flight->top_id = flight->top;
     flight->top_logprob = (float *)flight->top + top;
@@ -413,6 +414,10 @@ static void add_solves(const eng_flight *flight, int32_t token0, int32_t tokens,
         eng_add_solves(flight->solves + token0, tokens, sum);
 }
 
+static int32_t loop_of(const eng_flight *flight, int32_t token) {
+    return flight->loops ? flight->loops[token] : 0;
+}
+
 void eng_batch_result(const eng_batch *batch, int32_t index, eng_piece_result *out) {
     const eng_model *model = batch->weights->model;
     const eng_flight *flight = eng_batch_read(batch);
@@ -424,6 +429,7 @@ void eng_batch_result(const eng_batch *batch, int32_t index, eng_piece_result *o
     if (!entry->piece.logits)
         return;
     out->id = flight->sampled[entry->logits_row];
+    out->loop = loop_of(flight, entry->token0 + entry->piece.count - 1);
     out->logprob = flight->logprob[entry->logits_row];
     if (!entry->piece.sampling)
         out->logits = flight->logits + (size_t)index * (size_t)model->config.vocab_size;
@@ -436,6 +442,7 @@ void eng_batch_prediction(const eng_batch *batch, int32_t index, int32_t token, 
     size_t row = (size_t)(entry->logits_row - (entry->piece.count - 1 - token));
     *out = (eng_prediction){.id = flight->sampled[row],
                             .logprob = flight->logprob[row],
+                            .loop = loop_of(flight, entry->token0 + token),
                             .top = entry->piece.top < vocab ? entry->piece.top : vocab,
                             .top_id = flight->top_id + row * KERN_MAX_TOP,
                             .top_logprob = flight->top_logprob + row * KERN_MAX_TOP};

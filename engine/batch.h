@@ -28,7 +28,7 @@ typedef struct eng_piece {
     const int32_t *ids; // (count) read in this step; borrowed until it is started. NULL: the id that piece number
     int32_t after;      // `after` of the step started last, of the same session, drew; count 1, generated
     int32_t count;      // >= 1; a prompt piece ends at a grid boundary (eng_batch_piece_length) or with its prompt
-    eng_knobs knobs;    // how Mesa layers solve
+    eng_knobs knobs;    // how Mesa layers solve, at which loop outputs are read
     bool logits;        // of the piece's last token
     const eng_sampling *sampling; // with logits: how the next id is drawn; borrowed like ids. NULL: logits are read
     const kern_logit_edit *edit;  // (edits) by ascending ids, of the logits that are drawn from; borrowed like ids
@@ -45,12 +45,14 @@ typedef struct eng_piece_result {
     float logprob;       // of id, by the model's logits
     const float *logits; // (vocab) until the batch is cleared; NULL for a piece with sampling, which does not move them
     eng_compute compute; // of the piece's tokens
+    int32_t loop;        // at which the output for id was read, from 1; 0: outputs of loops are not read
 } eng_piece_result;
 
 // What the model said about the id after one token, by its unedited logits.
 typedef struct eng_prediction {
     int32_t id; // drawn, or the one that stands there
     float logprob;
+    int32_t loop;          // as eng_piece_result's
     int32_t top;           // the vocabulary may be smaller than what was wanted
     const int32_t *top_id; // (top) best first; borrowed until the batch is cleared
     const float *top_logprob;
@@ -91,6 +93,7 @@ void eng_batch_compute(const eng_batch *batch, int32_t index, int32_t token, eng
 
 // Solver and sampler of the kernels from a request's knobs.
 kern_solver eng_solver(const eng_knobs *knobs);
+kern_exit eng_exit(const eng_knobs *knobs);
 kern_sampler eng_sampler(const eng_sampling *sampling, int64_t position);
 
 #endif

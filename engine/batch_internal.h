@@ -21,9 +21,10 @@ typedef struct eng_flight {
     int32_t pieces;
     kern_event *done; // what follows is on the host
     // outputs
-    void *results;                   // plan->results_bytes: the next four lie in it
+    void *results;                   // plan->results_bytes: the next five lie in it
     const int32_t *finite, *sampled; // (max_logits)
     const float *logprob;            // (max_logits)
+    const int32_t *loops;            // (max_tokens); NULL where outputs of loops are not read
     const kern_solve_sum *solves;    // (max_tokens); NULL without Mesa layers
     void *top;                       // the next two lie in it
     int32_t *top_id;                 // (max_logits, KERN_MAX_TOP)

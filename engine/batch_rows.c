@@ -71,7 +71,8 @@ static void add_row(kern_rows *rows, eng_batch_piece *entry, const eng_flight *p
                                            .length = piece->count,
                                            .position = session->read,
                                            .page0 = add_pages(rows, session),
-                                           .solver = eng_solver(&piece->knobs)};
+                                           .solver = eng_solver(&piece->knobs),
+                                           .exit = eng_exit(&piece->knobs)};
     add_ids(rows, piece, previous);
     entry->logits_row = add_logits(rows, piece, entry->token0);
 }

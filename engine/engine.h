@@ -39,6 +39,8 @@ typedef enum eng_cg_mode {
     ENG_CG_FIXED,     // zero start, damped divisions: reproduces public training code; tests only, never by request
 } eng_cg_mode;
 
+enum { ENG_MAX_LOOPS = 32 };
+
 // Compute knobs of a request (api.md, Knobs).
 typedef struct eng_knobs {
     eng_cg_mode cg_mode;
@@ -93,9 +95,10 @@ typedef struct eng_model_info {
     int32_t bos_id;              // -1: the tokenizer adds none
     int32_t eos_id;              // the first of the end-of-text ids; -1: none
     const char *chat_template;   // its text; NULL: none
-    bool has_tokenizer, has_mesa, has_loops;
-    int32_t max_rows, chunk; // rows a step; tokens of a chunk
-    int32_t prompt_tokens;   // of prompts a step beside generated tokens
+    bool has_tokenizer, has_mesa;
+    bool has_loops, has_exit_gate; // max_loops, exit_threshold choose the loop at which a token's output is read
+    int32_t max_rows, chunk;       // rows a step; tokens of a chunk
+    int32_t prompt_tokens;         // of prompts a step beside generated tokens
     eng_knobs default_knobs;
     uint64_t weight_bytes, pool_bytes;
 } eng_model_info;
@@ -220,11 +223,13 @@ typedef struct eng_token {
         *top;            // the likeliest ids, best first, ties to the lowest id; the token need not be among them
     int32_t top_count;   // logprobs, or the vocabulary where that is smaller; 0 where logprob is NAN
     eng_compute compute; // with token_compute: of reading the token before it, whose output predicted this one
+    int32_t loop; // looped models: at which that output was read, from 1; 0: nothing precedes it, or no such model
 } eng_token;
 
 typedef struct eng_usage {
     int64_t prompt_tokens, completion_tokens, cached_tokens;
     eng_compute prompt, completion;
+    uint32_t exits[ENG_MAX_LOOPS]; // drawn tokens by the loop, from 1, at which they were read; has_loops
 } eng_usage;
 
 // What happened to one request in one step. Pointers live until the callback returns. Over all events of a choice

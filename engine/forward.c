@@ -197,6 +197,7 @@ static kern_ptr emit_loops(eng_emit *emit, kern_ptr stream, model_kept *kept) {
         stream = emit_layers(emit, loop->first, loop->first + loop->layers, eng_emit_loop_input(emit, stream),
                              eng_trains(emit) || (level == 0 && loop->residual_gate), kept);
         eng_emit_loop_output(emit, kept->before[0], stream);
+        eng_emit_exit(emit, stream);
     }
     emit->constant = false;
     set_level(emit, kept, 0);
@@ -276,6 +277,10 @@ static kern_ptr emit_solves(eng_emit *emit) {
     return solves;
 }
 
+static bool reads_loops(const eng_emit *emit) {
+    return !eng_trains(emit) && eng_model_reads_loops(emit->model);
+}
+
 // Small outputs lie side by side, so that one copy brings them to the host.
 static void emit_results(eng_emit *emit) {
     eng_plan *plan = emit->plan;
@@ -285,6 +290,8 @@ static void emit_results(eng_emit *emit) {
         plan->sampled = eng_emit_saved_bytes(emit, sizeof(int32_t) * rows);
         plan->logprob = eng_emit_saved_bytes(emit, sizeof(float) * rows);
     }
+    if (reads_loops(emit))
+        plan->loops = eng_emit_saved_bytes(emit, sizeof(int32_t) * (uint64_t)emit->tokens);
     if (eng_model_has_mesa(emit->model))
         plan->solves = emit_solves(emit);
     if (eng_model_has_mesa(emit->model) && eng_trains(emit))
@@ -305,10 +312,15 @@ static void emit_model(eng_emit *emit, model_kept *kept) {
                                    .width = config->hidden_size,
                                    .scale = embed_scale(config)});
     stream = emit_layers(emit, 0, config->loop.first, stream, false, kept);
+    if (reads_loops(emit))
+        eng_emit_exits_begin(emit);
     stream = emit_loops(emit, stream, kept);
     stream = emit_layers(emit, behind, config->layers, stream, false, kept);
     emit->plan->hidden = eng_emit_saved_bytes(emit, stream_bytes);
-    eng_emit_norm(emit, stream, emit->model->final_norm, eng_null(), emit->plan->hidden, 1, config->norm_eps);
+    if (reads_loops(emit))
+        eng_emit_exit_read(emit);
+    else
+        eng_emit_norm(emit, stream, emit->model->final_norm, eng_null(), emit->plan->hidden, 1, config->norm_eps);
     if (eng_serves(emit)) {
         emit_head_logits(emit);
         return;

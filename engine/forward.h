@@ -2,8 +2,9 @@
 // A model's plan: the operations of a forward pass, and of the backward pass for training, emitted from the mixer
 // table.
 //
-// A plan is made once per model and size and run with any batch up to that size. Serving, scoring and training are
-// three kinds of the same emission, so what is trained is what is served.
+// A model that ends with its loop is read at one of its loops, as the row says (kern_exit), when it serves or scores;
+// all loops run whatever is read. A plan is made once per model and size and run with any batch up to that size.
+// Serving, scoring and training are three kinds of the same emission, so what is trained is what is served.
 #ifndef ENGINE_FORWARD_H
 #define ENGINE_FORWARD_H
 
@@ -39,7 +40,8 @@ typedef struct eng_plan {
     kern_ptr finite;  // int32 (max_logits)
     kern_ptr sampled; // int32 (max_logits)
     kern_ptr logprob; // (max_logits)
-    kern_ptr results; // SERVE: finite, sampled, logprob and solves lie in this one block
+    kern_ptr loops;   // int32 (max_tokens), from 1, where each token is read; null where outputs of loops are not
+    kern_ptr results; // SERVE: finite, sampled, logprob, loops and solves lie in this one block
     size_t results_bytes;
     kern_ptr top_id;          // int32 (max_logits, KERN_MAX_TOP)
     kern_ptr top_logprob;     // (max_logits, KERN_MAX_TOP)

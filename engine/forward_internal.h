@@ -19,9 +19,13 @@ struct eng_emit {
     int32_t tokens; // max_tokens of the plan
     int32_t chunks; // the most chunks that many tokens and rows can make
     uint64_t saved, scratch, scratch_peak;
-    bool keep;                      // activations go to saved
-    bool again;                     // operations of the forward pass are being emitted once more (recomputation)
-    int32_t level;                  // loop that is being emitted, from 0; 0 outside the loop
+    bool keep;                 // activations go to saved
+    bool again;                // operations of the forward pass are being emitted once more (recomputation)
+    int32_t level;             // loop that is being emitted, from 0; 0 outside the loop
+    struct {                   // a plane a loop, `stride` tokens each; null where outputs of loops are not read
+        kern_ptr hidden, gate; // (loops, stride, hidden), (loops, stride): after the final norm, the gate's logits
+        int32_t stride;
+    } exits;
     bool constant;                  // backward will leave these blocks out
     kern_ptr (*kept)[ENG_MAX_KEPT]; // (layers) the mixer's own references for backward, of this level
     eng_status status;
@@ -65,6 +69,11 @@ void eng_emit_loop_input_backward(eng_emit *emit, kern_ptr stream, kern_ptr d_re
 void eng_emit_loop_output_backward(eng_emit *emit, kern_ptr start, kern_ptr d_residual, kern_ptr d_start);
 kern_ptr eng_emit_loop_start_gradient(eng_emit *emit);
 void eng_emit_loop_start_backward(eng_emit *emit, kern_ptr d_start, kern_ptr d_residual);
+
+// The outputs of the loops: makes room; keeps that of emit->level; the wanted one to plan->hidden.
+void eng_emit_exits_begin(eng_emit *emit);
+void eng_emit_exit(eng_emit *emit, kern_ptr stream);
+void eng_emit_exit_read(eng_emit *emit);
 
 // Shorthands for the operations that every mixer uses. weight and bias are tensor indices.
 void eng_emit_linear(eng_emit *emit, kern_ptr x, int32_t weight, int32_t bias, kern_ptr residual, kern_ptr y);

@@ -120,6 +120,11 @@ int32_t eng_model_levels(const eng_model *model, int32_t layer) {
     return layer >= loop->first && layer < loop->first + loop->layers ? loop->loops : 1;
 }
 
+bool eng_model_reads_loops(const eng_model *model) {
+    const eng_loop_config *loop = &model->config.loop;
+    return loop->loops > 1 && loop->first + loop->layers == model->config.layers;
+}
+
 int32_t eng_config_depth(const eng_config *config) {
     return config->layers + (config->loop.loops - 1) * config->loop.layers;
 }

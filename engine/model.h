@@ -28,7 +28,7 @@ typedef enum eng_dialect {
     ENG_DIALECT_GEMMA,
 } eng_dialect;
 
-enum { ENG_MAX_EOS = 8, ENG_MAX_MIXER_TENSORS = 40, ENG_MAX_STATE_PARTS = 4, ENG_MAX_LOOPS = 64, ENG_NAME_SIZE = 128 };
+enum { ENG_MAX_EOS = 8, ENG_MAX_MIXER_TENSORS = 40, ENG_MAX_STATE_PARTS = 4, ENG_NAME_SIZE = 128 };
 
 typedef enum eng_rope_scaling { ENG_ROPE_DEFAULT, ENG_ROPE_LINEAR, ENG_ROPE_LLAMA3 } eng_rope_scaling;
 
@@ -245,6 +245,8 @@ double eng_model_flops(const eng_model *model, double position, double cg_steps)
 // How often a layer runs: 1, or the loops; and the blocks that a token goes through.
 int32_t eng_model_levels(const eng_model *model, int32_t layer);
 int32_t eng_config_depth(const eng_config *config);
+// Whether the model ends with its loop, so that each loop has an output to read.
+bool eng_model_reads_loops(const eng_model *model);
 // Whether any layer keeps KV pages (full attention), has a Mesa core.
 bool eng_model_has_pages(const eng_model *model);
 bool eng_model_has_mesa(const eng_model *model);

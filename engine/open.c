@@ -320,6 +320,8 @@ static void describe(eng_engine *engine) {
         .chat_template = engine->chat ? eng_chat_format_text(engine->chat) : NULL,
         .has_tokenizer = engine->tokenizer != NULL,
         .has_mesa = eng_model_has_mesa(model),
+        .has_loops = eng_model_reads_loops(model),
+        .has_exit_gate = eng_model_reads_loops(model) && config->loop.exit_gate,
         .chunk = device->chunk,
         .default_knobs = config->knobs,
         .weight_bytes = engine->weights->bytes,

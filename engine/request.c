@@ -198,7 +198,7 @@ static bool keep(const eng_job *job, eng_token_list *list, const eng_batch *batc
     if (!kept)
         return false;
     eng_batch_prediction(batch, index, token, &prediction);
-    *kept = (eng_token){.id = prediction.id, .logprob = NAN};
+    *kept = (eng_token){.id = prediction.id, .logprob = NAN, .loop = prediction.loop};
     if (job->token_compute)
         eng_batch_compute(batch, index, token, &kept->compute);
     if (job->logprobs < 0)
@@ -402,6 +402,8 @@ void eng_job_accept(const eng_job_rules *rules, eng_job *job, const eng_batch *b
     job->phase = ENG_PHASE_GENERATING;
     eng_prompt_release(job->prompt);
     job->prompt = NULL;
+    if (draws && result.loop > 0)
+        job->usage.exits[result.loop - 1]++;
     if (draws)
         accept_id(rules, job, result.id);
     else

@@ -47,7 +47,7 @@ static eng_status check_sampling(const eng_sampling *sampling, eng_error *error)
     return ENG_OK;
 }
 
-static eng_status check_knobs(const eng_knobs *knobs, eng_error *error) {
+static eng_status check_knobs(const eng_knobs *knobs, int32_t loops, eng_error *error) {
     if (knobs->cg_mode != ENG_CG_TOLERANCE && knobs->cg_mode != ENG_CG_STEPS && knobs->cg_mode != ENG_CG_EXACT)
         return eng_fail(error, ENG_INVALID, "cg_mode %d is not one that a request may ask for", (int)knobs->cg_mode);
     if (!within(knobs->cg_tolerance, 0, 1))
@@ -56,8 +56,9 @@ static eng_status check_knobs(const eng_knobs *knobs, eng_error *error) {
         return eng_fail(error, ENG_INVALID, "cg_max_steps is %" PRId32 "; its range is 0 to 256", knobs->cg_max_steps);
     if (!within(knobs->exit_threshold, 0, 1))
         return eng_fail(error, ENG_INVALID, "exit_threshold is %g; its range is 0 to 1", (double)knobs->exit_threshold);
-    if (knobs->max_loops < 1)
-        return eng_fail(error, ENG_INVALID, "max_loops is %" PRId32 "; it must be at least 1", knobs->max_loops);
+    if (knobs->max_loops < 1 || knobs->max_loops > loops)
+        return eng_fail(error, ENG_INVALID, "max_loops is %" PRId32 "; its range is 1 to %" PRId32, knobs->max_loops,
+                        loops);
     return ENG_OK;
 }
 
@@ -150,7 +151,7 @@ eng_status eng_request_check(const eng_job_rules *rules, const eng_request *requ
     if (status == ENG_OK)
         status = check_sampling(&request->sampling, error);
     if (status == ENG_OK)
-        status = check_knobs(&request->knobs, error);
+        status = check_knobs(&request->knobs, rules->model->config.loop.loops, error);
     if (status == ENG_OK)
         status = check_stops(rules, request, error);
     if (status == ENG_OK)

@@ -5,6 +5,10 @@
 // of the id and the choice, so that neither the place in a batch nor the cut of a prompt enters.
 #include "engine/batch.h"
 
+kern_exit eng_exit(const eng_knobs *knobs) {
+    return (kern_exit){.threshold = knobs->exit_threshold, .max_loops = knobs->max_loops};
+}
+
 kern_solver eng_solver(const eng_knobs *knobs) {
     kern_solver solver = {
         .mode = KERN_SOLVE_TOLERANCE, .max_steps = knobs->cg_max_steps, .tolerance = knobs->cg_tolerance};

@@ -17,6 +17,13 @@ static inline bool kern_operand_is(kern_ptr operand, bool wanted) {
     return (operand.ref != 0) == wanted;
 }
 
+// ------------------------------------------------------------------------------------------------------------- exits
+
+static inline kern_status kern_exit_read_check(const kern_exit_read_args *a) {
+    const bool sizes = a->width >= 1 && a->loops >= 1 && a->stride >= 1;
+    return sizes && a->x.ref && a->y.ref && a->loop.ref && a->y.ref != a->x.ref ? KERN_OK : KERN_INVALID;
+}
+
 // ------------------------------------------------------------------------------------------------------------- gates
 
 static inline kern_status kern_decay_law_check(const kern_gates *f) {

@@ -45,6 +45,12 @@ typedef struct kern_solver {
     float tolerance;
 } kern_solver;
 
+// At which loop of a looped model the outputs of a row's tokens are read (EXIT_READ). All 0: at the last.
+typedef struct kern_exit {
+    float threshold;   // 0 .. 1; from 1 on nothing but max_loops counts
+    int32_t max_loops; // 0: all, whatever the threshold
+} kern_exit;
+
 typedef struct kern_row {
     int32_t kind;       // kern_row_kind
     int32_t slot;       // state slot; -1: starts from zero and its end state is dropped
@@ -55,6 +61,7 @@ typedef struct kern_row {
     int32_t boundaries; // the row, > token0) at which a new document starts: its state, taps and positions start anew
     int32_t page0;      // rows->page[page0 + p]: KV page of positions [64 p, 64 p + 64); -1: none (windowed or slot -1)
     kern_solver solver;
+    kern_exit exit;
 } kern_row;
 
 // A piece of a prompt row on the absolute grid. Filled by kern_rows_prepare.
@@ -549,6 +556,17 @@ typedef struct kern_add_args {
     int32_t width;
 } kern_add_args;
 
+// Reads each token of a looped model at one of its loops (Zhu et al. 2025, arXiv 2510.25741, section 3): with the
+// gate's logits z_r, p_r = s(z_r) S_{r-1} and S_r = prod_{j<=r} (1 - s(z_j)), the first r with p_1 + ... + p_r >=
+// threshold, or the row's max_loops. Planes of the loops lie `stride` tokens apart.
+typedef struct kern_exit_read_args {
+    kern_ptr x;    // (loops, stride, width)
+    kern_ptr z;    // optional (loops, stride): absent, the last of max_loops is read
+    kern_ptr y;    // (T, width)
+    kern_ptr loop; // int32 (T): from 1
+    int32_t width, loops, stride;
+} kern_exit_read_args;
+
 // logits[i] = cap(W x[logits_token[i]]), cap(l) = soft_cap tanh(l / soft_cap); row kernel for every row. finite[i] = 0
 // when any logit is not finite.
 typedef struct kern_head_logits_args {
@@ -640,6 +658,7 @@ typedef struct kern_clip_scale_args {
     X(RGLRU_BACKWARD, rglru_backward, kern_rglru_backward_args, width)                         \
     X(CLEAR, clear, kern_clear_args, width)                                                    \
     X(ADD, add, kern_add_args, width)                                                          \
+    X(EXIT_READ, exit_read, kern_exit_read_args, width)                                        \
     X(HEAD_LOGITS, head_logits, kern_head_logits_args, width)                                  \
     X(HEAD_LOSS, head_loss, kern_head_loss_args, width)                                        \
     X(SAMPLE, sample, kern_sample_args, vocabulary)                                            \

@@ -29,9 +29,11 @@ srv_session_usage srv_completion_session(const srv_completion *completion) {
 }
 
 void srv_completion_usage(const srv_completion *completion, srv_usage *usage) {
+    const eng_model_info *info = eng_info(srv_worker_engine(completion->model->worker));
     *usage = (srv_usage){
         .prompt_tokens = completion->prompt_tokens,
-        .has_mesa = eng_info(srv_worker_engine(completion->model->worker))->has_mesa,
+        .has_mesa = info->has_mesa,
+        .loops = info->has_loops ? info->loops : 0,
         .ignored = completion->ignored,
         .degraded = completion->degraded,
         .session = srv_completion_session(completion),
@@ -43,6 +45,8 @@ void srv_completion_usage(const srv_completion *completion, srv_usage *usage) {
             usage->cached_tokens += part->cached_tokens;
         add_compute(&usage->prompt, &part->prompt);
         add_compute(&usage->completion, &part->completion);
+        for (int32_t loop = 0; loop < usage->loops; loop++)
+            usage->exits[loop] += part->exits[loop];
     }
 }
 

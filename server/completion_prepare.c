@@ -21,10 +21,10 @@ void srv_completion_settle(srv_completion *completion) {
     eng_knobs knobs = info->default_knobs;
     const unsigned solver =
         SRV_GIVEN_CG_TOLERANCE | SRV_GIVEN_CG_MAX_STEPS | SRV_GIVEN_CG_MODE | SRV_GIVEN_ON_UNCONVERGED;
-    const unsigned loops = SRV_GIVEN_EXIT_THRESHOLD | SRV_GIVEN_MAX_LOOPS;
     unsigned given = asked->given;
 
-    completion->ignored = given & ((info->has_mesa ? 0 : solver) | (info->has_loops ? 0 : loops));
+    completion->ignored = given & ((info->has_mesa ? 0 : solver) | (info->has_loops ? 0 : SRV_GIVEN_MAX_LOOPS) |
+                                   (info->has_exit_gate ? 0 : SRV_GIVEN_EXIT_THRESHOLD));
     given &= ~completion->ignored;
     if (knobs.cg_max_steps > bounds->max_cg_steps)
         knobs.cg_max_steps = (int32_t)bounds->max_cg_steps;
@@ -328,5 +328,6 @@ void srv_completion_prepare(void *context) {
         .token_ids = request->return_token_ids,
         .compute = request->compute_details,
         .has_mesa = eng_info(engine)->has_mesa,
+        .has_loops = eng_info(engine)->has_loops,
     };
 }

@@ -20,10 +20,11 @@ static const answer answers[] = {
     {"fault", "message:text type:text param:text? code:text?"},
     {"error", "error:@fault"},
     {"logprobs", "tokens:[text] token_logprobs:[number?] top_logprobs:[map?] text_offset:[count]"},
-    {"figures", "cg_steps_mean-:[number?] cg_steps_max-:[count?] cg_unconverged-:[count?]"},
+    {"figures", "cg_steps_mean-:[number?] cg_steps_max-:[count?] cg_unconverged-:[count?] loops-:[count?]"},
     {"choice", "index:count text:text logprobs:@logprobs? finish_reason:=stop|length token_ids-:[@token_id] "
                "prompt_token_ids-:[@token_id] compute_details-:@figures"},
-    {"compute", "cg_steps_mean-:number cg_steps_max-:count cg_unconverged-:count"},
+    {"compute", "cg_steps_mean-:number cg_steps_max-:count cg_unconverged-:count loops_mean-:number "
+                "exit_histogram-:[count]"},
     {"computes", "prompt:@compute completion:@compute ignored:[text] degraded:flag"},
     {"prompt_details", "cached_tokens:count"},
     {"usage", "prompt_tokens:count completion_tokens:count total_tokens:count prompt_tokens_details:@prompt_details "

@@ -30,17 +30,41 @@ void srv_write_error_event(srv_buf *out, const srv_problem *problem) {
 
 // ---- usage ---------------------------------------------------------------------------------------------------------
 
-static void write_compute(srv_buf *out, const eng_compute *compute, bool has_mesa) {
-    if (!has_mesa) {
-        srv_buf_puts(out, "{}");
-        return;
+static void write_exits(srv_buf *out, const srv_usage *usage) {
+    uint64_t tokens = 0, loops = 0;
+
+    for (int32_t i = 0; i < usage->loops; i++) {
+        tokens += usage->exits[i];
+        loops += usage->exits[i] * (uint64_t)(i + 1);
     }
-    srv_buf_puts(out, "{\"cg_steps_mean\":");
+    srv_buf_puts(out, "\"loops_mean\":");
+    srv_json_number(out, tokens ? (double)loops / (double)tokens : 0);
+    srv_buf_puts(out, ",\"exit_histogram\":[");
+    for (int32_t i = 0; i < usage->loops; i++) {
+        srv_buf_puts(out, i ? "," : "");
+        srv_json_integer(out, (int64_t)usage->exits[i]);
+    }
+    srv_buf_puts(out, "]");
+}
+
+static void write_solves(srv_buf *out, const eng_compute *compute) {
+    srv_buf_puts(out, "\"cg_steps_mean\":");
     srv_json_number(out, compute->solves ? (double)compute->steps / (double)compute->solves : 0);
     srv_buf_puts(out, ",\"cg_steps_max\":");
     srv_json_integer(out, compute->steps_max);
     srv_buf_puts(out, ",\"cg_unconverged\":");
     srv_json_integer(out, (int64_t)compute->unconverged);
+}
+
+// exits: of a looped model's completion.
+static void write_compute(srv_buf *out, const srv_usage *usage, const eng_compute *compute, bool exits) {
+    srv_buf_puts(out, "{");
+    if (usage->has_mesa)
+        write_solves(out, compute);
+    if (usage->has_mesa && exits)
+        srv_buf_puts(out, ",");
+    if (exits)
+        write_exits(out, usage);
     srv_buf_puts(out, "}");
 }
 
@@ -89,9 +113,9 @@ static void write_usage(srv_buf *out, const srv_usage *usage) {
     srv_buf_puts(out, ",\"prompt_tokens_details\":{\"cached_tokens\":");
     srv_json_integer(out, usage->cached_tokens);
     srv_buf_puts(out, "},\"compute\":{\"prompt\":");
-    write_compute(out, &usage->prompt, usage->has_mesa);
+    write_compute(out, usage, &usage->prompt, false);
     srv_buf_puts(out, ",\"completion\":");
-    write_compute(out, &usage->completion, usage->has_mesa);
+    write_compute(out, usage, &usage->completion, usage->loops > 0);
     srv_buf_puts(out, ",\"ignored\":");
     write_ignored(out, usage->ignored);
     srv_buf_puts(out, ",\"degraded\":");
@@ -228,10 +252,15 @@ static void write_knobs(srv_buf *out, const srv_model_view *model) {
         separator = ",";
     }
     if (info->has_loops) {
+        if (info->has_exit_gate) {
+            srv_buf_puts(out, separator);
+            srv_buf_puts(out, "\"exit_threshold\":{\"default\":");
+            srv_json_float(out, info->default_knobs.exit_threshold);
+            srv_buf_puts(out, ",\"minimum\":0,\"maximum\":1}");
+            separator = ",";
+        }
         srv_buf_puts(out, separator);
-        srv_buf_puts(out, "\"exit_threshold\":{\"default\":");
-        srv_json_float(out, info->default_knobs.exit_threshold);
-        srv_buf_puts(out, ",\"minimum\":0,\"maximum\":1},\"max_loops\":{\"default\":");
+        srv_buf_puts(out, "\"max_loops\":{\"default\":");
         srv_json_integer(out, info->default_knobs.max_loops);
         srv_buf_puts(out, ",\"minimum\":1,\"maximum\":");
         srv_json_integer(out, model->max_loops < info->loops ? model->max_loops : info->loops);

@@ -35,7 +35,7 @@ typedef struct srv_choice_form {
     const eng_engine *engine;
     srv_shape shape;
     int32_t logprobs; // -1: null
-    bool token_ids, compute, has_mesa;
+    bool token_ids, compute, has_mesa, has_loops;
 } srv_choice_form;
 
 // How much of a choice was written, so that its next piece goes on from there. All zero at first.
@@ -90,8 +90,10 @@ typedef struct srv_usage {
     int64_t prompt_tokens, completion_tokens, cached_tokens;
     eng_compute prompt, completion;
     bool has_mesa;
-    unsigned ignored; // SRV_GIVEN_* knobs that this model has no mechanism for
-    bool degraded;    // as the request permits
+    int32_t loops;                 // 0: outputs of loops are not read
+    uint64_t exits[ENG_MAX_LOOPS]; // completion tokens by the loop at which they were read
+    unsigned ignored;              // SRV_GIVEN_* knobs that this model has no mechanism for
+    bool degraded;                 // as the request permits
     srv_session_usage session;
 } srv_usage;
 

@@ -314,6 +314,19 @@ static void write_figure(srv_buf *out, const eng_compute *compute, figure figure
         srv_json_integer(out, figure == STEPS_MAX ? compute->steps_max : (int64_t)compute->unconverged);
 }
 
+static void write_loops(srv_buf *out, const tokens *tokens, bool follows) {
+    srv_buf_puts(out, follows ? ",\"loops\":[" : "\"loops\":[");
+    for (size_t i = 0; i < tokens->count; i++) {
+        const int32_t loop = token_at(tokens, i)->loop;
+        srv_buf_puts(out, i ? "," : "");
+        if (loop == 0)
+            srv_buf_puts(out, "null");
+        else
+            srv_json_integer(out, loop);
+    }
+    srv_buf_puts(out, "]");
+}
+
 // Of the same tokens as logprobs.
 static void write_compute(srv_buf *out, const srv_choice_form *form, const srv_choice_piece *piece) {
     static const char *const names[] = {
@@ -329,6 +342,8 @@ static void write_compute(srv_buf *out, const srv_choice_form *form, const srv_c
         }
         srv_buf_puts(out, "]");
     }
+    if (form->has_loops)
+        write_loops(out, &tokens, form->has_mesa);
     srv_buf_puts(out, "}");
 }
 

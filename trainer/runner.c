@@ -5,6 +5,8 @@
 
 #include <string.h>
 
+#include "engine/batch.h"
+
 static int32_t pages_of(const trn_runner_options *options) {
     return (options->slot_tokens + KERN_PAGE_TOKENS - 1) / KERN_PAGE_TOKENS;
 }
@@ -32,7 +34,8 @@ static eng_status create_memory(const eng_weights *weights, const eng_plan *also
 eng_status trn_runner_create(const eng_weights *weights, const trn_runner_options *options, trn_runner *out,
                              eng_error *error) {
     const eng_model *model = weights->model;
-    trn_runner runner = {.device = weights->device, .slot_pages = pages_of(options)};
+    trn_runner runner = {
+        .device = weights->device, .slot_pages = pages_of(options), .exit = eng_exit(&model->config.knobs)};
     bool serves = options->plan.kind == ENG_PLAN_SERVE;
     int32_t pages = serves && eng_model_has_pages(model) ? options->slots * pages_of(options) : 0;
     eng_status status = eng_plan_create(model, runner.device, &options->plan, &runner.plan, error);
@@ -93,7 +96,8 @@ eng_status trn_runner_add_row(trn_runner *runner, kern_row_kind kind, int32_t sl
                                            .position = position,
                                            .boundary0 = rows->n_boundaries,
                                            .page0 = -1,
-                                           .solver = solver};
+                                           .solver = solver,
+                                           .exit = runner->exit};
     if (paged)
         rows->row[rows->n_rows - 1].page0 = slot * runner->slot_pages;
     memcpy(rows->id + rows->n_tokens, ids, sizeof *ids * (size_t)count);

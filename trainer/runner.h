@@ -17,6 +17,7 @@ typedef struct trn_runner {
     kern_rows *rows;
     void *states, *pages;
     int32_t slot_pages; // KV pages of each slot
+    kern_exit exit;     // of the rows that will be added; at first the model's own
 } trn_runner;
 
 typedef struct trn_runner_options {

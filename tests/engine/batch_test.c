@@ -329,7 +329,7 @@ static uint64_t solves_a_token(void) {
     uint64_t solves = 0;
     for (int32_t layer = 0; layer < config->layers; layer++)
         if (config->layer[layer].mixer == &eng_mixer_mesa)
-            solves += (uint64_t)config->layer[layer].recurrent.heads;
+            solves += (uint64_t)(config->layer[layer].recurrent.heads * eng_model_levels(world.model, layer));
     return solves;
 }
 

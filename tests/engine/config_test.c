@@ -288,7 +288,7 @@ static const struct refusal {
     {LLAMA "\"num_local_experts\": 8}", ENG_UNSUPPORTED, "num_local_experts"},
     {MESA "\"quantization_config\": {\"bits\": 4}}", ENG_UNSUPPORTED, "quantization_config"},
     {MESA "\"num_loops\": 0}", ENG_FORMAT, "num_loops"},
-    {MESA "\"num_loops\": 65}", ENG_FORMAT, "num_loops"},
+    {MESA "\"num_loops\": 33}", ENG_FORMAT, "num_loops"},
     {MESA "\"num_loops\": 2, \"loop_blocks\": 3}", ENG_FORMAT, "loop_blocks: must be a list"},
     {MESA "\"num_loops\": 2, \"loop_blocks\": []}", ENG_FORMAT, "loop_blocks: must be a list"},
     {MESA "\"num_loops\": 2, \"loop_blocks\": [23, 24]}", ENG_FORMAT, "loop_blocks: entry 1"},

@@ -493,6 +493,7 @@ static eng_request choosing(const eng_engine *engine, const int32_t *prompt, siz
 
 // The same answers, and the prompt read once, whether there are slots for all, for some or for one only.
 START_TEST(choices_are_requests_that_share_a_prompt) {
+    const uint64_t solves = _i == SMALL_LOOPED ? 8 : 4;
     static reply choice[CHOICES];
     int32_t prompt[200];
     static const int32_t rows[] = {8, 3, 1};
@@ -520,7 +521,7 @@ START_TEST(choices_are_requests_that_share_a_prompt) {
                 ck_assert_int_eq(choice[i].usage.cached_tokens, shared);
                 if (small_models[_i].mesa)
                     ck_assert_uint_eq(choice[i].usage.prompt.solves,
-                                      4 * (uint64_t)((int64_t)counts[c] - choice[i].usage.cached_tokens));
+                                      solves * (uint64_t)((int64_t)counts[c] - choice[i].usage.cached_tokens));
                 request.sampling.choice++;
             }
             ck_assert_int_ne(memcmp(choice[0].drawn, choice[1].drawn, sizeof choice[0].drawn), 0);

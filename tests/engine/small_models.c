@@ -29,6 +29,11 @@ const small_model small_models[SMALL_MODELS] = {
                      "{\"model_type\": \"llama\", \"num_attention_heads\": 4, \"num_key_value_heads\": 2,"
                      "\"num_hidden_layers\": 2, \"hidden_act\": \"silu\"," COMMON "}",
                      true, false},
+    [SMALL_LOOPED] = {"looped",
+                      "{\"model_type\": \"mesa_net\", \"num_heads\": 2, \"head_dim\": 32, \"num_hidden_layers\": 3,"
+                      "\"attn\": {\"layers\": [1], \"num_heads\": 4, \"num_kv_heads\": 2}, \"num_loops\": 3,"
+                      "\"loop_blocks\": [1, 2], \"exit_gate\": true, \"mesa\": {\"exit_threshold\": 0.6}," COMMON "}",
+                      true, true},
 };
 
 static eng_model *make_model(const small_model *small) {
@@ -42,6 +47,13 @@ static eng_model *make_model(const small_model *small) {
     return model;
 }
 
+// Of random weights the tokens would leave at one loop.
+static void vary_exits(const small_world *world) {
+    const int32_t gate = world->model->exit_gate;
+    for (int64_t i = 0; gate >= 0 && i < world->model->tensor[gate].count; i++)
+        world->weights->master[gate][i] = (float)((i * 37 + 11) % 64) / 256 - 0.125F;
+}
+
 void small_world_open(const small_model *small, const char *device, small_world *out) {
     eng_error error = {0};
     char reason[256] = "";
@@ -52,6 +64,7 @@ void small_world_open(const small_model *small, const char *device, small_world 
     ck_assert_int_eq(kern_stream_open(out->device, &out->stream), KERN_OK);
     ck_assert_msg(eng_weights_init(out->model, out->device, 20, false, &out->weights, &error) == ENG_OK, "%s",
                   error.text);
+    vary_exits(out);
 }
 
 void small_world_close(small_world *world) {

@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 // Small random models of each kind that serving must carry, as weights or as a folder to open.
 //
-// A Mesa model, a hybrid with a sliding window, and a Transformer with full attention. Their weights are larger than a
+// A Mesa model, a hybrid with a sliding window, a Transformer with full attention, and a looped model of both that is
+// read where its gate says. Their weights are larger than a
 // start for training would be, so that logits differ clearly between contexts. The tokenizer of a folder is plain: ids
 // 0 to 255 are the bytes, SMALL_BOS and SMALL_EOS are special, the ids above have no token.
 #ifndef TESTS_ENGINE_SMALL_MODELS_H
@@ -20,7 +21,7 @@ typedef struct small_model {
     bool paged, mesa;
 } small_model;
 
-enum { SMALL_MESA, SMALL_HYBRID, SMALL_LLAMA, SMALL_MODELS };
+enum { SMALL_MESA, SMALL_HYBRID, SMALL_LLAMA, SMALL_LOOPED, SMALL_MODELS };
 extern const small_model small_models[SMALL_MODELS];
 
 typedef struct small_world {

@@ -61,6 +61,7 @@ eng_status eng_open(const eng_options *options, eng_engine **out, eng_error *err
         .has_tokenizer = true,
         .has_mesa = !strstr(dir, "plain"),
         .has_loops = strstr(dir, "loops") != NULL,
+        .has_exit_gate = strstr(dir, "loops") != NULL && !strstr(dir, "ungated"),
         .max_rows = options->max_rows ? options->max_rows : ROWS,
         .chunk = CHUNK,
         .default_knobs = {.cg_tolerance = 1e-4f, .cg_max_steps = 30, .exit_threshold = 1, .max_loops = 4},

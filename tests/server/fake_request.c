@@ -67,7 +67,7 @@ static int32_t alternatives(const eng_request *asked, int32_t id, int64_t positi
 
 static void describe(const fake_request *request, int32_t id, int64_t position, eng_token *token,
                      eng_alternative *top) {
-    *token = (eng_token){.id = id, .logprob = NAN};
+    *token = (eng_token){.id = id, .logprob = NAN, .loop = position > 0 ? request->asked.knobs.max_loops : 0};
     if (request->asked.logprobs >= 0 && position > 0) {
         token->logprob = fake_engine_logprob(id, (long)position);
         token->top = top;
@@ -278,6 +278,7 @@ static eng_finish make_token(fake_request *request, eng_event_fn on_event, void 
     if (request->asked.fail_unconverged && atomic_load(&controls->unconverged_at) == request->made)
         return fail(request, ENG_UNCONVERGED, "a solve hit its bound", on_event, context);
     request->usage.completion_tokens = request->made;
+    request->usage.exits[request->asked.knobs.max_loops - 1]++; // whatever the threshold
     request->usage.completion.solves += 2;
     request->usage.completion.steps += 5;
     request->usage.completion.steps_max = 3;

@@ -77,22 +77,47 @@ START_TEST(unloadable_model_ends_with_4) {
 }
 END_TEST
 
+// Three tokens read at the second of four loops, or nothing of loops.
+static void check_exits(const json_t *json, bool loops) {
+    const json_t *usage = json_object_get(json_object_get(json_object_get(json, "usage"), "compute"), "completion");
+    const json_t *choice = json_array_get(json_object_get(json, "choices"), 0);
+    const json_t *read = json_object_get(json_object_get(choice, "compute_details"), "loops");
+    char *histogram = json_dumps(json_object_get(usage, "exit_histogram"), JSON_COMPACT | JSON_ENCODE_ANY);
+    char *each = json_dumps(read, JSON_COMPACT | JSON_ENCODE_ANY);
+
+    ck_assert((read != NULL) == loops && (histogram != NULL) == loops);
+    if (loops) {
+        ck_assert_str_eq(histogram, "[0,3,0,0]");
+        ck_assert_str_eq(each, "[2,2,2]");
+        ck_assert_double_eq(json_number_value(json_object_get(usage, "loops_mean")), 2);
+    }
+    free(histogram);
+    free(each);
+}
+
 START_TEST(several_models) {
-    static const char *const options[] = {"--model", "plain=/models/plain", "--model", "/models/loops", NULL};
+    static const char *const options[] = {"--model", "plain=/models/plain",   "--model", "/models/loops",
+                                          "--model", "/models/ungated-loops", NULL};
     static const struct {
         const char *model, *ignored;
-    } cases[] = {{"demo", "[\"max_loops\"]"}, {"plain", "[\"cg_tolerance\",\"max_loops\"]"}, {"loops", "[]"}};
+    } cases[] = {{"demo", "[\"exit_threshold\",\"max_loops\"]"},
+                 {"plain", "[\"cg_tolerance\",\"exit_threshold\",\"max_loops\"]"},
+                 {"loops", "[]"},
+                 {"ungated-loops", "[\"exit_threshold\"]"}};
     answer answer;
 
     fixture_start(&server, options);
     fixture_get(&server, "/v1/models", &answer);
     json_t *json = answer_json(&answer);
-    ck_assert_uint_eq(json_array_size(json_object_get(json, "data")), 3);
+    ck_assert_uint_eq(json_array_size(json_object_get(json, "data")), 4);
     json_decref(json);
     answer_free(&answer);
-    for (size_t i = 0; i < 3; i++) {
+    for (size_t i = 0; i < 4; i++) {
         char body[256];
-        snprintf(body, sizeof body, "{\"model\":\"%s\",\"cg_tolerance\":0.1,\"max_loops\":2}", cases[i].model);
+        snprintf(body, sizeof body,
+                 "{\"model\":\"%s\",\"cg_tolerance\":0.1,\"max_loops\":2,\"exit_threshold\":0.5,\"max_tokens\":3,"
+                 "\"compute_details\":true}",
+                 cases[i].model);
         fixture_post(&server, "/v1/completions", body, &answer);
         ck_assert_msg(answer.status == 200, "%s", answer.body);
         json = answer_json(&answer);
@@ -102,6 +127,7 @@ START_TEST(several_models) {
         ck_assert_str_eq(ignored, cases[i].ignored);
         // Without Mesa layers there are no solver figures.
         ck_assert((i == 1) == (json_object_get(json_object_get(compute, "prompt"), "cg_steps_mean") == NULL));
+        check_exits(json, i >= 2);
         free(ignored);
         json_decref(json);
         answer_free(&answer);

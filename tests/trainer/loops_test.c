@@ -306,6 +306,7 @@ static Suite *loops_suite(void) {
     Suite *suite = suite_create("loops");
     TCase *table = tcase_create("table");
     tcase_add_checked_fixture(table, temp_folder_make, temp_folder_remove);
+    tcase_set_timeout(table, 60);
     tcase_add_loop_test(table, loops_are_layers, 0, mixer_count());
     tcase_add_loop_test(table, gradients_are_sums_over_the_copies, 0, mixer_count());
     tcase_add_loop_test(table, told_apart, 0, mixer_count());
