@@ -156,9 +156,9 @@ static void emit_block_backward(eng_emit *emit, int32_t layer, block_kept *block
 
 // Everything the forward pass leaves for backward, by level: levels are the loops; layers outside count as level 0.
 typedef struct model_kept {
-    block_kept *block;               // (loops, layers)
-    kern_ptr (*mixer)[ENG_MAX_KEPT]; // likewise
-    kern_ptr before[ENG_MAX_LOOPS];  // what went into each loop
+    block_kept *block;                  // (loops, layers)
+    kern_ptr (*mixer)[ENG_MAX_KEPT];    // likewise
+    kern_ptr before[ENG_MAX_LOOPS + 1]; // what went into each loop, and what came out of the last
 } model_kept;
 
 static void set_level(eng_emit *emit, model_kept *kept, int32_t level) {
@@ -193,12 +193,13 @@ static kern_ptr emit_loops(eng_emit *emit, kern_ptr stream, model_kept *kept) {
     for (int32_t level = 0; level < loop->loops; level++) {
         set_level(emit, kept, level);
         kept->before[level] = stream;
-        emit->constant = level < first_differentiated(emit);
+        emit->constant = eng_trains_gate_alone(emit) || level < first_differentiated(emit);
         stream = emit_layers(emit, loop->first, loop->first + loop->layers, eng_emit_loop_input(emit, stream),
                              eng_trains(emit) || (level == 0 && loop->residual_gate), kept);
         eng_emit_loop_output(emit, kept->before[0], stream);
         eng_emit_exit(emit, stream);
     }
+    kept->before[loop->loops] = stream;
     emit->constant = false;
     set_level(emit, kept, 0);
     return stream;
@@ -209,6 +210,7 @@ static void emit_loops_backward(eng_emit *emit, model_kept *kept, kern_ptr d_res
     kern_ptr d_start = eng_emit_loop_start_gradient(emit);
     for (int32_t level = loop->loops; level-- > 0;) {
         set_level(emit, kept, level);
+        eng_emit_exit_backward(emit, kept->before[level + 1], d_residual);
         eng_emit_loop_output_backward(emit, kept->before[0], d_residual, d_start);
         if (level >= first_differentiated(emit))
             emit_layers_backward(emit, loop->first, loop->first + loop->layers, kept, d_residual);
@@ -248,26 +250,25 @@ static void emit_head_logits(eng_emit *emit) {
                                     .vocabulary = config->vocab_size});
 }
 
-static void emit_head_loss(eng_emit *emit, kern_ptr d_hidden) {
+void eng_emit_head_loss(eng_emit *emit, const eng_head_loss *head) {
     const eng_config *config = &emit->model->config;
     int32_t tile = emit->tokens < HEAD_TILE_TOKENS ? emit->tokens : HEAD_TILE_TOKENS;
     uint64_t mark = emit->scratch;
-    emit->plan->loss = eng_emit_saved_bytes(emit, sizeof(float) * (uint64_t)emit->tokens);
-    if (!eng_trains(emit))
-        emit->plan->best = eng_emit_saved_bytes(emit, sizeof(int32_t) * (uint64_t)emit->tokens);
     kern_ptr tile_memory = eng_emit_scratch_bytes(emit, sizeof(float) * (uint64_t)tile * (uint64_t)config->vocab_size);
     eng_emit_op(emit, KERN_OP_HEAD_LOSS,
-                &(kern_head_loss_args){.x = emit->plan->hidden,
+                &(kern_head_loss_args){.x = head->x,
                                        .weight = eng_param(emit->model->head),
-                                       .loss = emit->plan->loss,
-                                       .best = emit->plan->best,
-                                       .dx = d_hidden,
-                                       .grad_weight = eng_trains(emit) ? eng_grad(emit->model->head) : eng_null(),
+                                       .loss = head->loss,
+                                       .best = head->best,
+                                       .dx = head->dx,
+                                       .grad_weight = head->dx.ref ? eng_grad(emit->model->head) : eng_null(),
+                                       .factor = head->factor,
                                        .tile = tile_memory,
                                        .width = config->hidden_size,
                                        .vocabulary = config->vocab_size,
                                        .tile_tokens = tile,
-                                       .soft_cap = config->logits_soft_cap});
+                                       .soft_cap = config->logits_soft_cap,
+                                       .scale = head->scale});
     emit->scratch = mark;
 }
 
@@ -275,10 +276,6 @@ static kern_ptr emit_solves(eng_emit *emit) {
     kern_ptr solves = eng_emit_saved_bytes(emit, sizeof(kern_solve_sum) * (uint64_t)emit->tokens);
     eng_emit_op(emit, KERN_OP_CLEAR, &(kern_clear_args){.y = solves, .width = sizeof(kern_solve_sum) / 4});
     return solves;
-}
-
-static bool reads_loops(const eng_emit *emit) {
-    return !eng_trains(emit) && eng_model_reads_loops(emit->model);
 }
 
 // Small outputs lie side by side, so that one copy brings them to the host.
@@ -290,7 +287,7 @@ static void emit_results(eng_emit *emit) {
         plan->sampled = eng_emit_saved_bytes(emit, sizeof(int32_t) * rows);
         plan->logprob = eng_emit_saved_bytes(emit, sizeof(float) * rows);
     }
-    if (reads_loops(emit))
+    if (eng_reads_loops(emit) && !eng_trains(emit))
         plan->loops = eng_emit_saved_bytes(emit, sizeof(int32_t) * (uint64_t)emit->tokens);
     if (eng_model_has_mesa(emit->model))
         plan->solves = emit_solves(emit);
@@ -299,42 +296,35 @@ static void emit_results(eng_emit *emit) {
     plan->results_bytes = (size_t)(emit->saved - begin);
 }
 
-static void emit_model(eng_emit *emit, model_kept *kept) {
+static kern_ptr emit_embedding(eng_emit *emit) {
     const eng_config *config = &emit->model->config;
-    const int32_t behind = config->loop.first + config->loop.layers;
-    emit_results(emit);
-    uint64_t stream_bytes = sizeof(float) * (uint64_t)config->hidden_size * (uint64_t)emit->tokens;
-    kern_ptr stream = eng_emit_saved_bytes(emit, stream_bytes);
+    kern_ptr stream =
+        eng_emit_saved_bytes(emit, sizeof(float) * (uint64_t)config->hidden_size * (uint64_t)emit->tokens);
     eng_emit_op(emit, KERN_OP_EMBED,
                 &(kern_embed_args){.weight = eng_param(emit->model->embed),
                                    .drawn = emit->plan->sampled,
                                    .y = stream,
                                    .width = config->hidden_size,
                                    .scale = embed_scale(config)});
+    return stream;
+}
+
+static kern_ptr emit_blocks(eng_emit *emit, model_kept *kept) {
+    const eng_config *config = &emit->model->config;
+    const int32_t behind = config->loop.first + config->loop.layers;
+    emit->constant = eng_trains_gate_alone(emit);
+    kern_ptr stream = emit_embedding(emit);
     stream = emit_layers(emit, 0, config->loop.first, stream, false, kept);
-    if (reads_loops(emit))
+    if (eng_reads_loops(emit))
         eng_emit_exits_begin(emit);
     stream = emit_loops(emit, stream, kept);
-    stream = emit_layers(emit, behind, config->layers, stream, false, kept);
-    emit->plan->hidden = eng_emit_saved_bytes(emit, stream_bytes);
-    if (reads_loops(emit))
-        eng_emit_exit_read(emit);
-    else
-        eng_emit_norm(emit, stream, emit->model->final_norm, eng_null(), emit->plan->hidden, 1, config->norm_eps);
-    if (eng_serves(emit)) {
-        emit_head_logits(emit);
-        return;
-    }
-    if (!eng_trains(emit)) {
-        emit_head_loss(emit, eng_null());
-        return;
-    }
-    kern_ptr d_hidden = eng_emit_scratch(emit, config->hidden_size);
-    kern_ptr d_residual = eng_emit_scratch(emit, config->hidden_size);
-    emit_head_loss(emit, d_hidden);
-    eng_emit_norm_backward(emit, stream, emit->model->final_norm, eng_null(), d_hidden, d_residual, eng_null(), 1,
-                           config->norm_eps, false);
-    emit_layers_backward(emit, behind, config->layers, kept, d_residual);
+    return emit_layers(emit, behind, config->layers, stream, false, kept);
+}
+
+// From the gradient of the last block's output.
+static void emit_blocks_backward(eng_emit *emit, model_kept *kept, kern_ptr d_residual) {
+    const eng_config *config = &emit->model->config;
+    emit_layers_backward(emit, config->loop.first + config->loop.layers, config->layers, kept, d_residual);
     emit_loops_backward(emit, kept, d_residual);
     emit_layers_backward(emit, 0, config->loop.first, kept, d_residual);
     eng_emit_op(emit, KERN_OP_EMBED_BACKWARD,
@@ -342,6 +332,65 @@ static void emit_model(eng_emit *emit, model_kept *kept) {
                                             .grad = eng_grad(emit->model->embed),
                                             .width = config->hidden_size,
                                             .scale = embed_scale(config)});
+}
+
+static void emit_training(eng_emit *emit, kern_ptr stream, model_kept *kept) {
+    const eng_config *config = &emit->model->config;
+    eng_plan *plan = emit->plan;
+    plan->loss = eng_emit_saved_bytes(emit, sizeof(float) * (uint64_t)emit->tokens);
+    if (eng_reads_loops(emit)) {
+        eng_emit_exit_losses(emit);
+        if (eng_trains_gate_alone(emit))
+            return;
+        kern_ptr d_residual = eng_emit_scratch(emit, config->hidden_size);
+        eng_emit_op(emit, KERN_OP_CLEAR, &(kern_clear_args){.y = d_residual, .width = config->hidden_size});
+        emit_blocks_backward(emit, kept, d_residual);
+        return;
+    }
+    kern_ptr d_hidden = eng_emit_scratch(emit, config->hidden_size);
+    kern_ptr d_residual = eng_emit_scratch(emit, config->hidden_size);
+    eng_emit_head_loss(emit, &(eng_head_loss){.x = plan->hidden, .loss = plan->loss, .dx = d_hidden});
+    eng_emit_norm_backward(emit, stream, emit->model->final_norm, eng_null(), d_hidden, d_residual, eng_null(), 1,
+                           config->norm_eps, false);
+    emit_blocks_backward(emit, kept, d_residual);
+}
+
+static void emit_scores(eng_emit *emit) {
+    eng_plan *plan = emit->plan;
+    plan->loss = eng_emit_saved_bytes(emit, sizeof(float) * (uint64_t)emit->tokens);
+    plan->best = eng_emit_saved_bytes(emit, sizeof(int32_t) * (uint64_t)emit->tokens);
+    eng_emit_head_loss(emit, &(eng_head_loss){.x = plan->hidden, .loss = plan->loss, .best = plan->best});
+    if (emit->options->loop_loss != ENG_LOOP_LOSS_FINAL)
+        eng_emit_exit_losses(emit);
+}
+
+static void emit_model(eng_emit *emit, model_kept *kept) {
+    const eng_config *config = &emit->model->config;
+    emit_results(emit);
+    kern_ptr stream = emit_blocks(emit, kept);
+    if (!eng_trains(emit) || !eng_reads_loops(emit))
+        emit->plan->hidden =
+            eng_emit_saved_bytes(emit, sizeof(float) * (uint64_t)config->hidden_size * (uint64_t)emit->tokens);
+    if (!eng_reads_loops(emit))
+        eng_emit_norm(emit, stream, emit->model->final_norm, eng_null(), emit->plan->hidden, 1, config->norm_eps);
+    else if (!eng_trains(emit))
+        eng_emit_exit_read(emit);
+    if (eng_serves(emit))
+        emit_head_logits(emit);
+    else if (eng_trains(emit))
+        emit_training(emit, stream, kept);
+    else
+        emit_scores(emit);
+}
+
+static eng_status check_loops(const eng_model *model, const eng_plan_options *options, eng_error *error) {
+    if (options->loop_loss == ENG_LOOP_LOSS_FINAL || options->kind == ENG_PLAN_SERVE)
+        return ENG_OK;
+    if (!eng_model_reads_loops(model))
+        return eng_fail(error, ENG_UNSUPPORTED, "losses of loops need a model that ends with its loop");
+    if (options->loop_loss != ENG_LOOP_LOSS_WEIGHTED && !model->config.loop.exit_gate)
+        return eng_fail(error, ENG_UNSUPPORTED, "a loss of exits needs a model with an exit gate");
+    return ENG_OK;
 }
 
 static eng_status check_options(const eng_plan_options *options, eng_error *error) {
@@ -354,6 +403,8 @@ static eng_status check_options(const eng_plan_options *options, eng_error *erro
 eng_status eng_plan_create(const eng_model *model, kern_device *device, const eng_plan_options *options, eng_plan **out,
                            eng_error *error) {
     eng_status status = check_options(options, error);
+    if (status == ENG_OK)
+        status = check_loops(model, options, error);
     if (status != ENG_OK)
         return status;
     size_t layers = (size_t)model->config.layers, blocks = layers * (size_t)model->config.loop.loops;

@@ -20,6 +20,16 @@ typedef enum eng_plan_kind {
 
 typedef enum eng_recompute { ENG_RECOMPUTE_NONE, ENG_RECOMPUTE_MIXER, ENG_RECOMPUTE_BLOCK } eng_recompute;
 
+// What a training plan of a model that ends with its loop minimises, of each token (kern_exit_objective). A scoring
+// plan with one of them but FINAL tells the losses of all loops besides.
+typedef enum eng_loop_loss {
+    ENG_LOOP_LOSS_FINAL,    // the last loop's loss
+    ENG_LOOP_LOSS_WEIGHTED, // a sum of the loops'
+    ENG_LOOP_LOSS_EXPECTED, // their mean over the gate's exits, with an entropy; the rest needs a gate too
+    ENG_LOOP_LOSS_NEXT,     // the gate alone, on what the next loop gains,
+    ENG_LOOP_LOSS_PREVIOUS, // or on what the loop itself has gained; nothing else has a gradient
+} eng_loop_loss;
+
 typedef struct eng_plan_options {
     eng_plan_kind kind;
     int32_t max_tokens, max_rows, max_logits;
@@ -28,6 +38,10 @@ typedef struct eng_plan_options {
     // TRAIN: the last so many loops are differentiated, 0: all; what the blocks of those before add to the residual
     // stream counts as constant, so that the layers and the embedding before the loop learn by the stream alone.
     int32_t backward_loops;
+    eng_loop_loss loop_loss;
+    float loop_constant[ENG_MAX_LOOPS]; // WEIGHTED: a weight a loop; EXPECTED: the logarithms of a prior, 0: entropy
+                                        // alone
+    float gate_sharpness, gate_margin;  // NEXT, PREVIOUS
 } eng_plan_options;
 
 typedef struct eng_plan {
@@ -43,10 +57,14 @@ typedef struct eng_plan {
     kern_ptr loops;   // int32 (max_tokens), from 1, where each token is read; null where outputs of loops are not
     kern_ptr results; // SERVE: finite, sampled, logprob, loops and solves lie in this one block
     size_t results_bytes;
-    kern_ptr top_id;          // int32 (max_logits, KERN_MAX_TOP)
-    kern_ptr top_logprob;     // (max_logits, KERN_MAX_TOP)
-    kern_ptr hidden;          // (max_tokens, hidden) after the final norm
-    kern_ptr loss;            // (max_tokens)
+    kern_ptr top_id;      // int32 (max_logits, KERN_MAX_TOP)
+    kern_ptr top_logprob; // (max_logits, KERN_MAX_TOP)
+    kern_ptr hidden;      // (max_tokens, hidden) after the final norm
+    kern_ptr loss;        // (max_tokens); TRAIN: of what is minimised
+    // With a loop_loss but FINAL, planes of loop_stride tokens, a loop each; entropy: TRAIN with EXPECTED, float[1]
+    // that the caller writes before the first run.
+    kern_ptr loop_loss, exit_probability, entropy;
+    int32_t loop_stride;
     kern_ptr best;            // SCORE: int32 (max_tokens), the likeliest id of each token with a target, else -1
     kern_ptr solves;          // kern_solve_sum (max_tokens), over all Mesa layers; null without one
     kern_ptr backward_solves; // TRAIN: those of the second solve

@@ -19,11 +19,12 @@ struct eng_emit {
     int32_t tokens; // max_tokens of the plan
     int32_t chunks; // the most chunks that many tokens and rows can make
     uint64_t saved, scratch, scratch_peak;
-    bool keep;                 // activations go to saved
-    bool again;                // operations of the forward pass are being emitted once more (recomputation)
-    int32_t level;             // loop that is being emitted, from 0; 0 outside the loop
-    struct {                   // a plane a loop, `stride` tokens each; null where outputs of loops are not read
-        kern_ptr hidden, gate; // (loops, stride, hidden), (loops, stride): after the final norm, the gate's logits
+    bool keep;                     // activations go to saved
+    bool again;                    // operations of the forward pass are being emitted once more (recomputation)
+    int32_t level;                 // loop that is being emitted, from 0; 0 outside the loop
+    struct {                       // a plane a loop, `stride` tokens each; null where outputs of loops are not read
+        kern_ptr hidden, gate;     // (loops, stride, hidden), (loops, stride): after the final norm, the gate's logits
+        kern_ptr d_hidden, d_gate; // their gradients, where they are wanted
         int32_t stride;
     } exits;
     bool constant;                  // backward will leave these blocks out
@@ -70,10 +71,24 @@ void eng_emit_loop_output_backward(eng_emit *emit, kern_ptr start, kern_ptr d_re
 kern_ptr eng_emit_loop_start_gradient(eng_emit *emit);
 void eng_emit_loop_start_backward(eng_emit *emit, kern_ptr d_start, kern_ptr d_residual);
 
-// The outputs of the loops: makes room; keeps that of emit->level; the wanted one to plan->hidden.
+// forward_exit.c, the outputs of the loops: whether they are wanted; makes room; keeps that of emit->level; the wanted
+// one to plan->hidden.
+bool eng_reads_loops(const eng_emit *emit);
 void eng_emit_exits_begin(eng_emit *emit);
 void eng_emit_exit(eng_emit *emit, kern_ptr stream);
 void eng_emit_exit_read(eng_emit *emit);
+// The losses of all loops, and in training of the objective, with the gradients of the gate and of the outputs.
+bool eng_trains_gate_alone(const eng_emit *emit);
+void eng_emit_exit_losses(eng_emit *emit);
+// Adds what the output of emit->level, read from stream, gives to d_residual.
+void eng_emit_exit_backward(eng_emit *emit, kern_ptr stream, kern_ptr d_residual);
+
+// forward.c: the loss of x (T, hidden); null members are not wanted.
+typedef struct eng_head_loss {
+    kern_ptr x, loss, best, dx, factor;
+    float scale;
+} eng_head_loss;
+void eng_emit_head_loss(eng_emit *emit, const eng_head_loss *head);
 
 // Shorthands for the operations that every mixer uses. weight and bias are tensor indices.
 void eng_emit_linear(eng_emit *emit, kern_ptr x, int32_t weight, int32_t bias, kern_ptr residual, kern_ptr y);

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
-// What tells one loop of a model from another: its embedding, the first loop's input that joins its output, its exit.
+// What tells one loop of a model from another: its embedding, and the first loop's input that joins its output.
 //
-// The first two are products and sums channel by channel, written as convolutions of one tap whose weights are a row of
-// the loops' table. Nothing is emitted where the model has neither. Outputs of loops lie in planes, a loop each.
+// Both are products and sums channel by channel, written as convolutions of one tap whose weights are a row of the
+// loops' table. Nothing is emitted where the model has neither.
 #include "engine/forward_internal.h"
 
 static kern_ptr ones(const eng_emit *emit) {
@@ -104,44 +104,4 @@ kern_ptr eng_emit_loop_start_gradient(eng_emit *emit) {
 void eng_emit_loop_start_backward(eng_emit *emit, kern_ptr d_start, kern_ptr d_residual) {
     if (d_start.ref != 0)
         emit_add(emit, d_start, d_residual);
-}
-
-// --------------------------------------------------------------------------------------------------------------- exits
-
-enum { PLANE_GRAIN = 16 }; // tokens: planes begin at multiples of 64 bytes
-
-static kern_ptr plane(const eng_emit *emit, kern_ptr planes, int64_t width) {
-    uint64_t bytes = sizeof(float) * (uint64_t)width * (uint64_t)emit->exits.stride;
-    return (kern_ptr){.ref = planes.ref + (uint64_t)emit->level * bytes};
-}
-
-void eng_emit_exits_begin(eng_emit *emit) {
-    const eng_config *config = &emit->model->config;
-    emit->exits.stride = (emit->tokens + PLANE_GRAIN - 1) / PLANE_GRAIN * PLANE_GRAIN;
-    uint64_t numbers = (uint64_t)config->loop.loops * (uint64_t)emit->exits.stride;
-    emit->exits.hidden = eng_emit_scratch_bytes(emit, sizeof(float) * numbers * (uint64_t)config->hidden_size);
-    if (config->loop.exit_gate)
-        emit->exits.gate = eng_emit_scratch_bytes(emit, sizeof(float) * numbers);
-}
-
-void eng_emit_exit(eng_emit *emit, kern_ptr stream) {
-    const eng_model *model = emit->model;
-    if (emit->exits.hidden.ref == 0)
-        return;
-    kern_ptr hidden = plane(emit, emit->exits.hidden, model->config.hidden_size);
-    eng_emit_norm(emit, stream, model->final_norm, eng_null(), hidden, 1, model->config.norm_eps);
-    if (emit->exits.gate.ref != 0)
-        eng_emit_linear(emit, hidden, model->exit_gate, model->exit_bias, eng_null(), plane(emit, emit->exits.gate, 1));
-}
-
-void eng_emit_exit_read(eng_emit *emit) {
-    const eng_config *config = &emit->model->config;
-    eng_emit_op(emit, KERN_OP_EXIT_READ,
-                &(kern_exit_read_args){.x = emit->exits.hidden,
-                                       .z = emit->exits.gate,
-                                       .y = emit->plan->hidden,
-                                       .loop = emit->plan->loops,
-                                       .width = config->hidden_size,
-                                       .loops = config->loop.loops,
-                                       .stride = emit->exits.stride});
 }

@@ -567,6 +567,35 @@ typedef struct kern_exit_read_args {
     int32_t width, loops, stride;
 } kern_exit_read_args;
 
+enum { KERN_MAX_LOOPS = 32 };
+
+// p of EXIT_READ, (loops, stride) each: p_r = s(z_r) S_{r-1}, the last S_{loops-1}.
+typedef struct kern_exit_probability_args {
+    kern_ptr z, p;
+    int32_t loops, stride;
+} kern_exit_probability_args;
+
+// What a token's losses of all loops, L_r, cost together (Zhu et al. 2025, sections 3.3 and 3.4).
+typedef enum kern_exit_objective {
+    KERN_EXIT_WEIGHTED, // sum_r constant_r L_r
+    KERN_EXIT_EXPECTED, // sum_r p_r L_r + entropy sum_r p_r (ln p_r - constant_r): constant_r is a prior's logarithm
+    // The gate alone: sum_r BCE(1 - s(z_r), y_r) / loops, y = s(sharpness (max(0, gain) - margin)). By gain of the next
+    // loop, L_r - L_{r+1} for r < loops; by that of the loop itself, L_{r-1} - L_r for r > 1.
+    KERN_EXIT_NEXT,
+    KERN_EXIT_PREVIOUS,
+} kern_exit_objective;
+typedef struct kern_exit_loss_args {
+    kern_ptr losses;  // (loops, stride): L
+    kern_ptr z;       // (loops, stride), not WEIGHTED
+    kern_ptr entropy; // float[1], EXPECTED
+    kern_ptr loss;    // (T): 0 without target
+    kern_ptr dz;      // optional (loops, stride), with z: target_weight times the derivative at constant L
+    int32_t loops, stride;
+    int32_t objective; // kern_exit_objective
+    float sharpness, margin;
+    float constant[KERN_MAX_LOOPS];
+} kern_exit_loss_args;
+
 // logits[i] = cap(W x[logits_token[i]]), cap(l) = soft_cap tanh(l / soft_cap); row kernel for every row. finite[i] = 0
 // when any logit is not finite.
 typedef struct kern_head_logits_args {
@@ -577,16 +606,19 @@ typedef struct kern_head_logits_args {
 } kern_head_logits_args;
 // Cross entropy by tiles of tokens; logits are never stored whole. loss[t] = -log softmax(l_t)[target_t] (0 without
 // target); best[t] = the id of the largest logit, ties to the lowest id (-1 without target or where no logit is a
-// number). With dx: dx = target_weight (softmax - onehot) W and grad_weight += its outer product, in the same pass.
+// number). With dx: dx = w (softmax - onehot) W and grad_weight += its outer product, in the same pass, with w =
+// target_weight times `factor` of the token times `scale`.
 typedef struct kern_head_loss_args {
     kern_ptr x, weight;
     kern_ptr loss;        // (T)
     kern_ptr best;        // optional int32 (T)
     kern_ptr dx;          // optional (T, width)
     kern_ptr grad_weight; // optional (vocabulary, width), with dx
+    kern_ptr factor;      // optional (T)
     kern_ptr tile;        // scratch (tile_tokens, vocabulary)
     int32_t width, vocabulary, tile_tokens;
     float soft_cap;
+    float scale; // 0 counts as 1
 } kern_head_loss_args;
 
 // Draws id[i] by rows->sampler[i]; logprob[i] = log softmax of the model's logits (before edits) at that id. Of the top
@@ -659,6 +691,8 @@ typedef struct kern_clip_scale_args {
     X(CLEAR, clear, kern_clear_args, width)                                                    \
     X(ADD, add, kern_add_args, width)                                                          \
     X(EXIT_READ, exit_read, kern_exit_read_args, width)                                        \
+    X(EXIT_PROBABILITY, exit_probability, kern_exit_probability_args, loops)                   \
+    X(EXIT_LOSS, exit_loss, kern_exit_loss_args, loops)                                        \
     X(HEAD_LOGITS, head_logits, kern_head_logits_args, width)                                  \
     X(HEAD_LOSS, head_loss, kern_head_loss_args, width)                                        \
     X(SAMPLE, sample, kern_sample_args, vocabulary)                                            \

@@ -10,4 +10,10 @@ void kern_ref_exit_probability(int loops, const double *z, double *p);
 // The first r, from 1 on, with p_1 + ... + p_r >= threshold, at most max_loops.
 int kern_ref_exit_loop(int loops, const double *z, double threshold, int max_loops);
 
+// The gate's objectives of one token from its losses (loops); kern_exit_objective says them.
+double kern_ref_exit_expected(int loops, const double *z, const double *losses, double entropy,
+                              const double *log_prior);
+double kern_ref_exit_improvement(int loops, const double *z, const double *losses, double sharpness, double margin,
+                                 int previous);
+
 #endif

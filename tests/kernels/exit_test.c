@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 // Where a looped model's token is read: by threshold and bound of its row, against the reference.
 //
-// Rows of both kinds with all the ways to say it; a gate that is no number.
+// Rows of both kinds with all the ways to say it; a gate that is no number. The losses of gates against references,
+// their derivatives against differences, and where the best gate is known.
 #include "kernels/ref/exit.h"
 #include "tests/kernels/kernel_test.h"
 
@@ -85,11 +86,142 @@ START_TEST(far_ends_and_refusals) {
 }
 END_TEST
 
+// ------------------------------------------------------------------------------------------------------------- losses
+
+static const float sharpness = 5, margin = 0.05F, entropy[] = {0.3F};
+
+// What the device says of all tokens, and what the reference does: losses, and their derivatives by differences.
+typedef struct gate {
+    int objective;
+    double z[LOOPS], losses[LOOPS], constant[LOOPS];
+} gate;
+
+static double reference(const gate *g) {
+    if (g->objective == KERN_EXIT_EXPECTED)
+        return kern_ref_exit_expected(LOOPS, g->z, g->losses, (double)entropy[0], g->constant);
+    if (g->objective != KERN_EXIT_WEIGHTED)
+        return kern_ref_exit_improvement(LOOPS, g->z, g->losses, (double)sharpness, (double)margin,
+                                         g->objective == KERN_EXIT_PREVIOUS);
+    double sum = 0;
+    for (int r = 0; r < LOOPS; r++)
+        sum += g->constant[r] * g->losses[r];
+    return sum;
+}
+
+static double difference(gate *g, int loop) {
+    const double at = g->z[loop], h = 1e-5;
+    g->z[loop] = at + h;
+    const double above = reference(g);
+    g->z[loop] = at - h;
+    const double below = reference(g);
+    g->z[loop] = at;
+    return (above - below) / (2 * h);
+}
+
+static void check_objective(kernel_test *test, kern_exit_loss_args *args) {
+    kernel_test_launch(test, KERN_OP_EXIT_LOSS, args);
+    for (int t = 0; t < TOKENS; t++) {
+        gate g = {.objective = args->objective};
+        for (int r = 0; r < LOOPS; r++) {
+            g.z[r] = args->z.f ? (double)args->z.f[r * STRIDE + t] : 0;
+            g.losses[r] = (double)args->losses.f[r * STRIDE + t];
+            g.constant[r] = (double)args->constant[r];
+        }
+        const bool counts = test->rows->target[t] >= 0;
+        ck_assert_double_eq_tol((double)args->loss.f[t], counts ? reference(&g) : 0, 1e-6);
+        for (int r = 0; args->dz.f && r < LOOPS; r++)
+            ck_assert_double_eq_tol((double)args->dz.f[r * STRIDE + t],
+                                    counts ? (double)test->rows->target_weight[t] * difference(&g, r) : 0, 1e-6);
+    }
+}
+
+START_TEST(losses_equal_reference) {
+    kernel_test test;
+    if (!kernel_test_open(&test, _i, "cpu"))
+        MESA_TEST_SKIP("no device %s", kernel_test_device_name(_i));
+    float *losses = kernel_test_floats(&test, LOOPS * STRIDE, 0, 4);
+    float *z = kernel_test_floats(&test, LOOPS * STRIDE, -4, 4), *p = kernel_test_zero_floats(&test, LOOPS * STRIDE);
+    kern_exit_loss_args args = {.losses.f = losses,
+                                .loss.f = kernel_test_zero_floats(&test, TOKENS),
+                                .loops = LOOPS,
+                                .stride = STRIDE,
+                                .sharpness = sharpness,
+                                .margin = margin,
+                                .constant = {0.5F, 0, 0.25F, 2, 1}};
+    place_rows(&test);
+    for (int t = 0; t < TOKENS; t++) {
+        test.rows->target[t] = t % 5 == 2 ? -1 : 1;
+        test.rows->target_weight[t] = 0.1F + (float)(t % 3);
+    }
+    kernel_test_prepare(&test);
+    check_objective(&test, &args);
+    args.z.f = z;
+    args.dz.f = kernel_test_zero_floats(&test, LOOPS * STRIDE);
+    kernel_test_assert_refused(&test, KERN_OP_EXIT_LOSS, &args, KERN_INVALID); // WEIGHTED has no gate
+    for (args.objective = KERN_EXIT_EXPECTED; args.objective <= KERN_EXIT_PREVIOUS; args.objective++) {
+        args.entropy.f = args.objective == KERN_EXIT_EXPECTED ? (float *)(uintptr_t)entropy : NULL;
+        check_objective(&test, &args);
+    }
+    const kern_exit_probability_args probability = {{z}, {p}, LOOPS, STRIDE};
+    kernel_test_launch(&test, KERN_OP_EXIT_PROBABILITY, &probability);
+    for (int t = 0; t < TOKENS; t++) {
+        double own[LOOPS], want[LOOPS];
+        for (int r = 0; r < LOOPS; r++)
+            own[r] = (double)z[r * STRIDE + t];
+        kern_ref_exit_probability(LOOPS, own, want);
+        for (int r = 0; r < LOOPS; r++)
+            ck_assert_double_eq_tol((double)p[r * STRIDE + t], want[r], 1e-6);
+    }
+    kernel_test_close(&test);
+}
+END_TEST
+
+// Loops that are equally good: the best gate is p = softmax(-L / entropy), which is where its gradient is zero.
+START_TEST(the_best_gate_of_known_losses) {
+    kernel_test test;
+    if (!kernel_test_open(&test, _i, "cpu"))
+        MESA_TEST_SKIP("no device %s", kernel_test_device_name(_i));
+    float losses[3] = {1.0F, 1.2F, 0.7F}, z[3] = {0}, dz[3], loss[1], beta[1] = {0.3F};
+    double p[3], sum = 0, left = 1;
+    for (int r = 0; r < 3; r++)
+        sum += p[r] = exp(-(double)losses[r] / (double)beta[0]);
+    for (int r = 0; r < 2; r++) { // s(z) = p / what is left
+        const double leaves = p[r] / sum / left;
+        z[r] = (float)log(leaves / (1 - leaves));
+        left -= p[r] / sum;
+    }
+    kern_exit_loss_args args = {.losses.f = losses,
+                                .z.f = z,
+                                .entropy.f = beta,
+                                .loss.f = loss,
+                                .dz.f = dz,
+                                .loops = 3,
+                                .stride = 1,
+                                .objective = KERN_EXIT_EXPECTED};
+    kernel_test_clear_rows(&test);
+    kernel_test_row(&test, KERN_ROW_PROMPT, -1, 1, 0);
+    test.rows->target[0] = 0;
+    test.rows->target_weight[0] = 1;
+    kernel_test_prepare(&test);
+    kernel_test_launch(&test, KERN_OP_EXIT_LOSS, &args);
+    for (int r = 0; r < 3; r++)
+        ck_assert_double_eq_tol((double)dz[r], 0, 1e-6);
+    ck_assert_double_eq_tol((double)loss[0], -(double)beta[0] * log(sum), 1e-6);
+    args.loops = 1; // one loop has no choice
+    kernel_test_launch(&test, KERN_OP_EXIT_LOSS, &args);
+    ck_assert_float_eq(loss[0], losses[0]);
+    ck_assert_float_eq(dz[0], 0);
+    kernel_test_close(&test);
+}
+END_TEST
+
 static Suite *exit_suite(void) {
     Suite *suite = suite_create("exit");
     TCase *tests = tcase_create("exit");
     tcase_add_loop_test(tests, read_equals_reference, 0, KERNEL_TEST_DEVICES);
     tcase_add_loop_test(tests, far_ends_and_refusals, 0, KERNEL_TEST_DEVICES);
+    tcase_add_loop_test(tests, losses_equal_reference, 0, KERNEL_TEST_ISAS);
+    tcase_add_loop_test(tests, the_best_gate_of_known_losses, 0, KERNEL_TEST_ISAS);
     suite_add_tcase(suite, tests);
     return suite;
 }

@@ -126,7 +126,8 @@ typedef struct loss_run {
     int32_t *best;
 } loss_run;
 
-static loss_run run_loss(kernel_test *test, const head *h, int tile_tokens, float soft_cap, bool gradients) {
+static loss_run run_scaled(kernel_test *test, const head *h, int tile_tokens, float soft_cap, bool gradients,
+                           float *factor, float scale) {
     loss_run r = {.loss = kernel_test_floats(test, TOKENS, -1, 1),
                   .best = kernel_test_bytes(test, TOKENS * sizeof *r.best)};
     if (gradients) {
@@ -141,13 +142,19 @@ static loss_run run_loss(kernel_test *test, const head *h, int tile_tokens, floa
                                       .best.i = r.best,
                                       .dx.f = r.dx,
                                       .grad_weight.f = r.dw,
+                                      .factor.f = factor,
                                       .tile.f = kernel_test_zero_floats(test, (size_t)tile_tokens * VOCABULARY),
                                       .width = WIDTH,
                                       .vocabulary = VOCABULARY,
                                       .tile_tokens = tile_tokens,
-                                      .soft_cap = soft_cap};
+                                      .soft_cap = soft_cap,
+                                      .scale = scale};
     kernel_test_launch(test, KERN_OP_HEAD_LOSS, &args);
     return r;
+}
+
+static loss_run run_loss(kernel_test *test, const head *h, int tile_tokens, float soft_cap, bool gradients) {
+    return run_scaled(test, h, tile_tokens, soft_cap, gradients, NULL, 0);
 }
 
 // The likeliest id by the reference's logits, or one that rounding cannot tell from it.
@@ -310,6 +317,25 @@ START_TEST(refuses_what_it_cannot_do) {
 }
 END_TEST
 
+START_TEST(factor_and_scale_are_weights) {
+    kernel_test test;
+    if (!kernel_test_open(&test, _i, "cpu"))
+        MESA_TEST_SKIP("no device %s", kernel_test_device_name(_i));
+    const head h = make_head(&test, KERN_F32);
+    float *factor = kernel_test_floats(&test, TOKENS, 0, 2);
+    place_rows(&test);
+    const loss_run scaled = run_scaled(&test, &h, 16, 0, true, factor, 0.5f);
+    for (int t = 0; t < TOKENS; t++)
+        test.rows->target_weight[t] *= factor[t] * 0.5f;
+    const loss_run weighed = run_loss(&test, &h, 16, 0, true);
+    kernel_test_assert_same(scaled.loss, weighed.loss, TOKENS);
+    kernel_test_assert_norm(scaled.dx, kernel_test_widened(&test, weighed.dx, X), X, 1e-6);
+    kernel_test_assert_norm(scaled.dw, kernel_test_widened(&test, weighed.dw, W), W, 1e-6);
+    kern_weight_free(h.weight);
+    kernel_test_close(&test);
+}
+END_TEST
+
 static Suite *head_suite(void) {
     Suite *suite = suite_create("kernels/head");
     TCase *tcase = tcase_create("head");
@@ -319,6 +345,7 @@ static Suite *head_suite(void) {
     tcase_add_loop_test(tcase, loss_equals_reference, 0, KERNEL_TEST_ISAS);
     tcase_add_loop_test(tcase, bf16_loss_without_gradient, 0, KERNEL_TEST_ISAS);
     tcase_add_loop_test(tcase, large_logits_stay_finite, 0, KERNEL_TEST_ISAS);
+    tcase_add_loop_test(tcase, factor_and_scale_are_weights, 0, KERNEL_TEST_ISAS);
 #ifdef _OPENMP
     tcase_add_loop_test(tcase, threads_do_not_matter, 0, KERNEL_TEST_ISAS);
 #endif

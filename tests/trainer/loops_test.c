@@ -3,8 +3,8 @@
 //
 // For every mixer, between a softmax layer and itself: the same logits bit for bit in chunks and in steps, the same
 // bytes of state and pages; gradients are the sums over the copies, whatever is computed again, and those of the last
-// copies when only they are differentiated. With embeddings and gates: a step against the gradient lowers the loss by
-// what the gradient says.
+// copies when only they are differentiated. With embeddings and gates, and for every objective over the loops: a step
+// against the gradient lowers the loss by what the gradient says.
 #include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -113,6 +113,8 @@ static double take_gradients(const small_world *world, eng_plan_options plan) {
         runner.rows->target[i] = ids[i + 1];
         runner.rows->target_weight[i] = 1.0F / PAIRS;
     }
+    if (runner.plan->entropy.ref)
+        *(float *)eng_plan_address(&runner.memory, runner.plan->entropy) = 0.2F;
     memset(world->weights->grads, 0, sizeof(float) * (size_t)world->weights->count);
     ck_assert_msg(trn_runner_run(&runner, &error) == ENG_OK, "%s", error.text);
     ck_assert_int_eq(trn_runner_read(&runner, runner.plan->loss, loss, sizeof loss, &error), ENG_OK);
@@ -222,6 +224,9 @@ static void open_told_apart(const char *mixer, small_world *world) {
         embedding[i] = 0.3F * sinf((float)i);
         gate[i] = 0.2F * cosf(1.7F * (float)i);
     }
+    for (int i = 0; i < 32; i++)
+        small_tensor(world, "exit_gate.weight")[i] = 0.4F * sinf(2.1F * (float)i);
+    *small_tensor(world, "exit_gate.bias") = -0.3F;
 }
 
 static double gradient_norm(const small_world *world, const char *name) {
@@ -234,10 +239,10 @@ static double gradient_norm(const small_world *world, const char *name) {
 }
 
 // A step of length `step` along the gradient of these tensors (NULL: all) changes the loss by -step |g|.
-static void check_step(const small_world *world, const char *name, double step) {
+static void check_step(const small_world *world, eng_plan_options plan, const char *name, double step) {
     eng_weights *weights = world->weights;
     int32_t only = name ? eng_model_find(world->model, name) : -1;
-    double before = take_gradients(world, (eng_plan_options){0}), square = 0;
+    double before = take_gradients(world, plan), square = 0;
     float *masters = malloc(sizeof *masters * (size_t)weights->count);
     memcpy(masters, weights->masters, sizeof *masters * (size_t)weights->count);
     for (int32_t i = 0; i < world->model->tensors; i++)
@@ -248,7 +253,7 @@ static void check_step(const small_world *world, const char *name, double step) 
     for (int32_t i = 0; i < world->model->tensors; i++)
         for (int64_t j = 0; (only < 0 || i == only) && j < world->model->tensor[i].count; j++)
             weights->master[i][j] -= (float)(step / norm * (double)weights->grad[i][j]);
-    double change = (before - take_gradients(world, (eng_plan_options){0})) / (step * norm);
+    double change = (before - take_gradients(world, plan)) / (step * norm);
     ck_assert_msg(fabs(change - 1) < 0.25, "%s: the loss falls by %g of what it should", name ? name : "all", change);
     memcpy(weights->masters, masters, sizeof *masters * (size_t)weights->count);
     free(masters);
@@ -268,9 +273,9 @@ START_TEST(told_apart) {
         norm += pow((double)chunks[i], 2);
     }
     ck_assert_msg(norm > 0.1 && sqrt(difference / norm) < 1e-5, "%s: %g of %g", mixer, sqrt(difference), sqrt(norm));
-    check_step(&world, NULL, 3e-3);
-    check_step(&world, "loop_embedding.weight", 3e-3);
-    check_step(&world, "loop_residual_gate.weight", 3e-3);
+    check_step(&world, (eng_plan_options){0}, NULL, 3e-3);
+    check_step(&world, (eng_plan_options){0}, "loop_embedding.weight", 3e-3);
+    check_step(&world, (eng_plan_options){0}, "loop_residual_gate.weight", 3e-3);
     ck_assert_double_eq(gradient_norm(&world, "exit_gate.weight"), 0);
     ck_assert_msg(eng_checkpoint_save(temp_path("model"), world.weights, ENG_F32, NULL, &error) == ENG_OK, "%s",
                   error.text);
@@ -285,6 +290,77 @@ START_TEST(told_apart) {
     ck_assert_msg(memcmp(again, chunks, sizeof again) == 0, "%s: the saved model is another one", mixer);
     trn_probe_close(&probe);
     small_world_close(&world);
+}
+END_TEST
+
+// ---------------------------------------------------------------------------------------------- losses of all the
+// loops
+
+START_TEST(every_objective_has_its_gradient) {
+    const char *mixer = eng_mixer_at((size_t)_i)->name;
+    small_world world;
+    open_told_apart(mixer, &world);
+    eng_plan_options plan = {.loop_loss = ENG_LOOP_LOSS_WEIGHTED, .loop_constant = {0.5F, 0, 0.7F}};
+    check_step(&world, plan, NULL, 3e-3);
+    plan = (eng_plan_options){
+        .loop_loss = ENG_LOOP_LOSS_EXPECTED, .recompute = ENG_RECOMPUTE_BLOCK, .loop_constant = {-1.2F, -0.9F, -1.2F}};
+    check_step(&world, plan, NULL, 3e-3);
+    check_step(&world, plan, "exit_gate.weight", 3e-3);
+    check_step(&world, plan, "exit_gate.bias", 3e-3);
+    check_step(&world, plan, "loop_embedding.weight", 3e-3);
+    plan.loop_loss = ENG_LOOP_LOSS_NEXT;
+    plan.gate_sharpness = 3;
+    plan.gate_margin = 0.05F;
+    for (; plan.loop_loss <= ENG_LOOP_LOSS_PREVIOUS; plan.loop_loss++) {
+        check_step(&world, plan, NULL, 3e-3);
+        for (int32_t i = 0; i < world.model->tensors; i++)
+            ck_assert((gradient_norm(&world, world.model->tensor[i].name) > 0) ==
+                      (i == world.model->exit_gate || i == world.model->exit_bias));
+    }
+    small_world_close(&world);
+}
+END_TEST
+
+// A weight on the last loop alone is the last loop's loss; the losses of the loops are those that scoring tells.
+START_TEST(the_last_loops_weight_is_its_loss) {
+    small_world world;
+    open_told_apart("mesa_net", &world);
+    double loss = take_gradients(&world, (eng_plan_options){0});
+    size_t bytes = sizeof(float) * (size_t)world.weights->count;
+    float *final = malloc(bytes);
+    memcpy(final, world.weights->grads, bytes);
+    double own =
+        take_gradients(&world, (eng_plan_options){.loop_loss = ENG_LOOP_LOSS_WEIGHTED, .loop_constant = {0, 0, 1}});
+    ck_assert_double_eq_tol(own, loss, 1e-7);
+    same_gradients(&world, final, -1, LAYERS, "the last loop's weight");
+    free(final);
+    small_world_close(&world);
+}
+END_TEST
+
+START_TEST(losses_of_loops_need_them) {
+    static const struct {
+        const char *keys, *words;
+        eng_loop_loss loss;
+    } cases[] = {
+        {"\"num_hidden_layers\": 2", "ends with its loop", ENG_LOOP_LOSS_WEIGHTED},
+        {"\"num_hidden_layers\": 2, \"num_loops\": 2, \"loop_blocks\": [0]", "ends with its loop",
+         ENG_LOOP_LOSS_EXPECTED},
+        {"\"num_hidden_layers\": 2, \"num_loops\": 2", "exit gate", ENG_LOOP_LOSS_NEXT},
+    };
+    for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
+        char config[1024];
+        small_world world;
+        trn_runner runner;
+        eng_error error = {0};
+        snprintf(config, sizeof config, "{" COMMON "\"layer_types\": [\"gla\", \"mesa_net\"], %s}", cases[i].keys);
+        open_world("refused", config, &world);
+        const trn_runner_options options = {
+            .plan = {.kind = ENG_PLAN_TRAIN, .max_tokens = 9, .max_rows = 1, .loop_loss = cases[i].loss}};
+        ck_assert_int_eq(trn_runner_create(world.weights, &options, &runner, &error), ENG_UNSUPPORTED);
+        ck_assert_msg(strstr(error.text, cases[i].words), "%s", error.text);
+        small_world_close(&world);
+    }
 }
 END_TEST
 
@@ -310,6 +386,9 @@ static Suite *loops_suite(void) {
     tcase_add_loop_test(table, loops_are_layers, 0, mixer_count());
     tcase_add_loop_test(table, gradients_are_sums_over_the_copies, 0, mixer_count());
     tcase_add_loop_test(table, told_apart, 0, mixer_count());
+    tcase_add_loop_test(table, every_objective_has_its_gradient, 0, mixer_count());
+    tcase_add_test(table, the_last_loops_weight_is_its_loss);
+    tcase_add_test(table, losses_of_loops_need_them);
     tcase_add_test(table, exported_as_it_is_alone);
     suite_add_tcase(suite, table);
     return suite;

@@ -4,7 +4,7 @@
 // Logits:  l = cap(W x), cap(l) = c tanh(l / c), by the row kernel for every token, so that a token's logits have the
 // same bits whether it was a prompt's last or a generated one and whoever else is in the batch.
 //
-// Loss.  With p = softmax(l): loss = log sum e^l - l[target];  dl = target_weight (p - onehot) (1 - (l / c)^2);  dx =
+// Loss.  With p = softmax(l): loss = log sum e^l - l[target];  dl = weight (p - onehot) (1 - (l / c)^2);  dx =
 // dl W; dW += dl^T x.  The tokens that have a target are gathered into tiles; a tile's logits (tokens, vocabulary) are
 // one product a slice of the vocabulary, turned into dl in place, and read twice more. Sums over a token's vocabulary
 // are made in blocks of 1024 (lanes in float32, blocks in double); dW is added tile after tile; tasks are slices of the
@@ -215,7 +215,9 @@ static void token_loss(const tile *t, int32_t index) {
         a->best.i[token] = first_of(logits, a->vocabulary, top);
     if (!a->dx.f)
         return;
-    const float weight = t->rows->target_weight[token], inverse_cap = a->soft_cap > 0 ? 1.0f / a->soft_cap : 0.0f;
+    const float factor = a->factor.f ? a->factor.f[token] : 1.0f, scale = a->scale == 0 ? 1.0f : a->scale;
+    const float weight = t->rows->target_weight[token] * factor * scale;
+    const float inverse_cap = a->soft_cap > 0 ? 1.0f / a->soft_cap : 0.0f;
     logits_to_gradient(logits, vocabulary, top, (float)((double)weight / sum), inverse_cap);
     const float capped = wanted * inverse_cap;
     logits[target] -= weight * (1.0f - capped * capped);
