@@ -11,6 +11,7 @@ enum { TRN_EXIT_OK = 0, TRN_EXIT_FAILED = 1, TRN_EXIT_USAGE = 2 };
     X(pack, "turn text files into token shards")                                  \
     X(task, "make the data of a synthetic task: recall, copying, memory")         \
     X(train, "train a model, or resume its training")                             \
+    X(gate, "train the exit gate of a looped model")                              \
     X(eval, "loss of a checkpoint by position and by solver; scores on tasks")    \
     X(report, "one HTML page that compares results of eval")                      \
     X(export, "write a checkpoint as transformers, fla or mamba_ssm reads it")    \

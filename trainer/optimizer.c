@@ -95,7 +95,10 @@ eng_status trn_optimizer_update(trn_optimizer *optimizer, double rate, eng_error
         .sum.p = optimizer->squares, .scale.f = optimizer->scale, .clip = (float)optimizer->adamw.clip};
     kern_status status = kern_launch(optimizer->stream, KERN_OP_CLIP_SCALE, NULL, &clip);
     optimizer->updates++;
-    for (int32_t i = 0; status == KERN_OK && i < optimizer->weights->model->tensors; i++) {
+    const eng_model *model = optimizer->weights->model;
+    for (int32_t i = 0; status == KERN_OK && i < model->tensors; i++) {
+        if (optimizer->gate_alone && i != model->exit_gate && i != model->exit_bias)
+            continue;
         kern_adamw_args arguments = adamw_arguments(optimizer, i, rate);
         status = kern_launch(optimizer->stream, KERN_OP_ADAMW, NULL, &arguments);
     }

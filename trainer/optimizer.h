@@ -22,6 +22,7 @@ typedef struct trn_optimizer {
     double *squares; // device double[1]
     float *scale;    // device float[1]
     int64_t updates; // made so far
+    bool gate_alone; // only the exit gate's tensors are updated
 } trn_optimizer;
 
 ENG_CHECKED eng_status trn_optimizer_create(const eng_weights *weights, kern_stream *stream, const trn_adamw *adamw,

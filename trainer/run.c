@@ -9,6 +9,7 @@
 
 #include "engine/files.h"
 #include "engine/tokenizer.h"
+#include "trainer/run_loops.h"
 #include "trainer/tokenizer.h"
 
 enum { MAX_NAMES = 256 };
@@ -98,7 +99,9 @@ static eng_status create_plans(trn_run *run, eng_error *error) {
                                 .max_rows = run->micro_rows,
                                 .recompute = (eng_recompute)run->config.recompute,
                                 .backward_tolerance = (float)run->config.backward_tolerance};
-    eng_status status = eng_plan_create(run->model, run->device, &options, &run->score_plan, error);
+    eng_status status = trn_run_loop_options(run, &options, error);
+    if (status == ENG_OK)
+        status = eng_plan_create(run->model, run->device, &options, &run->score_plan, error);
     if (status != ENG_OK)
         return status;
     options.kind = ENG_PLAN_TRAIN;
@@ -123,7 +126,9 @@ static eng_status create_optimizer(trn_run *run, eng_error *error) {
                                    .warmup = config->warmup_steps,
                                    .steps = config->steps,
                                    .decay_fraction = config->decay_fraction};
-    return trn_optimizer_create(run->weights, run->runner.stream, &adamw, &run->optimizer, error);
+    eng_status status = trn_optimizer_create(run->weights, run->runner.stream, &adamw, &run->optimizer, error);
+    run->optimizer.gate_alone = trn_run_trains_gate_alone(run);
+    return status;
 }
 
 static kern_solver choose_solver(const trn_run *run) {
@@ -142,29 +147,41 @@ static bool same_tensor(const eng_tensor *a, const eng_tensor *b) {
            memcmp(a->shape, b->shape, sizeof *a->shape * (size_t)a->ndim) == 0;
 }
 
-static eng_status copy_weights(trn_run *run, const eng_weights *from, const char *dir, eng_error *error) {
+// A gate may be new to the weights that a run starts from.
+static bool may_be_missing(const eng_model *model, int32_t tensor, bool starts) {
+    return starts && (tensor == model->exit_gate || tensor == model->exit_bias);
+}
+
+static eng_status copy_weights(trn_run *run, const eng_weights *from, const char *dir, bool starts, eng_error *error) {
     const eng_model *model = run->model;
-    for (int32_t i = 0; i < model->tensors; i++)
-        if (i >= from->model->tensors || !same_tensor(&model->tensor[i], &from->model->tensor[i]))
+    kern_status status = KERN_OK;
+    int32_t taken = 0;
+    for (int32_t i = 0; status == KERN_OK && i < model->tensors; i++) {
+        const int32_t own = eng_model_find(from->model, model->tensor[i].name);
+        if (own < 0 && may_be_missing(model, i, starts))
+            continue;
+        if (own < 0 || !same_tensor(&model->tensor[i], &from->model->tensor[own]))
             return eng_fail(error, ENG_INVALID, "%s: not a checkpoint of this model: %s is missing or of another shape",
                             eng_path_tail(dir), model->tensor[i].name);
-    if (from->model->tensors != model->tensors)
+        status = kern_copy(run->runner.stream, run->weights->master[i], from->master[own],
+                           sizeof(float) * (size_t)model->tensor[i].count);
+        taken++;
+    }
+    if (status == KERN_OK && from->model->tensors != taken)
         return eng_fail(error, ENG_INVALID, "%s: has tensors that this model does not have", eng_path_tail(dir));
-    kern_status status =
-        kern_copy(run->runner.stream, run->weights->masters, from->masters, sizeof(float) * (size_t)from->count);
     if (status == KERN_OK)
         status = kern_synchronize(run->runner.stream);
     return eng_fail_kernel(error, status, "loading weights");
 }
 
-static eng_status load_weights(trn_run *run, const char *dir, eng_error *error) {
+static eng_status load_weights(trn_run *run, const char *dir, bool starts, eng_error *error) {
     eng_checkpoint *checkpoint = NULL;
     eng_weights *weights = NULL;
     eng_status status = eng_checkpoint_open(dir, &checkpoint, error);
     if (status == ENG_OK)
         status = eng_weights_load(checkpoint, run->device, true, &weights, error);
     if (status == ENG_OK)
-        status = copy_weights(run, weights, dir, error);
+        status = copy_weights(run, weights, dir, starts, error);
     eng_weights_free(weights);
     eng_checkpoint_close(checkpoint);
     return status;
@@ -223,7 +240,7 @@ eng_status trn_run_open(trn_run_config *config, trn_run *run, eng_error *error) 
     if (status == ENG_OK) {
         begin_state(run);
         if (warm_start[0])
-            status = load_weights(run, warm_start, error);
+            status = load_weights(run, warm_start, true, error);
     }
     if (status != ENG_OK)
         trn_run_close(run);
@@ -245,7 +262,8 @@ eng_status trn_run_resume(trn_run *run, const char *dir, const trn_run_state *st
             return eng_fail(error, ENG_INVALID, "%s: %s was %lld and is now %lld; the order of the data would change",
                             eng_path_tail(dir), same[i].what, (long long)same[i].saved, (long long)same[i].given);
     char *moments = eng_join_path(dir, "trainer/optim-0.safetensors");
-    eng_status status = moments ? load_weights(run, dir, error) : eng_fail(error, ENG_NO_MEMORY, "out of memory");
+    eng_status status =
+        moments ? load_weights(run, dir, false, error) : eng_fail(error, ENG_NO_MEMORY, "out of memory");
     if (status == ENG_OK)
         status = trn_optimizer_load(&run->optimizer, moments, error);
     free(moments);

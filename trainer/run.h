@@ -10,6 +10,7 @@
 
 #include "trainer/batch.h"
 #include "trainer/dataset.h"
+#include "trainer/exits.h"
 #include "trainer/optimizer.h"
 #include "trainer/run_config.h"
 #include "trainer/run_folder.h"
@@ -34,7 +35,7 @@ typedef struct trn_run {
 } trn_run;
 
 // Takes config, also on failure. A fresh run starts from the table's start values, or from the weights of
-// config->warm_start.
+// config->warm_start, where an exit gate may be missing and then has its start values.
 ENG_CHECKED eng_status trn_run_open(trn_run_config *config, trn_run *run, eng_error *error);
 // Loads weights, moments and place from a checkpoint of this run (trn_run_newest); refuses one whose order of data
 // differs.
@@ -48,6 +49,7 @@ typedef struct trn_step_report {
     double rate, loss, gradient_norm;
     int64_t tokens, targets; // read; with a loss
     eng_compute solves, backward_solves;
+    trn_exits exits;
     enum { TRN_STEP_DONE, TRN_STEP_EMPTY, TRN_STEP_NOT_FINITE } outcome;
 } trn_step_report;
 
@@ -60,6 +62,7 @@ typedef struct trn_score {
     int64_t targets;
     trn_hits hits;
     eng_compute solves;
+    trn_exits exits;
 } trn_score;
 
 // The loss over config.eval_rows rows of the validation set (0: all), the same rows at every call.

@@ -22,6 +22,7 @@ static const double largest = 9007199254740992.0; // 2^53: every integer below i
 
 static const char *const schedules[] = {"cosine", "wsd", NULL};
 static const char *const recomputes[] = {"none", "mixer", "block", NULL};
+static const char *const loop_losses[] = {"final", "weighted", "expected", "next", "previous", NULL};
 static const char *const modes[] = {"tolerance", "steps", "exact", "fixed", NULL};
 
 #define AT(member) offsetof(trn_run_config, member)
@@ -56,6 +57,14 @@ const trn_run_key trn_run_keys[] = {
     {"solver", "tolerance", TRN_KEY_REAL, AT(solver_tolerance), "0.0001", 0, 1, NULL},
     {"solver", "max_steps", TRN_KEY_INTEGER, AT(solver_steps), "0", 0, 256, NULL},
     {"solver", "backward_tolerance", TRN_KEY_REAL, AT(backward_tolerance), "1e-5", 1e-7, 1, NULL},
+    {"loop", "loss", TRN_KEY_CHOICE, AT(loop_loss), "final", 0, 0, loop_losses},
+    {"loop", "weights", TRN_KEY_TEXT, AT(loop_weights), "", 0, 0, NULL},
+    {"loop", "prior", TRN_KEY_TEXT, AT(loop_prior), "", 0, 0, NULL},
+    {"loop", "entropy", TRN_KEY_REAL, AT(loop_entropy), "0.1", 0, 100, NULL},
+    {"loop", "entropy_decay", TRN_KEY_REAL, AT(entropy_decay), "0", 0, 1, NULL},
+    {"loop", "sharpness", TRN_KEY_REAL, AT(gate_sharpness), "50", 0, 1e6, NULL},
+    {"loop", "margin", TRN_KEY_REAL, AT(gate_margin), "0.005", 0, 100, NULL},
+    {"loop", "backward_loops", TRN_KEY_INTEGER, AT(backward_loops), "0", 0, ENG_MAX_LOOPS, NULL},
 };
 #undef AT
 const int trn_run_key_count = sizeof trn_run_keys / sizeof *trn_run_keys;
@@ -79,6 +88,7 @@ static const char *const model_keys[] = {
     "embedding_dim",
     "eos_token_id",
     "eps",
+    "exit_gate",
     "expand",
     "expand_k",
     "expand_v",
@@ -99,6 +109,9 @@ static const char *const model_keys[] = {
     "layer_norm_epsilon",
     "layer_types",
     "logits_soft_cap",
+    "loop_blocks",
+    "loop_embedding",
+    "loop_residual_gate",
     "lower_bound",
     "lru_width",
     "max_cg_step_decoding",
@@ -119,6 +132,7 @@ static const char *const model_keys[] = {
     "num_hidden_layers",
     "num_key_value_heads",
     "num_kv_heads",
+    "num_loops",
     "num_v_heads",
     "output_logit_soft_cap",
     "pad_token_id",

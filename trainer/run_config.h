@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// run.ini: what a training run is. Sections [model] [data] [optim] [train] [solver], one table of keys.
+// run.ini: what a training run is. Sections [model] [data] [optim] [train] [solver] [loop], one table of keys.
 //
 // [model] holds the keys of config.json (values are JSON, or plain words), on top of those of `base`, a config.json or
 // a folder with one. A value that continues on indented lines is allowed in [model] for arrays and objects. Unknown
@@ -31,6 +31,11 @@ typedef struct trn_run_config {
     // [solver]
     int64_t solver_mode, solver_steps; // kern_solve_mode; steps 0: the model's max_cg_step_training
     double solver_tolerance, backward_tolerance;
+    // [loop], of looped models
+    int64_t loop_loss, backward_loops;  // eng_loop_loss; loops that are differentiated, 0: all
+    char *loop_weights, *loop_prior;    // numbers, one a loop; "": 1 / loops each; no prior
+    double loop_entropy, entropy_decay; // of the gate's exits; the part of it that is gone by the last step
+    double gate_sharpness, gate_margin;
 } trn_run_config;
 
 // Starts with the defaults; reads path (NULL: none), then the `sets` texts "section.key=value", then checks the whole.

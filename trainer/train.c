@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // mesa-trainer train --config run.ini --out RUN: trains a model, or with --resume goes on from RUN's newest whole
-// checkpoint.
+// checkpoint. mesa-trainer gate is the same for a looped model's exit gate: a stage is a loss.
 #include <errno.h>
 #include <fcntl.h>
 #include <stdio.h>
@@ -18,7 +18,9 @@
 typedef struct train_options {
     const char *config, *out, *warm_start;
     trn_strings set;
-    bool resume;
+    bool resume, gate;
+    int64_t stage; // of gate
+    bool previous;
     double max_seconds;
 } train_options;
 
@@ -43,12 +45,25 @@ static eng_status lock_folder(const char *path, int *lock, eng_error *error) {
     return ENG_OK;
 }
 
+// The loss of the stage, and a gate where the configuration says nothing of one.
+static eng_status set_stage(const train_options *o, trn_run_config *config, eng_error *error) {
+    const char *loss = o->stage == 1 ? "loop.loss=expected" : o->previous ? "loop.loss=previous" : "loop.loss=next";
+    eng_status status = trn_run_config_set(config, loss, error);
+    if (status == ENG_OK && !trn_json_has(config->model, "exit_gate"))
+        status = trn_run_config_set(config, "model.exit_gate=true", error);
+    if (status != ENG_OK)
+        trn_run_config_free(config);
+    return status;
+}
+
 static eng_status read_config(const train_options *o, trn_run_config *config, eng_error *error) {
     char *own = o->config ? strdup(o->config) : eng_join_path(o->out, "config.ini");
     if (!own)
         return eng_fail(error, ENG_NO_MEMORY, "out of memory for a path");
     eng_status status = trn_run_config_read(own, o->set.item, o->set.count, config, error);
     free(own);
+    if (status == ENG_OK && o->gate)
+        status = set_stage(o, config, error);
     if (status != ENG_OK || !o->warm_start)
         return status;
     char *copy = strdup(o->warm_start);
@@ -130,26 +145,16 @@ static eng_status check_options(const train_options *o, eng_error *error) {
         return eng_fail(error, ENG_INVALID, "--config is needed");
     if (!(o->max_seconds >= 0))
         return eng_fail(error, ENG_INVALID, "--max-seconds: negative");
+    if (o->gate && o->stage != 1 && o->stage != 2)
+        return eng_fail(error, ENG_INVALID, "--stage: 1 or 2 is needed");
+    if (o->previous && o->stage == 1)
+        return eng_fail(error, ENG_INVALID, "--previous is for stage 2");
+    if (o->gate && !o->warm_start && !o->resume)
+        return eng_fail(error, ENG_INVALID, "--warm-start is needed: the model whose gate is trained");
     return ENG_OK;
 }
 
-int trn_command_train(int argc, char **argv) {
-    train_options o = {0};
-    const trn_option options[] = {
-        {"config", "FILE", TRN_STRING, &o.config, "run.ini (default with --resume: RUN/config.ini)"},
-        {"out", "RUN", TRN_STRING, &o.out, "folder of the run"},
-        {"set", "SECTION.KEY=VALUE", TRN_STRINGS, &o.set, "changes a value of the configuration; may be repeated"},
-        {"resume", NULL, TRN_FLAG, &o.resume, "go on from the newest whole checkpoint; a fresh run if there is none"},
-        {"warm-start", "DIR", TRN_STRING, &o.warm_start,
-         "start from the weights of a checkpoint, with a new optimizer"},
-        {"max-seconds", "S", TRN_REAL, &o.max_seconds, "save and stop after this time"},
-    };
-    const trn_command_line line = {"train --config run.ini --out RUN [options]",
-                                   "Trains a model. SIGINT and SIGTERM save a checkpoint and stop.",
-                                   options,
-                                   sizeof options / sizeof *options,
-                                   0,
-                                   0};
+static int run_line(const trn_command_line *line, int argc, char **argv, train_options *o, const char *name) {
     bool helped = false;
     int positional = 0;
     eng_error error = {0};
@@ -158,14 +163,61 @@ int trn_command_train(int argc, char **argv) {
     sigemptyset(&signals);
     sigaddset(&signals, SIGINT);
     sigaddset(&signals, SIGTERM);
-    eng_status status = trn_options_parse(&line, argc, argv, NULL, &positional, &helped, &error);
+    eng_status status = trn_options_parse(line, argc, argv, NULL, &positional, &helped, &error);
     if (helped)
         return TRN_EXIT_OK;
     if (status == ENG_OK)
-        status = check_options(&o, &error);
+        status = check_options(o, &error);
     if (status == ENG_OK) {
         sigprocmask(SIG_BLOCK, &signals, NULL);
-        status = train(&o, &signals, &error);
+        status = train(o, &signals, &error);
     }
-    return trn_command_end("train", status, &error);
+    if (status == ENG_OK)
+        return TRN_EXIT_OK;
+    fprintf(stderr, "mesa-trainer %s: %s\n", name, error.text);
+    bool usage = status == ENG_INVALID || status == ENG_NOT_FOUND || status == ENG_FORMAT || status == ENG_UNSUPPORTED;
+    return usage ? TRN_EXIT_USAGE : TRN_EXIT_FAILED;
+}
+
+// What both commands take.
+#define COMMON_OPTIONS                                                                                                 \
+    {"config", "FILE", TRN_STRING, &o.config, "run.ini (default with --resume: RUN/config.ini)"},                      \
+        {"out", "RUN", TRN_STRING, &o.out, "folder of the run"},                                                       \
+        {"set", "SECTION.KEY=VALUE", TRN_STRINGS, &o.set, "changes a value of the configuration; may be repeated"},    \
+        {"resume", NULL, TRN_FLAG, &o.resume, "go on from the newest whole checkpoint; a fresh run if there is none"}, \
+        {"warm-start", "DIR", TRN_STRING, &o.warm_start,                                                               \
+         "start from the weights of a checkpoint, with a new optimizer"},                                              \
+    {                                                                                                                  \
+        "max-seconds", "S", TRN_REAL, &o.max_seconds, "save and stop after this time"                                  \
+    }
+
+int trn_command_train(int argc, char **argv) {
+    train_options o = {0};
+    const trn_option options[] = {COMMON_OPTIONS};
+    const trn_command_line line = {"train --config run.ini --out RUN [options]",
+                                   "Trains a model. SIGINT and SIGTERM save a checkpoint and stop.",
+                                   options,
+                                   sizeof options / sizeof *options,
+                                   0,
+                                   0};
+    return run_line(&line, argc, argv, &o, "train");
+}
+
+int trn_command_gate(int argc, char **argv) {
+    train_options o = {.gate = true};
+    const trn_option options[] = {
+        {"stage", "N", TRN_INTEGER, &o.stage,
+         "1: the whole model, on the loops' losses as the gate mixes them and [loop] entropy; 2: the gate alone, on "
+         "whether another loop gains more than [loop] margin"},
+        {"previous", NULL, TRN_FLAG, &o.previous, "stage 2: by what a loop has gained, not by what the next one will"},
+        COMMON_OPTIONS};
+    const trn_command_line line = {
+        "gate --stage 1|2 --warm-start DIR --config run.ini --out RUN [options]",
+        "Trains the exit gate of a looped model (Zhu et al. 2025, arXiv 2510.25741), which is made where\n"
+        "the checkpoint has none. SIGINT and SIGTERM save a checkpoint and stop.",
+        options,
+        sizeof options / sizeof *options,
+        0,
+        0};
+    return run_line(&line, argc, argv, &o, "gate");
 }

@@ -74,12 +74,14 @@ static trn_json *log_line(const loop *loop, double seconds) {
     trn_json_set_integer(line, "row", report->first_place % run->state.data_rows);
     set_compute(line, "cg", &report->solves);
     set_compute(line, "cg_backward", &report->backward_solves);
+    trn_exits_write(&report->exits, "", line);
     if (report->outcome != TRN_STEP_DONE)
         trn_json_set_string(line, "outcome", outcomes[report->outcome]);
     if (loop->scored) {
         trn_json_set_real(line, "valid_loss", loop->score.loss / (double)loop->score.targets);
         trn_json_set_real(line, "valid_accuracy", accuracy(loop));
         trn_json_set_integer(line, "valid_targets", loop->score.targets);
+        trn_exits_write(&loop->score.exits, "valid_", line);
     }
     trn_json_set_real(line, "step_seconds", seconds);
     trn_json_set_real(line, "seconds", run->state.seconds);
@@ -128,6 +130,25 @@ static void print_line(loop *loop, const char *text) {
     fflush(stdout);
 }
 
+// Of the validation, where losses of all loops are known.
+static void show_exits(loop *loop) {
+    const trn_exits *exits = &loop->score.exits;
+    char line[32 * ENG_MAX_LOOPS];
+    int at = 0;
+    if (exits->loops == 0 || exits->targets == 0)
+        return;
+    for (int32_t r = 0; r < exits->loops; r++) {
+        at += snprintf(line + at, sizeof line - (size_t)at, "%s%.4f",
+                       r ? "  " : "loops: ", exits->loss[r] / (double)exits->targets);
+        if (exits->gated)
+            at += snprintf(line + at, sizeof line - (size_t)at, " (%.0f %%)",
+                           100 * exits->probability[r] / (double)exits->targets);
+    }
+    print_line(loop, line);
+    if (trn_exits_collapsed(exits))
+        print_line(loop, "the exit gate has stopped choosing");
+}
+
 static void show_step(loop *loop) {
     char text[240], line[320];
     describe(loop, text, sizeof text);
@@ -144,6 +165,8 @@ static void show_step(loop *loop) {
     else
         return;
     print_line(loop, line);
+    if (loop->scored)
+        show_exits(loop);
     loop->next_line = trn_seconds() + line_interval;
 }
 

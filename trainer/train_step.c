@@ -5,7 +5,7 @@
 // target's weight is 1 / (counted targets of the step), so that gradients of micro-batches simply add up.
 #include <math.h>
 
-#include "trainer/run.h"
+#include "trainer/run_loops.h"
 
 static eng_status load_rows(trn_run *run, trn_step_report *report, eng_error *error) {
     for (int32_t i = 0; i < run->batch_rows; i++) {
@@ -41,6 +41,9 @@ static eng_status run_micro_batches(trn_run *run, trn_step_report *report, eng_e
         loss += trn_batch_loss(&run->batch, 0, run->runner.rows->n_tokens);
         add_compute(&report->solves, &run->batch.solves);
         add_compute(&report->backward_solves, &run->batch.backward_solves);
+        status = trn_exits_add(&report->exits, &run->runner, error);
+        if (status != ENG_OK)
+            return status;
     }
     report->loss = loss / (double)report->targets;
     return ENG_OK;
@@ -48,6 +51,8 @@ static eng_status run_micro_batches(trn_run *run, trn_step_report *report, eng_e
 
 static eng_status compute_update(trn_run *run, trn_step_report *report, eng_error *error) {
     eng_status status = trn_optimizer_zero_gradients(&run->optimizer, error);
+    if (status == ENG_OK)
+        status = trn_run_set_entropy(run, error);
     if (status == ENG_OK)
         status = run_micro_batches(run, report, error);
     if (status == ENG_OK)
@@ -101,7 +106,7 @@ static eng_status score_rows(trn_run *run, int64_t first, int64_t end, trn_score
     score->targets += targets;
     trn_batch_hits(&run->batch, &score->hits);
     add_compute(&score->solves, &run->batch.solves);
-    return ENG_OK;
+    return trn_exits_add(&score->exits, &run->runner, error);
 }
 
 eng_status trn_run_validate(trn_run *run, trn_score *score, eng_error *error) {
