@@ -46,10 +46,10 @@ give_template() {
 TEMPLATE
 }
 
-# [OPTION...]: more options of the server. Exports MESA_URL and waits until it is ready; address is that of its TCP
+# [OPTION...]: more options of the server; served_as, where it is set, is the model's name. Exports MESA_URL and waits until it is ready; address is that of its TCP
 # listener, where it has one.
 start_server() {
-    "$build/mesa-server" --model "demo=$model" --listen "unix:$folder/socket" "$@" \
+    "$build/mesa-server" --model "${served_as:-demo}=$model" --listen "unix:$folder/socket" "$@" \
         >"$folder/server.log" 2>&1 &
     server=$!
     export MESA_URL=unix:$folder/socket

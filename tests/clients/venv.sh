@@ -44,6 +44,21 @@ need_python() { # NAME MODULE...
     "$python" -c "$imports" || { echo "FAIL: $folder lacks a package"; exit 1; }
 }
 
+# Packages that are too large to be installed for a test: sets python to the first of python3 and of MESA_PYTHONS
+# (interpreters, separated by spaces) that has them; false where none has.
+find_python() { # MODULE...
+    local candidate imports
+    imports=$(printf 'import %s;' "$@")
+    for candidate in python3 ${MESA_PYTHONS:-}; do
+        if "$candidate" -c "$imports" >/dev/null 2>&1; then
+            python=$candidate
+            return 0
+        fi
+    done
+    echo "skipped: no Python has $* (MESA_PYTHONS names more)"
+    return 1
+}
+
 if [ "${BASH_SOURCE[0]}" = "$0" ]; then
     status=0
     for list in "$venv_dir"/*.txt; do
