@@ -35,7 +35,7 @@ typedef struct trn_result_row {
 
 typedef struct trn_result {
     char *name, *model, *digest, *model_type, *device;
-    int64_t parameters, state_bytes, trained_length; // -1: unknown
+    int64_t parameters, weight_bytes, state_bytes, trained_length; // -1: unknown
     trn_result_row *row;
     int rows;
 } trn_result;

@@ -126,6 +126,7 @@ eng_status trn_result_write(const trn_result *result, const char *path, eng_erro
     trn_json_set_string(json, "model_type", result->model_type);
     trn_json_set_string(json, "device", result->device);
     trn_json_set_integer(json, "parameters", result->parameters);
+    trn_json_set_integer(json, "weight_bytes", result->weight_bytes);
     trn_json_set_integer(json, "state_bytes", result->state_bytes);
     trn_json_set_integer(json, "trained_length", result->trained_length);
     for (int i = 0; i < result->rows; i++)
@@ -340,6 +341,9 @@ static eng_status read_head(const trn_json *json, trn_result *out, eng_error *er
     static const char *const numbers[] = {"parameters", "state_bytes", "trained_length"};
     for (int i = 0; i < 3 && status == ENG_OK; i++)
         status = read_integer(json, numbers[i], -1, INT64_MAX, number[i], error);
+    out->weight_bytes = -1; // the first files did not tell it
+    if (status == ENG_OK && trn_json_has(json, "weight_bytes"))
+        status = read_integer(json, "weight_bytes", -1, INT64_MAX, &out->weight_bytes, error);
     return status;
 }
 

@@ -344,6 +344,7 @@ static eng_status describe_result(const trn_evaluation *e, const char *dir, cons
                         .model_type = strdup(e->model->config.model_type),
                         .device = strdup(kern_device_describe(e->device)->description),
                         .parameters = (int64_t)e->model->parameters,
+                        .weight_bytes = (int64_t)e->weights->bytes,
                         .state_bytes = (int64_t)e->model->state_bytes,
                         .trained_length = e->model->config.trained_length};
     if (out->name && out->model && out->digest && out->model_type && out->device)

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // The page's text and style; see report_page.h. One style for every page that `report` makes: a column of text that
-// tables may overflow by scrolling in their own boxes, so that a narrow screen never scrolls sideways as a whole.
+// tables may overflow by scrolling in their own boxes, so that a narrow screen never scrolls sideways as a whole; a
+// shade at a box's edge says that there is more.
 #include "trainer/report_page.h"
 
 #include <stdarg.h>
@@ -12,18 +13,22 @@
 
 static const char style[] =
     ":root{color-scheme:light dark;--paper:#fdfdfb;--card:#fff;--ink:#1c2024;--soft:#5a636d;--line:#dcdfe3;"
-    "--good:#0b6e3c;--bad:#a8321f;--head:#f1f3f5;"
+    "--good:#0b6e3c;--bad:#a8321f;--head:#f1f3f5;--shade:#0003;"
     "--s0:#0b62a8;--s1:#c2500a;--s2:#0a7d5a;--s3:#9a2f86;--s4:#8a6d00;--s5:#b3261e;--s6:#3a6b8c;--s7:#555b61}"
     "@media(prefers-color-scheme:dark){:root{--paper:#14171a;--card:#1b1f23;--ink:#e6e9ec;--soft:#9aa4ae;--line:#"
     "343a41;"
-    "--good:#5fd394;--bad:#ff8f7a;--head:#23282d;"
+    "--good:#5fd394;--bad:#ff8f7a;--head:#23282d;--shade:#0009;"
     "--s0:#6bb4ff;--s1:#ffa55c;--s2:#52d3a4;--s3:#e592d6;--s4:#e3c34c;--s5:#ff8a80;--s6:#9cc9e3;--s7:#b4bac0}}"
     "*{box-sizing:border-box}"
     "body{margin:0;background:var(--paper);color:var(--ink);font:16px/1.5 system-ui,sans-serif}"
     "main{max-width:1200px;margin:0 auto;padding:1.25rem 1rem 4rem}"
     "h1{font-size:1.6rem;line-height:1.25;margin:.5rem 0}h2{font-size:1.2rem;margin:2.25rem 0 .5rem}"
     "h3{font-size:1rem;margin:1rem 0 .25rem}p{max-width:46rem;margin:.4rem 0}.soft{color:var(--soft)}"
-    ".wide{overflow-x:auto;border:1px solid var(--line);border-radius:6px;background:var(--card)}"
+    ".wide{overflow-x:auto;border:1px solid var(--line);border-radius:6px;background:"
+    "linear-gradient(90deg,var(--card) 40%,transparent) 0 0/40px 100% no-repeat local,"
+    "linear-gradient(270deg,var(--card) 40%,transparent) 100% 0/40px 100% no-repeat local,"
+    "linear-gradient(90deg,var(--shade),transparent) 0 0/14px 100% no-repeat scroll,"
+    "linear-gradient(270deg,var(--shade),transparent) 100% 0/14px 100% no-repeat scroll,var(--card)}"
     "table{border-collapse:collapse;width:100%;font-size:.875rem;font-variant-numeric:tabular-nums}"
     "th,td{padding:.35rem .7rem;text-align:right;white-space:nowrap;border-bottom:1px solid var(--line)}"
     "thead th{background:var(--head);font-weight:600;vertical-align:bottom}"

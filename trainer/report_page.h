@@ -37,7 +37,7 @@ typedef struct trn_point {
 
 typedef struct trn_series {
     char name[120];
-    const trn_point *point; // (points) by ascending x
+    const trn_point *point; // (points) joined in this order
     int points;
     bool level; // one value for every x: a dashed line across at point[0].y
 } trn_series;
@@ -45,7 +45,7 @@ typedef struct trn_series {
 typedef struct trn_plot {
     char title[160];
     const char *x_name, *y_name;
-    bool log_x;
+    bool log_x;    // of places that the series share: they stand a little beside each other
     bool percent;  // y are shares
     double mark;   // a vertical line at this x; NAN: none
     double chance; // a dotted line across; NAN: none

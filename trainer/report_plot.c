@@ -7,7 +7,7 @@
 
 #include "trainer/report_page.h"
 
-enum { WIDTH = 520, HEIGHT = 300, LEFT = 62, RIGHT = 14, TOP = 12, BOTTOM = 46, TICKS = 6 };
+enum { WIDTH = 520, HEIGHT = 300, LEFT = 72, RIGHT = 14, TOP = 12, BOTTOM = 46, TICKS = 6 };
 
 static const double Z = 1.96; // of a 95 % interval
 
@@ -43,6 +43,11 @@ static double y_of(const scale *s, double value) {
 
 static int drawn_series(const trn_plot *plot) {
     return plot->count < TRN_PLOT_SERIES ? plot->count : TRN_PLOT_SERIES;
+}
+
+// Where series have the same places (positions, lengths: logarithmic), their bars stand beside each other.
+static double place_of(const trn_plot *plot, const scale *x, int number, double value) {
+    return x_of(x, value) + (plot->log_x ? 3 * (number - 0.5 * (drawn_series(plot) - 1)) : 0);
 }
 
 // Ranges of what is drawn, with some room around. false: nothing is.
@@ -187,7 +192,7 @@ static void put_line(trn_page *page, const trn_plot *plot, const trn_series *ser
         trn_page_put(page, "M%d %.1fH%d", LEFT, y_of(y, series->point[0].y), WIDTH - RIGHT);
     for (int i = 0; i < series->points && !series->level; i++)
         if (is_drawn(plot, &series->point[i])) {
-            trn_page_put(page, "%c%.1f %.1f", pen ? 'L' : 'M', x_of(x, series->point[i].x),
+            trn_page_put(page, "%c%.1f %.1f", pen ? 'L' : 'M', place_of(plot, x, number, series->point[i].x),
                          y_of(y, series->point[i].y));
             pen = true;
         }
@@ -202,7 +207,7 @@ static void put_series(trn_page *page, const trn_plot *plot, int number, const s
         const trn_point *point = &series->point[i];
         if (!is_drawn(plot, point))
             continue;
-        double at = x_of(x, point->x);
+        double at = place_of(plot, x, number, point->x);
         trn_page_put(page, "<g>");
         if (isfinite(point->error) && point->error > 0)
             trn_page_put(page, "<path d=\"M%.1f %.1fV%.1f\" stroke-width=\"1.2\" opacity=\".65\"/>", at,

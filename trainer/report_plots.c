@@ -55,13 +55,14 @@ static int by_x(const void *a, const void *b) {
     return (x > y) - (x < y);
 }
 
-// A series without a point is none.
-static void end_series(canvas *c) {
+// A series without a point is none. Times do not ascend with what is spent: such points stay as they came.
+static void end_series(canvas *c, bool ascending) {
     trn_series *series = &c->series[c->series_count];
     if (series->points == 0)
         return;
     trn_point *first = &c->point[c->points - series->points];
-    qsort(first, (size_t)series->points, sizeof *first, by_x);
+    if (ascending)
+        qsort(first, (size_t)series->points, sizeof *first, by_x);
     c->series_count++;
 }
 
@@ -94,9 +95,9 @@ static void plot_positions(trn_page *page, const trn_report *report, canvas *c) 
                     add_point(c, (double)last, trn_metric_estimate(&row->position[b], NULL, NULL, 0),
                               row->position[b].name);
             }
-            end_series(c);
+            end_series(c, true);
         }
-        trn_plot plot = {.x_name = "position in the window, up to",
+        trn_plot plot = {.x_name = "position in the window, tokens, up to",
                          .y_name = "loss, nats a token",
                          .log_x = true,
                          .mark = NAN,
@@ -142,7 +143,7 @@ static void plot_family(trn_page *page, const trn_report *report, int first, can
             snprintf(label, sizeof label, "%lld tokens", (long long)row->length);
             add_point(c, (double)row->length, primary(row), label);
         }
-        end_series(c);
+        end_series(c, true);
         double trained = (double)report->shown[i].result->trained_length;
         mark = i == 0 ? trained : mark == trained ? mark : NAN;
     }
@@ -185,7 +186,7 @@ static void add_mode(canvas *c, const trn_report *report, const trn_result *resu
         if (row && row->setting.knobs.cg_mode == mode && !isnan(trn_report_mean_steps(row)))
             add_point(c, by_time ? milliseconds(row) : trn_report_mean_steps(row), primary(row), row->setting.name);
     }
-    end_series(c);
+    end_series(c, !by_time);
 }
 
 static void plot_solver(trn_page *page, const trn_report *report, const trn_result_row *task, bool by_time, canvas *c) {

@@ -35,7 +35,7 @@ const char *trn_report_metric_name(const char *metric) {
                                            {"acc_norm", "accuracy a byte"},
                                            {"exact", "exact, greedy"},
                                            {"contains", "answer contained"},
-                                           {"logprob", "log-probability"},
+                                           {"logprob", "log-probability, nats"},
                                            {"bits_per_byte", "bits per byte"},
                                            {"loss", "loss, nats a token"}};
     for (size_t i = 0; i < sizeof names / sizeof *names; i++)
@@ -116,9 +116,18 @@ static void put_count(trn_page *page, int64_t count) {
         trn_page_put(page, "<td>%lld</td>", (long long)count);
 }
 
+static void put_bytes(trn_page *page, int64_t bytes) {
+    if (bytes < 0)
+        trn_page_put(page, "<td>unknown</td>");
+    else if (bytes == 0)
+        trn_page_put(page, "<td>none</td>");
+    else
+        trn_page_put(page, "<td>%.*f MB</td>", bytes < 10000000 ? 2 : 1, (double)bytes / 1e6);
+}
+
 static void put_checkpoints(trn_page *page, const trn_report *report) {
     trn_page_put(page, "<h2>Checkpoints</h2>\n<div class=\"wide\"><table><thead><tr><th>name</th><th>type</th>"
-                       "<th>parameters</th><th>state, bytes</th><th>trained length</th><th>device</th>"
+                       "<th>parameters</th><th>weights</th><th>state</th><th>trained length</th><th>device</th>"
                        "<th>digest</th></tr></thead><tbody>\n");
     for (int r = 0; r < report->results; r++) {
         const trn_result *result = &report->result[r];
@@ -128,7 +137,8 @@ static void put_checkpoints(trn_page *page, const trn_report *report) {
         trn_page_text(page, result->model_type);
         trn_page_put(page, "</td>");
         put_count(page, result->parameters);
-        put_count(page, result->state_bytes);
+        put_bytes(page, result->weight_bytes);
+        put_bytes(page, result->state_bytes);
         put_count(page, result->trained_length);
         trn_page_put(page, "<td>");
         trn_page_text(page, result->device);

@@ -69,11 +69,28 @@ static void put_head(trn_page *page, const trn_report *report) {
     trn_page_put(page, "</tr></thead><tbody>\n");
 }
 
-static void put_name(trn_page *page, const trn_result_row *task) {
+// The items of a task that occur in some checkpoint's training data.
+static int64_t most_overlap(const trn_report *report, const trn_result_row *task) {
+    int64_t most = 0;
+    for (int c = 0; c < report->columns; c++) {
+        const trn_result_row *row = trn_report_row(&report->column[c], task);
+        int64_t count = 0;
+        for (int64_t i = 0; row && row->overlap && i < row->items; i++)
+            count += row->overlap[i];
+        most = count > most ? count : most;
+    }
+    return most;
+}
+
+static void put_name(trn_page *page, const trn_report *report, const trn_result_row *task) {
+    int64_t overlap = most_overlap(report, task);
     trn_report_put_task(page, task);
     trn_page_put(page, "<br><small>");
     trn_page_text(page, trn_report_metric_name(task->primary));
-    trn_page_put(page, ", %lld items%s</small>", (long long)task->items, task->in_domain ? ", in-domain" : "");
+    trn_page_put(page, ", %lld items", (long long)task->items);
+    if (overlap > 0)
+        trn_page_put(page, ", <span class=\"bad\">%lld in training data</span>", (long long)overlap);
+    trn_page_put(page, "%s</small>", task->in_domain ? ", <span class=\"bad\">in-domain</span>" : "");
 }
 
 void trn_report_overview(trn_page *page, const trn_report *report) {
@@ -90,7 +107,7 @@ void trn_report_overview(trn_page *page, const trn_report *report) {
         const trn_result_row *task = report->task[t], *base = NULL;
         double chance = trn_result_find(task, task->primary)->chance;
         trn_page_put(page, "<tr><th>");
-        put_name(page, task);
+        put_name(page, report, task);
         if (isnan(chance))
             trn_page_put(page, "</th><td></td>");
         else
@@ -158,7 +175,8 @@ static void put_details(trn_page *page, const trn_report *report, const trn_resu
     trn_page_put(page, "<details><summary>");
     trn_report_put_task(page, task);
     trn_page_put(page, "</summary><p class=\"soft\">%lld items%s, seed %lld, digest %.12s.</p>\n",
-                 (long long)task->items, task->limit > 0 ? " drawn from the task" : "", (long long)task->seed,
+                 (long long)task->items, task->limit > 0 && task->limit == task->items ? " drawn from the task" : "",
+                 (long long)task->seed,
                  strspn(task->digest, "0123456789abcdef") == strlen(task->digest) ? task->digest : "unknown");
     trn_page_put(page, "<div class=\"wide\"><table><thead><tr><th>checkpoint</th>");
     for (int m = 0; m < task->metrics; m++) {

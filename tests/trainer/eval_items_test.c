@@ -237,6 +237,7 @@ static trn_result small_result(const char *name, double shift) {
                          .model_type = strdup("mesa_net"),
                          .device = strdup("cpu"),
                          .parameters = 5,
+                         .weight_bytes = 7000000,
                          .state_bytes = 6,
                          .trained_length = -1};
     for (int steps = 1; steps <= 2; steps++) {
@@ -285,6 +286,7 @@ START_TEST(results_are_read_as_written) {
     ck_assert(isnan(row->position[2].value[0]) && row->position[2].value[1] == 7.25 && row->position[1].items == 0);
     ck_assert(row->group[1] == -1 && row->group[2] == 0 && row->overlap[2] && !row->overlap[0]);
     ck_assert(isnan(row->metric[0].chance) && row->figures.solves.steps == 20 && read.trained_length == -1);
+    ck_assert(read.weight_bytes == 7000000 && read.state_bytes == 6);
     trn_result_free(&read);
     trn_result_free(&written);
 }
@@ -303,6 +305,7 @@ START_TEST(damaged_results_are_refused) {
         {"\"cg_mode\":\"steps\"", "\"cg_mode\":\"step\"", "cg_mode"},
         {"\"weights\":[1,2,3]", "\"weights\":[1,2,\"3\"]", "weights[2]"},
         {"\"rows\":[", "\"rows\":[7,", "rows[0]"},
+        {"\"weight_bytes\":7000000", "\"weight_bytes\":-2", "weight_bytes"},
     };
     trn_result written = small_result("a", 0.1), read;
     ck_assert_int_eq(trn_result_write(&written, temp_path("r.json"), NULL), ENG_OK);
@@ -383,9 +386,15 @@ START_TEST(the_page_needs_nothing_but_itself) {
     ck_assert_int_eq(trn_command_report(7, (char **)report), TRN_EXIT_OK);
     char *text = NULL;
     read_text("page.html", &text);
-    static const char *const there[] = {"<title>T &amp; t</title>", "a &lt;b&gt; &amp; &quot;c&quot;", "g&lt;1&gt;",
-                                        "By solver steps: task",    "Loss by position: task",          "</html>",
-                                        "prefers-color-scheme:dark"};
+    static const char *const there[] = {"<title>T &amp; t</title>",
+                                        "a &lt;b&gt; &amp; &quot;c&quot;",
+                                        "g&lt;1&gt;",
+                                        "By solver steps: task",
+                                        "Loss by position: task",
+                                        "</html>",
+                                        "prefers-color-scheme:dark",
+                                        "7.00 MB",
+                                        "1 in training data"};
     for (size_t i = 0; i < sizeof there / sizeof *there; i++)
         ck_assert_msg(strstr(text, there[i]) != NULL, "%s", there[i]);
     static const char *const absent[] = {"http:", "https:", "<script", "src=", "@import", "url(", "nan", "a <b>"};
