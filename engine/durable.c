@@ -212,13 +212,13 @@ void eng_durable_lose(eng_durable *durable, eng_named *named) {
 // -------------------------------------------------------------------------------------------------------------- clock
 
 // When the name has something to do by itself.
-static int64_t due_at(const eng_named *named) {
+static int64_t due_at(const eng_durable *durable, const eng_named *named) {
     int64_t due = named->renewal.waiting || !named->kept ? INT64_MAX : named->renew_at, write = INT64_MAX;
     if (named->lost)
         return named->timeline->busy ? INT64_MAX : 0;
     if (named->kept && !named->writing.waiting && eng_named_is_behind(named))
         write = named->retry_at;
-    else if (named->kept && !named->writing.waiting && eng_named_wants_state(named))
+    else if (named->kept && !named->writing.waiting && eng_named_wants_state(durable, named))
         write =
             named->state_at > named->used + ENG_DURABLE_IDLE_MS ? named->state_at : named->used + ENG_DURABLE_IDLE_MS;
     if (write < named->retry_at)
@@ -229,6 +229,7 @@ static int64_t due_at(const eng_named *named) {
 }
 
 static void look_at(eng_durable *durable, eng_named *named, int64_t now) {
+    durable->behind += eng_named_is_behind(named);
     if (named->lost && !named->timeline->busy) {
         eng_durable_remove(durable, named);
         return;
@@ -251,6 +252,7 @@ eng_status eng_durable_poll(eng_durable *durable, bool *worked, eng_error *error
     const int64_t now = eng_store_clock();
     if (now >= durable->tick_at) {
         durable->tick_at = now + ENG_DURABLE_TICK_MS;
+        durable->behind = 0;
         for (eng_named *named = durable->first, *next; named; named = next) {
             next = named->next;
             look_at(durable, named, now);
@@ -266,7 +268,7 @@ int64_t eng_durable_idle_ms(const eng_durable *durable) {
     if (!durable)
         return -1;
     for (const eng_named *named = durable->first; named; named = named->next) {
-        const int64_t its = due_at(named);
+        const int64_t its = due_at(durable, named);
         due = its < due ? its : due;
     }
     if (eng_durable_has_work(durable))
@@ -312,15 +314,19 @@ bool eng_durable_hold(eng_durable *durable, eng_timeline *timeline) {
     return true;
 }
 
-eng_settled eng_durable_settled(eng_timeline *timeline) {
+eng_settled eng_durable_settled(eng_durable *durable, eng_timeline *timeline) {
     const eng_named *named = timeline->named;
     eng_settled settled = ENG_SETTLED_PENDING;
     if (named->lost)
         settled = ENG_SETTLED_LOST;
     else if (named->has.changes >= named->held)
         settled = ENG_SETTLED_DURABLE;
-    else if (named->failures != named->held_failures || eng_store_clock() >= named->held_until)
+    else if (named->failures != named->held_failures || durable->failing)
         settled = ENG_SETTLED_BEHIND;
+    else if (eng_store_clock() >= named->held_until) {
+        durable->failing = true; // nobody else waits so long
+        settled = ENG_SETTLED_BEHIND;
+    }
     if (settled != ENG_SETTLED_PENDING)
         eng_durable_release(timeline);
     return settled;
@@ -365,8 +371,7 @@ void eng_durable_gauges(const eng_durable *durable, eng_gauges *out) {
     if (!durable)
         return;
     out->named = durable->names;
-    for (const eng_named *named = durable->first; named; named = named->next)
-        out->behind += eng_named_is_behind(named);
+    out->behind = durable->behind;
     out->parked = durable->parked;
     out->states_stored = durable->states;
     out->store_failures = durable->failures;

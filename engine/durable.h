@@ -65,7 +65,7 @@ bool eng_durable_hold(eng_durable *durable, eng_timeline *timeline);
 
 typedef enum eng_settled { ENG_SETTLED_PENDING, ENG_SETTLED_DURABLE, ENG_SETTLED_BEHIND, ENG_SETTLED_LOST } eng_settled;
 // What became of a timeline that was held; it is not busy any more unless PENDING.
-eng_settled eng_durable_settled(eng_timeline *timeline);
+eng_settled eng_durable_settled(eng_durable *durable, eng_timeline *timeline);
 // Not to be waited for any more: the request was cancelled.
 void eng_durable_release(eng_timeline *timeline);
 bool eng_durable_is_lost(const eng_timeline *timeline); // a request on it has to end

@@ -45,7 +45,6 @@ typedef struct eng_written {
     uint64_t changes; // the timeline's
     int64_t first;    // where its ids begin
     int64_t state;    // ids that the state has read which is to be found there; without one, `first`
-    int64_t ids;      // journalled behind the whole
     uint64_t bytes;   // of the journal
 } eng_written;
 
@@ -70,6 +69,7 @@ typedef struct eng_named {
     eng_written has, making;    // making: by the write under way
     int64_t low;                // the timeline's, before the write under way
     bool whole;                 // the next write has to be
+    bool too_large;             // its states do not fit into a buffer
     int64_t retry_at, state_at; // no write, no state before
     uint64_t failures;
     eng_status failure; // of the last write that failed
@@ -88,10 +88,10 @@ struct eng_durable {
     uint64_t buffer_bytes;
     unsigned char holder[ENG_STORE_HOLDER_BYTES];
     eng_named *first, *bucket[ENG_DURABLE_BUCKETS]; // those whose timelines are here
-    uint64_t names, lost;
-    uint64_t parked, states, failures; // so far
-    uint64_t underway;                 // requests to the store
-    bool failing;                      // the last write did not reach it
+    uint64_t names, lost, behind;                   // behind: when they were looked at last
+    uint64_t parked, states, failures;              // so far
+    uint64_t underway;                              // requests to the store
+    bool failing;                                   // the last write did not reach it
     bool polling;
     int64_t tick_at; // next look at all names
     eng_task *tasks, **last_task;
@@ -116,7 +116,7 @@ void eng_named_free_if_done(eng_named *named);
 // ---- durable_write.c
 
 bool eng_named_is_behind(const eng_named *named);
-bool eng_named_wants_state(const eng_named *named);
+bool eng_named_wants_state(const eng_durable *durable, const eng_named *named);
 // Makes the write that is due, if any is and none is under way; state: also one that only brings a state.
 void eng_named_write(eng_durable *durable, eng_named *named, bool state);
 void eng_named_renew(eng_durable *durable, eng_named *named);

@@ -59,7 +59,6 @@ static eng_status read_journal(const eng_durable *durable, const eng_store_reply
         free(run);
         if (status != ENG_OK)
             break;
-        has->ids += state.position - state.begin;
         if (state.begin < has->state)
             has->state = has->first;
     }

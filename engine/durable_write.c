@@ -17,9 +17,10 @@ bool eng_named_is_behind(const eng_named *named) {
     return named->whole || named->timeline->changes != named->has.changes;
 }
 
-bool eng_named_wants_state(const eng_named *named) {
-    const eng_snapshot *newest = eng_timeline_nearest(named->timeline, false);
-    return newest && newest->read - named->has.state >= ENG_DURABLE_WORTH_IDS;
+bool eng_named_wants_state(const eng_durable *durable, const eng_named *named) {
+    eng_timeline_piece piece;
+    eng_timeline_piece_near(named->timeline, durable->options.chunk, &piece);
+    return !named->too_large && piece.state.begin - named->has.state >= ENG_DURABLE_WORTH_IDS;
 }
 
 static size_t entry_bytes(const eng_durable *durable, const eng_named *named, eng_timeline_piece *piece) {
@@ -90,7 +91,6 @@ static void append(eng_durable *durable, eng_named *named) {
     named->making = named->has;
     named->making.number++;
     named->making.changes = named->timeline->changes;
-    named->making.ids += piece.state.position - piece.state.begin;
     named->making.bytes += size + sizeof(eng_store_frame);
     if (piece.state.begin < named->has.state) // which is passed over from now on
         named->making.state = named->has.first;
@@ -114,27 +114,42 @@ static bool fit(const eng_durable *durable, const eng_timeline *timeline, bool s
     return eng_state_measure(options->pool, &out->state) <= room;
 }
 
-static void put(eng_durable *durable, eng_named *named, bool state) {
+// Ids that the newest state in the piece has read.
+static int64_t state_of(const eng_timeline_piece *piece) {
+    return piece->state.states > 0 ? piece->state.at[piece->state.states - 1] : 0;
+}
+
+// NULL: not now.
+static eng_store_buffer *fill_buffer(eng_durable *durable, eng_named *named, bool state, eng_timeline_piece *piece) {
     const eng_durable_options *options = &durable->options;
-    eng_timeline_piece piece;
     eng_store_buffer *buffer = eng_store_take_buffer(durable->client);
     if (!buffer)
-        return;
-    eng_status status = fit(durable, named->timeline, state, &piece) ? ENG_OK : ENG_TOO_LONG;
+        return NULL;
+    eng_timeline_piece near;
+    eng_timeline_piece_near(named->timeline, options->chunk, &near);
+    eng_status status = fit(durable, named->timeline, state, piece) ? ENG_OK : ENG_TOO_LONG;
+    named->too_large |= state && state_of(piece) < near.state.begin;
     if (status == ENG_OK)
-        status = eng_timeline_piece_write(options->pool, options->key, &piece, buffer->bytes, NULL);
-    if (status != ENG_OK) {
-        put_off_state(named);
-        fail(durable, named, status);
-        eng_store_return_buffer(durable->client, buffer);
-        return;
+        status = eng_timeline_piece_write(options->pool, options->key, piece, buffer->bytes, NULL);
+    if (status == ENG_OK) {
+        buffer->length = eng_state_measure(options->pool, &piece->state);
+        return buffer;
     }
-    const int32_t states = piece.state.states;
+    put_off_state(named);
+    fail(durable, named, status);
+    eng_store_return_buffer(durable->client, buffer);
+    return NULL;
+}
+
+static void put(eng_durable *durable, eng_named *named, bool state) {
+    eng_timeline_piece piece;
+    eng_store_buffer *buffer = fill_buffer(durable, named, state, &piece);
+    if (!buffer)
+        return;
     named->making = (eng_written){.number = named->has.number + eng_named_is_behind(named),
                                   .changes = named->timeline->changes,
                                   .first = piece.state.begin,
-                                  .state = states > 0 ? piece.state.at[states - 1] : 0};
-    buffer->length = eng_state_measure(options->pool, &piece.state);
+                                  .state = state_of(&piece)};
     eng_store_request request = request_of(durable, named, ENG_STORE_PUT);
     request.buffer = buffer;
     if (submit(durable, named, &request) != ENG_OK)
@@ -145,8 +160,9 @@ void eng_named_write(eng_durable *durable, eng_named *named, bool state) {
     if (named->writing.waiting || named->lost || eng_store_clock() < named->retry_at)
         return;
     const bool behind = eng_named_is_behind(named);
-    state |= named->has.ids > ENG_DURABLE_JOURNAL_IDS || named->has.bytes > ENG_STORE_JOURNAL_BYTES / 2;
-    state = state && eng_store_clock() >= named->state_at && eng_named_wants_state(named);
+    state |= named->timeline->position - named->has.state > ENG_DURABLE_JOURNAL_IDS ||
+             named->has.bytes > ENG_STORE_JOURNAL_BYTES / 2;
+    state = state && eng_store_clock() >= named->state_at && eng_named_wants_state(durable, named);
     if (state || (behind && needs_whole(durable, named)))
         put(durable, named, state);
     else if (behind)

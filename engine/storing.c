@@ -22,7 +22,7 @@ bool eng_storing_hold(eng_scheduler *scheduler, eng_job *job) {
 
 static bool tell_settled(eng_scheduler *scheduler, eng_event_fn on_event, void *context) {
     for (eng_job *job = scheduler->storing.head; job; job = job->next) {
-        const eng_settled settled = eng_durable_settled(job->past.timeline);
+        const eng_settled settled = eng_durable_settled(scheduler->options.durable, job->past.timeline);
         if (settled == ENG_SETTLED_PENDING)
             continue;
         job->durable = settled == ENG_SETTLED_DURABLE;

@@ -2,6 +2,7 @@
 // Errands and what they refuse, leases that are handed over or lost, timelines that make room, a store that is full.
 //
 // What goes on afterwards is compared with a twin, as in durable_test.c.
+#include <stdatomic.h>
 #include <string.h>
 
 #include "tests/check_main.h"
@@ -224,7 +225,8 @@ START_TEST(nothing_begins_when_the_lease_is_over) {
     const outcome *got = turn(t.engine, t.id, ids, 4, 2);
     ck_assert(!got->durable && got->position == 29);
     ck_assert(!info_of(t.engine, t.id).durable);
-    ck_assert_uint_eq(gauges_of(t.engine).behind, 1);
+    while (gauges_of(t.engine).behind != 1)
+        go(t.engine);
     pass(LEASE_MS);
     refuse(t.engine, turn_of(t.engine, t.id, ids, 4, 2), ENG_IO, "lease");
     ck_assert_int_eq(info_of(t.engine, t.id).position, 29);
@@ -344,6 +346,49 @@ START_TEST(a_full_store_catches_up) {
 }
 END_TEST
 
+// Called on the store's thread, which stalls as long as the gate is shut.
+static void pass_gate(void *gate) {
+    while (!atomic_load((atomic_bool *)gate))
+        pass(1);
+}
+
+START_TEST(a_store_that_stalls_catches_up) {
+    static atomic_bool open;
+    int32_t ids[30];
+    enum { LIMIT_MS = 300 };
+    if (outside())
+        return; // its time limit is the server's too
+    atomic_store(&open, true);
+    open_hasty_store(LIMIT_MS);
+    twins t = {.engine = open_letters((eng_options){.store = store, .wake = pass_gate, .wake_context = &open}),
+               .plain = open_letters((eng_options){0})};
+    t.id = keep(t.engine, create(t.engine), 1);
+    t.twin = create(t.plain);
+    both(&t, 1, 10, 2, "before");
+    atomic_store(&open, false);
+    answered looked;
+    send_errand(t.engine, about(ENG_ERRAND_LOOK, 1), &looked); // whose reply the store's thread cannot get past
+    while (looked.times == 0)
+        go(t.engine);
+    for (int i = 0; i < 3; i++) { // only the first waits
+        plain_ids(2 + (uint64_t)i, ids, 30);
+        const outcome *got = turn(t.engine, t.id, ids, 30, 2);
+        ck_assert(!got->durable);
+        alike(got, turn(t.plain, t.twin, ids, 30, 2), "with a store that stalls");
+    }
+    both_back(&t, 80);
+    ck_assert(!info_of(t.engine, t.id).durable);
+    pass(LIMIT_MS); // nobody knows what has become of the first
+    atomic_store(&open, true);
+    wait_durable(t.engine, t.id);
+    ck_assert_uint_gt(gauges_of(t.engine).store_failures, 0);
+    both(&t, 9, 5, 3, "when it goes on");
+    die_and_rise(&t, 1);
+    both(&t, 10, 5, 3, "and after a kill");
+    end_both(&t);
+}
+END_TEST
+
 static Suite *durable_errand_suite(void) {
     Suite *suite = suite_create("durable_errand");
     TCase *asked = tcase_create("errands"), *leases = tcase_create("leases"), *room = tcase_create("room");
@@ -361,6 +406,7 @@ static Suite *durable_errand_suite(void) {
     tcase_add_test(leases, nothing_begins_when_the_lease_is_over);
     tcase_add_test(room, those_that_are_idle_make_room);
     tcase_add_test(room, a_full_store_catches_up);
+    tcase_add_test(room, a_store_that_stalls_catches_up);
     return suite;
 }
 

@@ -6,6 +6,7 @@
 #include <math.h>
 #include <string.h>
 
+#include "engine/durable_internal.h"
 #include "engine/random.h"
 #include "tests/check_main.h"
 #include "tests/engine/mixer_variants.h"
@@ -233,6 +234,52 @@ START_TEST(a_short_history_stays_what_it_is) {
 }
 END_TEST
 
+static int64_t stored_state(const twins *t) {
+    return eng_timelines_find(t->engine->timelines, OWNER, t->id, NULL)->named->has.state;
+}
+
+START_TEST(states_follow_long_journals) {
+    static int32_t ids[5000];
+    twins t = begin_letters(1);
+    plain_ids(1, ids, 5000);
+    for (int i = 0; i < 2; i++)
+        turn(i ? t.plain : t.engine, i ? t.twin : t.id, ids, 5000, 2);
+    while (gauges_of(t.engine).states_stored == 0)
+        go(t.engine);
+    ck_assert_int_eq(stored_state(&t), 5001);
+    both(&t, 2, 100, 2, "behind the state");
+    for (int i = 0; i < 300; i++)
+        go(t.engine);
+    ck_assert_uint_eq(gauges_of(t.engine).states_stored, 1); // nothing presses
+    die_and_rise(&t, 1);
+    ck_assert_int_eq(stored_state(&t), 5001);
+    both(&t, 3, 20, 2, "after a kill");
+    ck_assert_uint_eq(gauges_of(t.engine).states_stored, 0);
+    both_back(&t, 5000); // below the state
+    must(t.engine, keep_errand(t.id, 1));
+    ck_assert_int_eq(stored_state(&t), 0);
+    both(&t, 4, 20, 2, "below a state");
+    while (stored_state(&t) == 0) // another is put: the ids are too many
+        go(t.engine);
+    die_and_rise(&t, 1);
+    both(&t, 5, 20, 2, "after another kill");
+    end_both(&t);
+}
+END_TEST
+
+START_TEST(a_state_that_is_too_large_is_read_again) {
+    twins t = begin_letters(1);
+    t.engine->durable->buffer_bytes = ENG_STORE_JOURNAL_BYTES + 4096;
+    both(&t, 1, 200, 2, "before");
+    park(t.engine, 1);
+    ck_assert_uint_eq(gauges_of(t.engine).states_stored, 0);
+    t.id = fetch(t.engine, 1);
+    ck_assert_int_eq(stored_state(&t), 0);
+    both(&t, 2, 20, 2, "after");
+    end_both(&t);
+}
+END_TEST
+
 START_TEST(an_import_is_kept_when_asked) {
     void *bytes = NULL;
     size_t count = 0;
@@ -320,6 +367,8 @@ static Suite *durable_suite(void) {
     tcase_add_test(kept, what_was_cut_or_cancelled_is_not_there);
     tcase_add_test(kept, cancelled_while_it_is_stored);
     tcase_add_test(kept, a_short_history_stays_what_it_is);
+    tcase_add_test(kept, states_follow_long_journals);
+    tcase_add_test(kept, a_state_that_is_too_large_is_read_again);
     tcase_add_test(kept, an_import_is_kept_when_asked);
     tcase_add_loop_test(hunt, no_order_of_events_loses_anything, 0, 3);
     return suite;

@@ -32,12 +32,20 @@ static void *run_store(void *of) {
     return NULL;
 }
 
-void open_store(uint64_t budget) {
+static void open_by(eng_store_options options) {
     eng_error error = {0};
-    const eng_store_options options = {.place = outside() ? outside() : temp_path("store"), .budget = budget};
+    options.place = outside() ? outside() : temp_path("store");
     ck_assert_msg(eng_store_open(&options, &store, &error) == ENG_OK, "%s", error.text);
     ck_assert_int_eq(pthread_create(&store_thread, NULL, run_store, store), 0);
     store_runs = true;
+}
+
+void open_store(uint64_t budget) {
+    open_by((eng_store_options){.budget = budget});
+}
+
+void open_hasty_store(int32_t time_limit_ms) {
+    open_by((eng_store_options){.time_limit_ms = time_limit_ms});
 }
 
 void stop_store(void) {

@@ -16,6 +16,7 @@ extern eng_store *store;
 
 const char *outside(void); // MESA_TEST_STORE; NULL
 void open_store(uint64_t budget);
+void open_hasty_store(int32_t time_limit_ms);
 void stop_store(void); // its thread
 void close_store(void);
 // Leases are long where nobody has to wait for one: a folder's die with its store.
