@@ -162,8 +162,9 @@ void eng_redis_again(eng_redis *r, eng_redis_task *task, int64_t delay_ms, const
     begin(r, task);
 }
 
-void eng_redis_progress(eng_redis *r, eng_redis_task *task) {
-    if (++task->done <= task->furthest)
+void eng_redis_progress(eng_redis *r, eng_redis_task *task, uint32_t pieces) {
+    task->done += pieces;
+    if (task->done <= task->furthest)
         return;
     task->furthest = task->done;
     task->deadline = eng_store_clock() + r->link.time_limit_ms;
@@ -251,16 +252,10 @@ static void fail_by(eng_redis *r, eng_redis_task *task, const redisReply *reply)
     eng_redis_finish(r, task, eng_fail(&task->job->reply.error, full ? ENG_FULL : ENG_IO, "the store: %s", text));
 }
 
-static void resend(eng_redis *r, eng_redis_task *task, const eng_redis_due *due) {
-    if (due->step == ENG_REDIS_STEP_STAGE)
-        eng_redis_resend_piece(r, task, due->index);
-    // otherwise nothing is pending now, and the step is sent again by itself
-}
-
-static void take_error(eng_redis *r, eng_redis_task *task, const eng_redis_due *due, const redisReply *reply) {
-    if (eng_redis_says(reply, "NOSCRIPT")) {
-        resend(r, task, due);
-    } else if (eng_redis_says(reply, "READONLY")) { // it has become a replica
+static void take_error(eng_redis *r, eng_redis_task *task, const redisReply *reply) {
+    if (eng_redis_says(reply, "NOSCRIPT"))
+        return;                              // nothing is pending now: the step is sent again by itself, as text
+    if (eng_redis_says(reply, "READONLY")) { // it has become a replica
         eng_redis_link_fail(&r->link, "is a replica, which cannot be written");
     } else if (eng_redis_says(reply, "OOM") && task->reliefs < 8) {
         task->reliefs++;
@@ -283,7 +278,7 @@ static void take(void *context, const eng_redis_due *due, redisReply *reply) {
     if (task && task->job && task->serial == due->serial) {
         task->pending--;
         if (reply->type == REDIS_REPLY_ERROR)
-            take_error(r, task, due, reply);
+            take_error(r, task, reply);
         else if (due->step <= ENG_REDIS_STEP_LAST)
             eng_redis_take_write(r, task, due, reply);
         else

@@ -29,7 +29,6 @@ ENG_CHECKED eng_status eng_redis_read_place(const char *text, eng_redis_place *o
 
 typedef enum eng_redis_script {
     ENG_REDIS_PEEK,
-    ENG_REDIS_STAGE,
     ENG_REDIS_WRITE,
     ENG_REDIS_READ,
     ENG_REDIS_DELETE,
@@ -130,7 +129,8 @@ bool eng_redis_says(const redisReply *reply, const char *word);
 // --------------------------------------------------------------------------------------------------------------- tasks
 
 typedef enum eng_redis_step {
-    ENG_REDIS_STEP_PEEK, // the record's head, room for a large payload
+    ENG_REDIS_STEP_PEEK,  // the record's head, room for a large payload
+    ENG_REDIS_STEP_QUEUE, // a part of STAGE that fails alone
     ENG_REDIS_STEP_STAGE,
     ENG_REDIS_STEP_WRITE,
     ENG_REDIS_STEP_LAST, // entry of the journal
@@ -197,7 +197,7 @@ void eng_redis_finish(eng_redis *r, eng_redis_task *task, eng_status status);
 // From the start, in `delay_ms`; fails the task when that has been done too often.
 void eng_redis_again(eng_redis *r, eng_redis_task *task, int64_t delay_ms, const char *why);
 void eng_redis_begin(eng_redis *r, eng_redis_task *task); // its first step
-void eng_redis_progress(eng_redis *r, eng_redis_task *task);
+void eng_redis_progress(eng_redis *r, eng_redis_task *task, uint32_t pieces);
 eng_redis_due eng_redis_due_of(const eng_redis *r, const eng_redis_task *task, uint32_t index);
 // "late": the server came to it after its time.
 bool eng_redis_is_late(eng_redis *r, eng_redis_task *task, const redisReply *reply);
@@ -218,7 +218,6 @@ void eng_redis_send_touches(eng_redis *r);
 void eng_redis_begin_write(eng_redis *r, eng_redis_task *task);
 void eng_redis_send_write(eng_redis *r, eng_redis_task *task);
 void eng_redis_drop_staged(eng_redis *r, eng_redis_task *task); // what was sent ahead and is of no use now
-void eng_redis_resend_piece(eng_redis *r, eng_redis_task *task, uint32_t index);
 void eng_redis_take_write(eng_redis *r, eng_redis_task *task, const eng_redis_due *due, const redisReply *reply);
 // The others. True: the reply is kept.
 void eng_redis_send_read(eng_redis *r, eng_redis_task *task);

@@ -216,7 +216,7 @@ static void take_piece(eng_redis *r, eng_redis_task *task, const eng_redis_due *
         lacks_piece(r, task);
         return;
     }
-    eng_redis_progress(r, task);
+    eng_redis_progress(r, task, 1);
     if (task->done == pieces_of(task))
         got(r, task);
 }

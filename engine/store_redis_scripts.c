@@ -84,13 +84,6 @@ static const char peek[] = "if late(ARGV[2]) then return {'late',text(clock())} 
                            "end\n"
                            "return {fits and 'ok' or 'full',evicted,call('HGET',P..ARGV[1],'head')}\n";
 
-// ARGV: r, late, generation, number, piece, milliseconds until it ends by itself
-static const char stage[] = "if late(ARGV[2]) then return {'late',text(clock())} end\n"
-                            "local key=P..ARGV[1]..':'..ARGV[3]\n"
-                            "call('HSET',key,ARGV[4],ARGV[5])\n"
-                            "call('PEXPIRE',key,ARGV[6])\n"
-                            "return {'ok'}\n";
-
 // ARGV: r, late, epoch, operation, head that is expected, head, owner, expires, low, limit,
 //   put: generation, bytes of payload, pieces, position up to which the journal goes ('': all of it), pieces...
 //   append: frame with entry, bytes that a journal may have
@@ -238,10 +231,10 @@ char *eng_redis_script_text(eng_redis_script script) {
     static const struct {
         const char *flags, *body;
     } scripts[ENG_REDIS_SCRIPTS] = {
-        [ENG_REDIS_PEEK] = {frees, peek},   [ENG_REDIS_STAGE] = {plain, stage},     [ENG_REDIS_WRITE] = {plain, write},
-        [ENG_REDIS_READ] = {reads, read},   [ENG_REDIS_DELETE] = {frees, delete},   [ENG_REDIS_LIST] = {reads, list},
-        [ENG_REDIS_LEASE] = {frees, lease}, [ENG_REDIS_RELEASE] = {frees, release}, [ENG_REDIS_USAGE] = {reads, usage},
-        [ENG_REDIS_SWEEP] = {frees, sweep}, [ENG_REDIS_TOUCH] = {frees, touch},
+        [ENG_REDIS_PEEK] = {frees, peek},       [ENG_REDIS_WRITE] = {plain, write}, [ENG_REDIS_READ] = {reads, read},
+        [ENG_REDIS_DELETE] = {frees, delete},   [ENG_REDIS_LIST] = {reads, list},   [ENG_REDIS_LEASE] = {frees, lease},
+        [ENG_REDIS_RELEASE] = {frees, release}, [ENG_REDIS_USAGE] = {reads, usage}, [ENG_REDIS_SWEEP] = {frees, sweep},
+        [ENG_REDIS_TOUCH] = {frees, touch},
     };
     const char *parts[] = {scripts[script].flags, prelude, scripts[script].body};
     size_t length = 0;

@@ -11,7 +11,8 @@
 
 #include "engine/store_redis.h"
 
-enum { WINDOW = 4, STAGED_MS = 120000 };
+// A server that syncs every step does so once a call: neither many small ones nor one that keeps others waiting.
+enum { PIECES_A_CALL = 8, CALLS = 2, STAGED_MS = 120000 };
 
 static bool is_put(const eng_redis_task *task) {
     return task->job->request.op == ENG_STORE_PUT;
@@ -111,17 +112,39 @@ static void add_piece(const eng_redis_task *task, uint32_t piece, eng_redis_args
                   eng_store_piece_bytes(buffer->length, piece));
 }
 
-void eng_redis_resend_piece(eng_redis *r, eng_redis_task *task, uint32_t piece) {
-    eng_redis_args args = {0};
-    char generation[17];
-    eng_redis_add_text(&args, task->name);
-    eng_redis_add_until(r, task, &args);
-    add_generation(task->job->generation, generation, &args);
-    eng_redis_add_number(&args, piece);
-    add_piece(task, piece, &args);
-    eng_redis_add_number(&args, STAGED_MS + r->link.time_limit_ms);
-    task->pending++;
-    eng_redis_call(&r->link, ENG_REDIS_STAGE, task->name, &args, eng_redis_due_of(r, task, piece));
+static void staged_key(const eng_redis_task *task, char key[160]) {
+    snprintf(key, 160, ENG_REDIS_PREFIX "%s:%016llx", task->name, (unsigned long long)task->job->generation);
+}
+
+static uint32_t behind_call(const eng_redis_task *task, uint32_t first) {
+    uint32_t count = pieces_of(task);
+    return first + PIECES_A_CALL < count ? first + PIECES_A_CALL : count;
+}
+
+// Pieces and the time after which they end by themselves, in one transaction. No script: these are many bytes.
+static void send_pieces(eng_redis *r, eng_redis_task *task, uint32_t first) {
+    char key[160];
+    eng_redis_args begin = {0}, set = {0}, expire = {0}, commit = {0};
+    eng_redis_due due = eng_redis_due_of(r, task, first), queued = due, ignored = due;
+    queued.step = ENG_REDIS_STEP_QUEUE;
+    ignored.task = -1;
+    staged_key(task, key);
+    eng_redis_add_text(&begin, "MULTI");
+    eng_redis_add_text(&set, "HSET");
+    eng_redis_add_text(&set, key);
+    for (uint32_t i = first; i < behind_call(task, first); i++) {
+        eng_redis_add_number(&set, i);
+        add_piece(task, i, &set);
+    }
+    eng_redis_add_text(&expire, "PEXPIRE");
+    eng_redis_add_text(&expire, key);
+    eng_redis_add_number(&expire, STAGED_MS + r->link.time_limit_ms);
+    eng_redis_add_text(&commit, "EXEC");
+    task->pending += 2;
+    eng_redis_command(&r->link, &begin, ignored);
+    eng_redis_command(&r->link, &set, queued);
+    eng_redis_command(&r->link, &expire, ignored);
+    eng_redis_command(&r->link, &commit, due);
 }
 
 // Not while a write is under way that may yet name it.
@@ -131,7 +154,7 @@ void eng_redis_drop_staged(eng_redis *r, eng_redis_task *task) {
     bool naming = task->step == ENG_REDIS_STEP_WRITE && task->pending > 0;
     if (!is_put(task) || !task->large || task->sent == 0 || naming || r->link.state != ENG_REDIS_READY)
         return;
-    snprintf(key, sizeof key, ENG_REDIS_PREFIX "%s:%016llx", task->name, (unsigned long long)task->job->generation);
+    staged_key(task, key);
     eng_redis_add_text(&args, "DEL");
     eng_redis_add_text(&args, key);
     eng_redis_command(&r->link, &args,
@@ -203,9 +226,12 @@ static void send_last(eng_redis *r, eng_redis_task *task) {
 void eng_redis_send_write(eng_redis *r, eng_redis_task *task) {
     uint64_t serial = task->serial;
     if (task->step == ENG_REDIS_STEP_STAGE) {
-        while (task->serial == serial && task->pending < WINDOW && task->sent < pieces_of(task) &&
-               eng_redis_link_has_room(&r->link))
-            eng_redis_resend_piece(r, task, task->sent++);
+        while (task->serial == serial && task->pending < 2 * CALLS && task->sent < pieces_of(task) &&
+               eng_redis_link_has_room(&r->link)) {
+            uint32_t first = task->sent;
+            task->sent = behind_call(task, first);
+            send_pieces(r, task, first);
+        }
         return;
     }
     if (task->pending)
@@ -269,12 +295,13 @@ static void take_peek(eng_redis *r, eng_redis_task *task, const redisReply *repl
         eng_redis_finish(r, task, status);
 }
 
-static void take_stage(eng_redis *r, eng_redis_task *task, const redisReply *reply) {
-    if (!eng_redis_is_text(eng_redis_element(reply, 0), "ok")) {
+static void take_stage(eng_redis *r, eng_redis_task *task, const eng_redis_due *due, const redisReply *reply) {
+    const redisReply *expires = eng_redis_element(reply, 1);
+    if (!expires || expires->type != REDIS_REPLY_INTEGER || expires->integer != 1) {
         eng_redis_strange(r, task);
         return;
     }
-    eng_redis_progress(r, task);
+    eng_redis_progress(r, task, behind_call(task, due->index) - due->index);
     if (task->done < pieces_of(task))
         return;
     task->staged = true;
@@ -324,11 +351,13 @@ void eng_redis_take_write(eng_redis *r, eng_redis_task *task, const eng_redis_du
     if (eng_redis_is_late(r, task, reply))
         return;
     switch (due->step) {
+    case ENG_REDIS_STEP_QUEUE:
+        break;
     case ENG_REDIS_STEP_PEEK:
         take_peek(r, task, reply);
         break;
     case ENG_REDIS_STEP_STAGE:
-        take_stage(r, task, reply);
+        take_stage(r, task, due, reply);
         break;
     case ENG_REDIS_STEP_WRITE:
         take_outcome(r, task, reply);
