@@ -47,6 +47,11 @@ static const task_option options_of_tasks[] = {
     {"noise-fraction", "X", TRN_REAL, AT(noise_fraction), 0, 0.99, "share of noise"},
     {"key-motif", "N", TRN_INTEGER, AT(key_motif), 1, 64, "most ids of a key"},
     {"value-motif", "N", TRN_INTEGER, AT(value_motif), 1, 64, "most ids of a value"},
+    {"hops", "P,P..", TRN_STRING, AT(hops), 0, 0, "hops of an example; of several numbers each example takes one"},
+    {"train-every-letter", NULL, TRN_FLAG, AT(train_every_letter), 0, 0,
+     "train on the answer at every letter from which there are so many hops"},
+    {"modulus", "N", TRN_INTEGER, AT(modulus), 2, 1 << 16, "values are 0 .. N - 1"},
+    {"operations", "L", TRN_INTEGER, AT(operations), 1, 1 << 10, "of the longest expression"},
     {"copies", "N", TRN_INTEGER, AT(copies), 1, 1 << 18, "tokens to copy"},
 };
 #undef AT

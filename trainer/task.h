@@ -19,11 +19,13 @@ typedef struct trn_task_settings {
     int64_t seed, examples, valid_examples;
     int64_t vocab, length; // ids 0 .. vocab - 1; length: what each task says
     const char *pairs;     // mqar: "4,8,16", read into level
+    const char *hops;      // p-hop: likewise
     int64_t level[TRN_TASK_MAX_LEVELS];
     int levels; // kinds of examples, mixed in training and apart in validation; 1 for most tasks
     double power_a, noise_fraction;
     int64_t noise_vocab, key_motif, value_motif, copies;
-    bool blank_non_queries, single_query, train_answers_only;
+    int64_t modulus, operations; // mano
+    bool blank_non_queries, single_query, train_answers_only, train_every_letter;
 } trn_task_settings;
 
 typedef struct trn_task_example {
@@ -54,6 +56,10 @@ ENG_CHECKED eng_status trn_task_example_create(const trn_task *task, const trn_t
                                                trn_task_example *out, eng_error *error);
 void trn_task_example_free(trn_task_example *example);
 
+// Reads "4,8,16", the value of --option, into level.
+ENG_CHECKED eng_status trn_task_read_levels(trn_task_settings *settings, const char *option, const char *text,
+                                            eng_error *error);
+
 // The generators.
 ENG_CHECKED eng_status trn_mqar_check(trn_task_settings *settings, eng_error *error);
 void trn_mqar_generate(const trn_task_settings *settings, int64_t level, bool training, trn_draw *draw,
@@ -73,5 +79,11 @@ void trn_compression_generate(const trn_task_settings *settings, int64_t level, 
 ENG_CHECKED eng_status trn_memorization_check(trn_task_settings *settings, eng_error *error);
 void trn_memorization_generate(const trn_task_settings *settings, int64_t level, bool training, trn_draw *draw,
                                trn_task_example *example);
+ENG_CHECKED eng_status trn_hop_check(trn_task_settings *settings, eng_error *error);
+void trn_hop_generate(const trn_task_settings *settings, int64_t level, bool training, trn_draw *draw,
+                      trn_task_example *example);
+ENG_CHECKED eng_status trn_mano_check(trn_task_settings *settings, eng_error *error);
+void trn_mano_generate(const trn_task_settings *settings, int64_t level, bool training, trn_draw *draw,
+                       trn_task_example *example);
 
 #endif

@@ -5,28 +5,11 @@
 // even distances 2 (g - 1) behind the pairs, g without repetition from p(g) ~ g^(a - 1): a small a asks soon. At a
 // query the answer is its value; what stands between the queries, also just behind one, is random (or 0).
 #include <math.h>
-#include <stdlib.h>
 
 #include "trainer/task.h"
 
-static eng_status read_pairs(trn_task_settings *s, eng_error *error) {
-    const char *at = s->pairs;
-    for (s->levels = 0; s->levels < TRN_TASK_MAX_LEVELS;) {
-        char *end = NULL;
-        long long value = strtoll(at, &end, 10);
-        if (end == at || value < 1 || (*end != ',' && *end != '\0'))
-            break;
-        s->level[s->levels++] = value;
-        if (*end == '\0')
-            return ENG_OK;
-        at = end + 1;
-    }
-    return eng_fail(error, ENG_INVALID, "--pairs: \"%.40s\" is no list of up to %d numbers such as 4,8,16", s->pairs,
-                    TRN_TASK_MAX_LEVELS);
-}
-
 eng_status trn_mqar_check(trn_task_settings *s, eng_error *error) {
-    eng_status status = read_pairs(s, error);
+    eng_status status = trn_task_read_levels(s, "pairs", s->pairs, error);
     if (status == ENG_OK && s->length % 2 != 0)
         return eng_fail(error, ENG_INVALID, "--length: %lld is odd", (long long)s->length);
     for (int i = 0; status == ENG_OK && i < s->levels; i++) {

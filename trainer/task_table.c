@@ -10,6 +10,10 @@ static int32_t longest_as_said(const trn_task_settings *settings) {
     return (int32_t)settings->length + 1; // one more until the targets are shifted
 }
 
+static int32_t longest_expression(const trn_task_settings *settings) {
+    return 2 * (int32_t)settings->operations + 5;
+}
+
 static int32_t longest_twice(const trn_task_settings *settings) {
     return 2 * (int32_t)settings->length - 1;
 }
@@ -112,6 +116,33 @@ static const trn_task tasks[] = {
      trn_memorization_check,
      longest_as_said,
      trn_memorization_generate},
+    {"p-hop",
+     "p-hop induction: --length letters behind a mark that says how many hops; a hop goes to the\n"
+     "letter behind the last earlier place of the same letter. The letter after so many hops from\n"
+     "the end is asked for there. The last ids of the vocabulary are the marks. Validation parts\n"
+     "valid-P, one a number of hops.",
+     "share of the letters that are right; chance is one in --vocab less the marks",
+     {{"examples", "100000"},
+      {"valid-examples", "2000"},
+      {"vocab", "5"},
+      {"length", "64"},
+      {"hops", "4"},
+      {"train-every-letter", NULL}},
+     trn_hop_check,
+     longest_as_said,
+     trn_hop_generate},
+    {"mano",
+     "Arithmetic modulo a prime in prefix order: + - or * of two expressions, values in between.\n"
+     "A training example has 1 to --operations of them, one that is scored has all.",
+     "share of the results that are right; 0 alone is right in about 7 % modulo 23",
+     {{"examples", "100000"},
+      {"valid-examples", "2000"},
+      {"modulus", "23"},
+      {"operations", "10"},
+      {"train-answers-only", NULL}},
+     trn_mano_check,
+     longest_expression,
+     trn_mano_generate},
 };
 
 const trn_task *trn_task_at(int index) {
@@ -123,6 +154,22 @@ const trn_task *trn_task_find(const char *name) {
         if (strcmp(tasks[i].name, name) == 0)
             return &tasks[i];
     return NULL;
+}
+
+eng_status trn_task_read_levels(trn_task_settings *s, const char *option, const char *text, eng_error *error) {
+    const char *at = text;
+    for (s->levels = 0; s->levels < TRN_TASK_MAX_LEVELS;) {
+        char *end = NULL;
+        long long value = strtoll(at, &end, 10);
+        if (end == at || value < 1 || (*end != ',' && *end != '\0'))
+            break;
+        s->level[s->levels++] = value;
+        if (*end == '\0')
+            return ENG_OK;
+        at = end + 1;
+    }
+    return eng_fail(error, ENG_INVALID, "--%s: \"%.40s\" is no list of up to %d numbers such as 4,8,16", option, text,
+                    TRN_TASK_MAX_LEVELS);
 }
 
 eng_status trn_task_example_create(const trn_task *task, const trn_task_settings *settings, trn_task_example *out,

@@ -310,6 +310,111 @@ START_TEST(memory_is_one_for_all_examples) {
 }
 END_TEST
 
+// ------------------------------------------------------------------------------------------------------ hops,
+// arithmetic
+
+typedef struct hop {
+    int letters, length, marks;
+    const int *hops; // by mark
+    bool every;
+    int count[8], at_most_one_hop, examples; // answers by letter; right one hop from the end
+} hop;
+
+static int hop_from(const int32_t *letter, int place, int hops) {
+    for (; hops > 0; hops--) {
+        int at = place;
+        do
+            at--;
+        while (at >= 0 && letter[at] != letter[place]);
+        if (at < 0)
+            return -1;
+        place = at + 1;
+    }
+    return letter[place];
+}
+
+static void check_hop(const trn_row *row, void *context) {
+    hop *h = context;
+    const int32_t *letter = row->id + 1;
+    const int mark = row->id[0] - h->letters, end = h->length - 1;
+    ck_assert(row->length == h->length + 1 && mark >= 0 && mark < h->marks);
+    for (int i = 0; i < h->length; i++) {
+        ck_assert(letter[i] >= 0 && letter[i] < h->letters);
+        ck_assert_int_eq(row->target[i + 1], i == end || h->every ? hop_from(letter, i, h->hops[mark]) : -1);
+    }
+    ck_assert_int_eq(row->target[0], -1);
+    ck_assert_int_ge(row->target[row->length - 1], 0); // the chain is there
+    h->count[row->target[row->length - 1]]++;
+    h->at_most_one_hop += row->target[row->length - 1] == hop_from(letter, end, 1);
+    h->examples++;
+}
+
+START_TEST(hops_lead_to_the_answer) {
+    hop four = {4, 64, 1, (int[]){4}, false, {0}, 0, 0};
+    make_task("p-hop --examples 4000 --valid-examples 50", "t");
+    each("t/train", 5, 4000, check_hop, &four);
+    for (int i = 0; i < 4; i++)
+        ck_assert_int_lt(abs(four.count[i] - 1000), 140); // five deviations: no letter tells the answer
+    ck_assert_int_lt(four.at_most_one_hop, 1600);         // nor does a single hop
+    each("t/valid-4", 5, 50, check_hop, &(hop){4, 64, 1, (int[]){4}, false, {0}, 0, 0});
+    make_task("p-hop --examples 60 --valid-examples 30 --vocab 9 --length 20 --hops 1,6 --train-every-letter", "m");
+    each("m/train", 9, 60, check_hop, &(hop){7, 20, 2, (int[]){1, 6}, true, {0}, 0, 0});
+    each("m/valid-1", 9, 30, check_hop, &(hop){7, 20, 2, (int[]){1, 6}, false, {0}, 0, 0});
+    each("m/valid-6", 9, 30, check_hop, &(hop){7, 20, 2, (int[]){1, 6}, false, {0}, 0, 0});
+}
+END_TEST
+
+typedef struct mano {
+    int modulus, most;
+    bool all, longest;
+    int lengths[16], zeros, examples;
+} mano;
+
+// From right to left, so that a stack of values is enough.
+static int value_of_prefix(const int32_t *id, int count, int modulus) {
+    int stack[64], depth = 0;
+    for (int i = count; i-- > 0;) {
+        if (id[i] < modulus) {
+            stack[depth++] = id[i];
+            continue;
+        }
+        ck_assert(depth >= 2 && id[i] < modulus + 3);
+        const int a = stack[--depth], b = stack[--depth], kind = id[i] - modulus;
+        stack[depth++] = (kind == 0 ? a + b : kind == 1 ? a + modulus - b : a * b) % modulus;
+    }
+    ck_assert_int_eq(depth, 1);
+    return stack[0];
+}
+
+static void check_mano(const trn_row *row, void *context) {
+    mano *m = context;
+    const int operations = row->id[1] - m->modulus - 5 + 1, last = row->length - 1;
+    ck_assert(operations >= 1 && operations <= m->most && (!m->longest || operations == m->most));
+    ck_assert_int_eq(row->length, 2 * operations + 4);
+    ck_assert_int_eq(row->id[0], m->modulus + 3);
+    ck_assert_int_eq(row->id[last], m->modulus + 4);
+    ck_assert_int_eq(row->target[last], value_of_prefix(row->id + 2, last - 2, m->modulus));
+    for (int i = 0; i < last; i++)
+        ck_assert_int_eq(row->target[i], m->all ? row->id[i + 1] : -1);
+    m->lengths[operations]++;
+    m->zeros += row->target[last] == 0;
+    m->examples++;
+}
+
+START_TEST(arithmetic_is_worked_out) {
+    mano all = {23, 10, true, false, {0}, 0, 0}, longest = {23, 10, false, true, {0}, 0, 0};
+    make_task("mano --examples 3000 --valid-examples 4000", "t");
+    each("t/train", 38, 3000, check_mano, &all);
+    for (int length = 1; length <= 10; length++)
+        ck_assert_int_lt(abs(all.lengths[length] - 300), 85); // five deviations
+    each("t/valid", 38, 4000, check_mano, &longest);
+    ck_assert_double_eq_tol(longest.zeros / 4000.0, 0.0703, 0.016); // four deviations
+    make_task("mano --examples 50 --valid-examples 20 --modulus 7 --operations 4 --train-answers-only", "s");
+    each("s/train", 16, 50, check_mano, &(mano){7, 4, false, false, {0}, 0, 0});
+    each("s/valid", 16, 20, check_mano, &(mano){7, 4, false, true, {0}, 0, 0});
+}
+END_TEST
+
 // -------------------------------------------------------------------------------------------------------- draws, parts
 
 static char *read_part(const char *part, size_t *length) {
@@ -325,15 +430,15 @@ START_TEST(a_seed_gives_the_same_data) {
     size_t length[4];
     for (int i = 0; i < 3; i++) {
         const char *name = trn_task_at(_i)->name;
-        if (strcmp(name, "mqar") == 0)
-            return; // its parts have other names
+        if (strcmp(name, "mqar") == 0 || strcmp(name, "p-hop") == 0)
+            return; // their parts have other names
         snprintf(words, sizeof words, "%s --examples 20 --valid-examples 20 --seed %d", name, i == 2 ? 8 : 7);
         make_task(words, (const char *[]){"a", "b", "c"}[i]);
     }
     for (int i = 0; i < 4; i++)
         bytes[i] = read_part(part[i], &length[i]);
     ck_assert(length[0] == length[1] && memcmp(bytes[0], bytes[1], length[0]) == 0);
-    ck_assert(length[0] == length[2] && memcmp(bytes[0], bytes[2], length[0]) != 0);
+    ck_assert(length[0] != length[2] || memcmp(bytes[0], bytes[2], length[0]) != 0);
     ck_assert(memcmp(bytes[0] + 64, bytes[3] + 64, 64) != 0);
     for (int i = 0; i < 4; i++)
         free(bytes[i]);
@@ -413,6 +518,12 @@ START_TEST(what_cannot_be_made_is_refused) {
         "fuzzy-recall --length 20",
         "selective-copy --copies 128",
         "compression --noise-vocab 15",
+        "p-hop --hops 0",
+        "p-hop --hops 21",
+        "p-hop --vocab 5 --hops 1,2,3",
+        "mano --modulus 1",
+        "mano --operations 0",
+        "mano --vocab 30",
         "memorization --length 31",
         "memorization --noise-vocab 254",
     };
@@ -447,6 +558,8 @@ static Suite *task_suite(void) {
     tcase_add_test(cases, copies_are_in_order);
     tcase_add_test(cases, compression_asks_for_all_but_noise);
     tcase_add_test(cases, memory_is_one_for_all_examples);
+    tcase_add_test(cases, hops_lead_to_the_answer);
+    tcase_add_test(cases, arithmetic_is_worked_out);
     tcase_add_loop_test(cases, a_seed_gives_the_same_data, 0, count_tasks());
     tcase_add_test(cases, validation_was_not_trained_on);
     tcase_add_test(cases, draws_are_uniform_and_distinct);
