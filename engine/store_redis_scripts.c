@@ -84,7 +84,7 @@ static const char peek[] = "if late(ARGV[2]) then return {'late',text(clock())} 
                            "end\n"
                            "return {fits and 'ok' or 'full',evicted,call('HGET',P..ARGV[1],'head')}\n";
 
-// ARGV: r, late, epoch, operation, head that is expected, head, owner, expires, low, limit,
+// ARGV: r, late, epoch, operation, digest of the head that is expected, head, owner, expires, low, limit,
 //   put: generation, bytes of payload, pieces, position up to which the journal goes ('': all of it), pieces...
 //   append: frame with entry, bytes that a journal may have
 // Everything that may refuse comes before the first change.
@@ -94,7 +94,7 @@ static const char write[] =
     "if fenced(r,ARGV[3]) then return {'fenced'} end\n"
     "local record,journal=P..r,P..r..':journal'\n"
     "local old=call('HMGET',record,'head','generation','journal','payload')\n"
-    "if (old[1] or '')~=ARGV[5] then return {'stale'} end\n"
+    "if (old[1] or ''):sub(-32)~=ARGV[5] then return {'stale'} end\n"
     "local before,generation=old[2],old[2] or ''\n"
     "local held,payload=tonumber(old[3] or 0),tonumber(old[4] or 0)\n"
     "local gone=0\n"

@@ -198,7 +198,7 @@ static void send_write(eng_redis *r, eng_redis_task *task) {
     eng_redis_add_until(r, task, &args);
     add_epoch(task, &args);
     eng_redis_add_text(&args, names[task->job->request.op]);
-    eng_redis_add(&args, &task->old, task->has_old ? sizeof task->old : 0);
+    eng_redis_add(&args, task->old.digest, task->has_old ? sizeof task->old.digest : 0);
     eng_redis_add(&args, &task->new_head, sizeof task->new_head);
     eng_redis_add_text(&args, owner);
     eng_redis_add_number(&args, task->new_head.expires_ms);
