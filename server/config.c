@@ -60,10 +60,14 @@ const srv_option srv_config_options[] = {
     {"session_history", SRV_OPTION_INTEGER, AT(session_history), 1, 1e9, SRV_DEFAULT_SESSION_HISTORY, "N",
      "tokens that are kept of a session, so far back as it may be forked or rolled back"},
     {"store", SRV_OPTION_TEXT, AT(store), 0, 0, SRV_DEFAULT_STORE, "PLACE",
-     "where sessions are kept beyond the server's life: a folder, none, or auto: the folder sessions in "
-     "$STATE_DIRECTORY where a service manager sets that, else none"},
+     "where sessions are kept beyond the server's life: a folder, redis://HOST:PORT, which several servers may share, "
+     "none, or auto: the folder sessions in $STATE_DIRECTORY where a service manager sets that, else none"},
     {"store_budget", SRV_OPTION_BYTES, AT(store_budget), 1 << 20, 1e15, SRV_DEFAULT_STORE_BUDGET, "BYTES",
-     "size of the folder's file at most"},
+     "size of the folder's file at most, or of all that is in the Redis server"},
+    {"store_lease", SRV_OPTION_SECONDS, AT(store_lease_ms), 0.1, 3600, SRV_DEFAULT_STORE_LEASE, "SECONDS",
+     "for so long another server waits for a session of one that died; it also bounds how long sessions go on while "
+     "the "
+     "store cannot be reached"},
     {"prefix_budget", SRV_OPTION_BYTES, AT(prefix_budget), 0, 1e15, SRV_DEFAULT_PREFIX_BUDGET, "BYTES",
      "memory a model for states that prompts which begin alike start from; 0: none are kept"},
     {"snapshot_tokens", SRV_OPTION_INTEGER, AT(snapshot_tokens), 1, 1e9, SRV_DEFAULT_SNAPSHOT_TOKENS, "N",

@@ -20,7 +20,8 @@ void srv_exchange_hold(srv_exchange *exchange) {
 
 void srv_exchange_drop_body(srv_exchange *exchange) {
     srv_buf_free(&exchange->body);
-    exchange->server->http->body_bytes -= exchange->reserved;
+    if (exchange->reserved) // none is once the body was parsed, and the HTTP files may be gone by then
+        exchange->server->http->body_bytes -= exchange->reserved;
     exchange->reserved = 0;
 }
 

@@ -284,6 +284,7 @@ static eng_status start_worker(srv_server *server, srv_model *model, eng_error *
                    .session_budget = (uint64_t)config->session_budget,
                    .session_history = config->session_history,
                    .store = server->store ? srv_store_engine(server->store) : NULL,
+                   .lease_ms = config->store_lease_ms,
                    .prefix_budget = (uint64_t)config->prefix_budget,
                    .snapshot_tokens = (int32_t)config->snapshot_tokens,
                    .prefix_audit = (uint64_t)config->prefix_audit,
@@ -456,7 +457,8 @@ static eng_status open_store(srv_server *server, eng_error *error) {
         status = srv_timer_create(server->loop, on_store_tick, server, &server->store_timer);
     if (!status) {
         srv_timer_start(server->store_timer, SRV_STORE_LOOK_MS, SRV_STORE_LOOK_MS);
-        srv_log_write(server->log, ENG_LOG_INFO, "store", "sessions are kept in %s", place);
+        srv_log_write(server->log, ENG_LOG_INFO, "store", "sessions are kept in a store%s",
+                      srv_store_is_shared(server->store) ? " that other servers may share" : "");
     }
     free(place);
     return status;

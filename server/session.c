@@ -2,7 +2,9 @@
 // The table of sessions, their time, and how one is brought back to what its client has got.
 //
 // A list: it is walked once a request and once a second, and holds what fits the engines' budgets. At the end, sessions
-// that the store has are parked: their states are written, so that whoever goes on with them need not read again.
+// that the store has are parked: their states are written, so that whoever goes on with them need not read again. Where
+// other servers share the store that is done as soon as one is made, and when it has been idle for most of a lease's
+// time, for while it is here no other may have it.
 #include "server/session.h"
 
 #include <stdio.h>
@@ -30,8 +32,10 @@ typedef struct quiet_call {
     srv_session *session; // of CUT and PARK
     uint64_t owner, timeline;
     int64_t position;
-    bool stored;
-    eng_errand errand; // to the store, if it has the session
+    bool stored, done;
+    eng_errand errand;  // to the store, if it has the session
+    srv_loop_fn parked; // NULL: nobody waits
+    void *context;
 } quiet_call;
 
 uint64_t srv_session_owner(const srv_exchange *exchange) {
@@ -123,15 +127,18 @@ int64_t srv_session_expires_at(const srv_server *server, const srv_session *sess
 
 // ---- calls that nobody waits for -----------------------------------------------------------------------------------
 
+// What fails is seen in the store's figures.
 static void end_errand(void *user, const eng_answer *answer) {
-    (void)answer; // what fails is seen in the store's figures, and tried again where that makes sense
-    srv_call_end(user);
+    quiet_call *quiet = user;
+
+    quiet->done = answer->status == ENG_OK || answer->status == ENG_NOT_FOUND;
+    srv_call_end(&quiet->call);
 }
 
 static void send_quietly(quiet_call *quiet, eng_engine *engine) {
     quiet->errand.timeline = quiet->timeline;
     quiet->errand.done = end_errand;
-    quiet->errand.user = &quiet->call;
+    quiet->errand.user = quiet;
     if (eng_send(engine, &quiet->errand, NULL) == ENG_OK)
         srv_call_wait(&quiet->call);
 }
@@ -183,7 +190,12 @@ static void end_quietly(srv_call *call) {
         srv_session_let_go(quiet->server, quiet->session);
     } else if (quiet->action == PARK) {
         quiet->server->sessions->parking--;
-        srv_session_remove(quiet->server, quiet->session);
+        if (quiet->done || quiet->server->phase >= SRV_DRAINING)
+            srv_session_remove(quiet->server, quiet->session);
+        else
+            quiet->session->busy = false; // it is tried again
+        if (quiet->parked)
+            quiet->parked(quiet->context);
     }
     free(quiet);
 }
@@ -239,15 +251,45 @@ void srv_session_write(const srv_server *server, const srv_session *session, con
 
 // ---- the table -----------------------------------------------------------------------------------------------------
 
+static void park(srv_sessions *sessions, srv_session *session) {
+    session->busy = call_quietly(sessions->server, session, &(quiet_call){.action = PARK, .session = session});
+    sessions->parking += session->busy;
+}
+
+static bool may_park(const srv_sessions *sessions, const srv_session *session) {
+    return session->stored && session->timeline && !session->busy && sessions->parking < PARK_AT_ONCE;
+}
+
+static uint64_t idle_ms(const srv_session *session, uint64_t now) {
+    const uint64_t since = session->expires_ms - (uint64_t)session->ttl_s * 1000;
+    return now > since ? now - since : 0;
+}
+
+bool srv_session_park(srv_server *server, srv_session *session, srv_loop_fn parked, void *context) {
+    const quiet_call quiet = {.action = PARK, .session = session, .parked = parked, .context = context};
+
+    if (!call_quietly(server, session, &quiet))
+        return false;
+    server->sessions->parking++;
+    return true;
+}
+
 static void on_sweep(void *context) {
     srv_sessions *sessions = context;
+    const srv_server *server = sessions->server;
+    const bool shared = server->store && srv_store_is_shared(server->store);
+    const uint64_t patience = (uint64_t)server->config->store_lease_ms * 2 / 3;
 
     for (srv_session *at = sessions->first, *next; at; at = next) {
         next = at->next;
-        if (at->calls == 0 && is_over(sessions->server, at) && at->timeline)
+        if (at->calls > 0 || at->busy)
+            continue;
+        if (is_over(server, at) && at->timeline)
             srv_session_drop(sessions->server, at);
-        else if (at->calls == 0 && is_over(sessions->server, at))
+        else if (is_over(server, at))
             srv_session_remove(sessions->server, at);
+        else if (shared && idle_ms(at, srv_loop_now(server->loop)) >= patience && may_park(sessions, at))
+            park(sessions, at);
     }
 }
 
@@ -358,13 +400,11 @@ bool srv_sessions_park(srv_server *server) {
     srv_sessions *sessions = server->sessions;
     bool left = false;
 
-    for (srv_session *at = srv_session_first(server); at && sessions->parking < PARK_AT_ONCE; at = at->next) {
-        if (!at->stored || !at->timeline || at->busy)
-            continue;
-        at->busy = call_quietly(server, at, &(quiet_call){.action = PARK, .session = at});
-        sessions->parking += at->busy;
-        left = true;
-    }
+    for (srv_session *at = srv_session_first(server); at; at = at->next)
+        if (may_park(sessions, at)) {
+            park(sessions, at);
+            left = true;
+        }
     return !left && (!sessions || sessions->parking == 0);
 }
 

@@ -61,6 +61,8 @@ void srv_session_write_stored(const srv_server *server, const eng_record *stored
 
 // The session stays behind this position, of which the client knows: what came after is cut. Then it is let go.
 void srv_session_settle(srv_server *server, srv_session *session, int64_t position);
+// One that was taken leaves this server for the store; then calls back. False: no memory, and nothing is called.
+bool srv_session_park(srv_server *server, srv_session *session, srv_loop_fn parked, void *context);
 // A request that wrote nothing has used it.
 void srv_session_touch(srv_server *server, const srv_session *session);
 

@@ -138,14 +138,28 @@ void srv_session_unmake(srv_completion *completion) {
     completion->making = NULL;
 }
 
+static void present(void *context) {
+    srv_completion *completion = context;
+    srv_exchange *exchange = completion->exchange;
+
+    if (srv_exchange_open(exchange))
+        srv_exchange_reply(exchange, 201, &completion->answer);
+    srv_exchange_release(exchange);
+}
+
+// Where servers share the store, the next request may come to another: there it is before the answer.
 void srv_session_present(srv_completion *completion) {
+    srv_exchange *exchange = completion->exchange;
+    srv_server *server = exchange->server;
     srv_session *session = completion->session;
-    srv_buf out;
 
     session->known = true;
-    srv_buf_init(&out, SRV_MAX_ANSWER_BYTES);
-    srv_session_write(completion->exchange->server, session, NULL, NULL, &out);
-    srv_exchange_reply(completion->exchange, 201, &out);
+    srv_session_write(server, session, NULL, NULL, &completion->answer);
+    srv_exchange_hold(exchange);
+    if (server->store && srv_store_is_shared(server->store) && srv_session_park(server, session, present, completion))
+        completion->session = NULL;
+    else
+        present(completion);
 }
 
 static void begin(srv_completion *completion, srv_session *original) {

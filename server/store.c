@@ -15,7 +15,7 @@ struct srv_store {
     srv_log *log;
     pthread_t thread;
     eng_store_gauges seen;
-    bool failing;
+    bool shared, failing;
 };
 
 char *srv_store_place(const srv_config *config, const char *state_directory) {
@@ -50,6 +50,7 @@ eng_status srv_store_open(const srv_config *config, const char *place, srv_log *
     if (!store)
         return eng_fail(error, ENG_NO_MEMORY, "no memory for the store");
     store->log = log;
+    store->shared = strstr(place, "://");
     eng_status status = eng_store_open(&options, &store->engine, error);
     if (!status && pthread_create(&store->thread, NULL, run, store) != 0) {
         status = eng_fail(error, ENG_NO_MEMORY, "the store's thread cannot be started");
@@ -64,6 +65,10 @@ eng_status srv_store_open(const srv_config *config, const char *place, srv_log *
 
 eng_store *srv_store_engine(const srv_store *store) {
     return store->engine;
+}
+
+bool srv_store_is_shared(const srv_store *store) {
+    return store->shared;
 }
 
 void srv_store_close(srv_store *store) {

@@ -15,6 +15,7 @@ char *srv_store_place(const srv_config *config, const char *state_directory);
 ENG_CHECKED eng_status srv_store_open(const srv_config *config, const char *place, srv_log *log, srv_store **out,
                                       eng_error *error);
 eng_store *srv_store_engine(const srv_store *store); // for eng_options
+bool srv_store_is_shared(const srv_store *store);    // by other servers, perhaps
 // After every engine with it is closed: what was asked of it is done first. NULL is accepted.
 void srv_store_close(srv_store *store);
 

@@ -1,0 +1,105 @@
+#!/bin/bash
+# SPDX-License-Identifier: Apache-2.0
+# Two servers that share a Redis, behind HAProxy with deploy/haproxy's configuration: conversations go on while each
+# server is killed, or ends as asked, in turn; no turn is lost and none is made twice. Without HAProxy the clients
+# choose for themselves.
+#
+#   tests/server/replicas_test.sh [RESTARTS]        4 by default
+set -uo pipefail
+source_dir=${MESA_SOURCE:-$(cd "$(dirname "$0")/../.." && pwd)}
+# shellcheck source=tests/clients/server.sh
+source "$source_dir/tests/clients/server.sh"
+command -v python3 >/dev/null || { echo "SKIP: there is no python3"; exit 77; }
+command -v redis-server >/dev/null || { echo "SKIP: there is no redis-server"; exit 77; }
+front=
+if command -v haproxy >/dev/null; then
+    front=$folder/front
+    sed -E "s|bind :8080|bind unix@$folder/front|; s|127.0.0.1:808([12])|unix@$folder/replica\1|" \
+        "$source_dir/deploy/haproxy/haproxy.cfg" >"$folder/haproxy.cfg"
+    haproxy -c -q -f "$folder/haproxy.cfg" || fail "HAProxy refuses its configuration"
+fi
+
+cat >"$folder/replicas.py" <<'END'
+import os, random, signal, subprocess, sys, time
+
+sys.path.insert(0, sys.argv[1])
+import conversations as talk
+
+program, model, folder, front, restarts = sys.argv[2:6] + [int(sys.argv[6])]
+log = open(folder + "/replicas.log", "ab")
+places = [folder + "/replica1", folder + "/replica2"]
+children = []
+
+
+def run(*command):
+    child = subprocess.Popen(command, stdout=log, stderr=log)
+    children.append(child)
+    return child
+
+
+def wait_for(address, process):
+    for _ in range(1200):
+        assert process.poll() is None, "a process has ended: see the log"
+        try:
+            if talk.ask(address, "GET", "/health/ready")[0] == 200:
+                return
+        except (OSError, talk.http.client.HTTPException, ValueError):
+            pass
+        time.sleep(0.02)
+    raise AssertionError(address + " does not become ready")
+
+
+def start(number, *more):
+    options = more or ("--store", f"redis+unix://{folder}/redis", "--store-lease", "2")
+    process = run(program, "--model", "demo=" + model, "--listen", "unix:" + places[number], *options)
+    wait_for(places[number], process)
+    return process
+
+
+def choose():
+    """Without a proxy: the one that clients of this moment like, or the other where that is not there."""
+    return front or places[int(time.monotonic() * 2) % 2]
+
+
+def restart_in_turn():
+    for i in range(restarts):
+        time.sleep(chance.uniform(0.3, 1.2))
+        number = i % 2
+        servers[number].send_signal(signal.SIGKILL if i // 2 % 2 == 0 else signal.SIGTERM)
+        servers[number].wait(timeout=60)
+        time.sleep(chance.uniform(0, 0.5))
+        servers[number] = start(number)
+    time.sleep(3)
+
+
+chance = random.Random(int(os.environ.get("SEED", time.time_ns())))
+try:
+    run("redis-server", "--port", "0", "--unixsocket", folder + "/redis", "--dir", folder, "--save", "",
+        "--appendonly", "yes", "--appendfsync", "always")
+    for _ in range(500):
+        if os.path.exists(folder + "/redis"):
+            break
+        time.sleep(0.02)
+    servers = [start(0), start(1)]
+    if front:
+        wait_for(front, run("haproxy", "-db", "-f", folder + "/haproxy.cfg"))
+    held = talk.hold(3, choose, restart_in_turn)
+    listed = [talk.ask(place, "GET", "/v1/sessions")[2]["data"] for place in places]
+    assert [sorted(one["id"] for one in several) for several in listed][0] == sorted(
+        one["id"] for one in listed[1]), listed
+    servers[0].terminate()
+    assert servers[0].wait(timeout=60) == 0
+    start(0, "--store", "none")
+    talk.compare(held, places[0])
+finally:
+    for child in children:
+        child.kill()
+        child.wait()
+print(f"{restarts} restarts, {sum(len(c.said) for c in held)} turns: {sum(c.lost for c in held)} answers lost, "
+      f"{sum(c.again for c in held)} turns made again{', behind HAProxy' if front else ''}")
+END
+python3 "$folder/replicas.py" "$source_dir/tests/server" "$build/mesa-server" "$model" "$folder" "$front" "${1:-4}" \
+    >"$folder/replicas" 2>&1 || fail "$(tail -n 12 "$folder/replicas"; tail -n 30 "$folder/replicas.log")"
+tail -n 1 "$folder/replicas"
+
+exit $((failures > 0))
