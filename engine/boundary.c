@@ -13,16 +13,15 @@ uint64_t eng_scores_bytes(size_t count, int32_t top) {
     return sizeof(eng_scores) + count * (sizeof(eng_token) + sizeof(eng_alternative) * (uint64_t)top);
 }
 
-eng_scores *eng_scores_create(size_t count, int32_t top, bool compute, uint64_t *sum) {
+eng_scores *eng_scores_create(size_t count, const eng_scoring *scoring, uint64_t *sum) {
     eng_scores *scores = malloc(sizeof *scores);
     if (!scores)
         return NULL;
     *scores = (eng_scores){.references = 1,
-                           .top = top,
-                           .compute = compute,
-                           .bytes = eng_scores_bytes(count, top),
+                           .scoring = *scoring,
+                           .bytes = eng_scores_bytes(count, scoring->top),
                            .sum = sum,
-                           .list = {.top_each = top}};
+                           .list = {.top_each = scoring->top}};
     *sum += scores->bytes;
     if (!eng_token_list_reserve(&scores->list, count)) {
         eng_scores_release(scores);
@@ -46,6 +45,12 @@ void eng_scores_release(eng_scores *scores) {
 void eng_scores_add(eng_scores *scores, const eng_token_list *from) {
     if (scores->list.count < scores->list.capacity)
         (void)eng_token_list_copy(&scores->list, from, from->count - 1);
+}
+
+bool eng_scores_cover(const eng_scores *scores, const eng_scoring *scoring) {
+    const eng_scoring *told = &scores->scoring;
+    return told->top >= scoring->top && (told->compute || !scoring->compute) &&
+           told->exit_threshold == scoring->exit_threshold && told->max_loops == scoring->max_loops;
 }
 
 // ---------------------------------------------------------------------------------------------------------- boundaries
@@ -73,8 +78,8 @@ void eng_boundary_release(eng_boundary *boundary) {
 }
 
 static bool scores_serve(const eng_scores *scores, int64_t read, const eng_boundary_need *need) {
-    return scores && scores->top >= need->top && (scores->compute || !need->compute) &&
-           scores->list.count > (size_t)read && scores->list.token[read].id == need->ids[read];
+    return scores && eng_scores_cover(scores, &need->scoring) && scores->list.count > (size_t)read &&
+           scores->list.token[read].id == need->ids[read];
 }
 
 bool eng_boundary_serves(const eng_boundary *boundary, const eng_boundary_need *need) {

@@ -12,24 +12,33 @@
 #include "engine/snapshot.h"
 #include "engine/token_list.h"
 
+// How logprobs of a prompt are told.
+typedef struct eng_scoring {
+    int32_t top;  // alternatives of each token
+    bool compute; // with solver figures
+    float exit_threshold;
+    int32_t max_loops; // 0, like the threshold, where no loops are read
+} eng_scoring;
+
 // Logprobs of a prompt's first tokens, as they were told: token i by what was read before it.
 typedef struct eng_scores {
     int32_t references;
-    int32_t kept;        // boundaries of a cache that refer to it
-    int32_t top;         // alternatives that were wanted of each
-    bool compute;        // with solver figures
+    int32_t kept; // boundaries of a cache that refer to it
+    eng_scoring scoring;
     uint64_t bytes;      // of all of it
     uint64_t *sum;       // of the bytes of all blocks; borrowed
     eng_token_list list; // its capacity stays
 } eng_scores;
 
 // Room for `count` tokens. NULL: no memory.
-eng_scores *eng_scores_create(size_t count, int32_t top, bool compute, uint64_t *sum);
+eng_scores *eng_scores_create(size_t count, const eng_scoring *scoring, uint64_t *sum);
 uint64_t eng_scores_bytes(size_t count, int32_t top); // that it would take
 void eng_scores_retain(eng_scores *scores);
 void eng_scores_release(eng_scores *scores); // NULL is accepted
 // The last token of the list, if there is room.
 void eng_scores_add(eng_scores *scores, const eng_token_list *from);
+// Whether they tell everything that is to be told.
+bool eng_scores_cover(const eng_scores *scores, const eng_scoring *scoring);
 
 typedef struct eng_boundary {
     int32_t references;
@@ -37,15 +46,15 @@ typedef struct eng_boundary {
     eng_snapshot *snapshot; // a reference; NULL: there is none (yet)
     eng_scores *scores;     // a reference; NULL: nobody wanted them. Of more than `read` tokens if they serve
     bool unconverged;       // a solve on the way hit its bound, or may have
+    bool used;              // somebody began from it
 } eng_boundary;
 
 // What a reader needs of a boundary that it begins from.
 typedef struct eng_boundary_need {
     const int32_t *ids; // its prompt from position 0 on; one more than it may begin behind
-    bool scored;        // logprobs, with
-    int32_t top;        // so many alternatives
-    bool compute;       // and solver figures
     bool converged;     // it would have failed otherwise
+    bool scored;        // logprobs, told as
+    eng_scoring scoring;
 } eng_boundary_need;
 
 // With one reference; the snapshot's is taken. NULL: no memory, and the snapshot is released.

@@ -111,6 +111,7 @@ static void drop_boundary(eng_prefix *prefix, node *at) {
     if (!boundary)
         return;
     at->boundary = NULL;
+    boundary->snapshot->mark = 0;
     prefix->states--;
     prefix->state_bytes -= eng_snapshot_bytes(prefix->options.snapshots, boundary->read);
     uncount_scores(prefix, boundary->scores);
@@ -199,9 +200,9 @@ void eng_prefix_sum(const eng_prefix *prefix, eng_prefix_sums *out) {
                              .evictions = prefix->evictions};
 }
 
-eng_scores *eng_prefix_scores(eng_prefix *prefix, size_t count, int32_t top, bool compute) {
-    return bounded(prefix, prefix->score_bytes + eng_scores_bytes(count, top))
-               ? eng_scores_create(count, top, compute, &prefix->score_bytes)
+eng_scores *eng_prefix_scores(eng_prefix *prefix, size_t count, const eng_scoring *scoring) {
+    return bounded(prefix, prefix->score_bytes + eng_scores_bytes(count, scoring->top))
+               ? eng_scores_create(count, scoring, &prefix->score_bytes)
                : NULL;
 }
 
@@ -300,39 +301,73 @@ int64_t eng_prefix_spacing(const eng_prefix *prefix, int64_t count) {
 
 // --------------------------------------------------------------------------------------------------------- boundaries
 
+// Whether reading so much again would cost more than a transfer.
+static bool is_long(const eng_prefix *prefix, int64_t read) {
+    enum { PART = 4 };
+    return read >= prefix->options.spacing / PART;
+}
+
+static bool may_go(const eng_prefix *prefix, const eng_snapshot *snapshot) {
+    const node *at = (const node *)(uintptr_t)snapshot->mark;
+    return at && snapshot->session.pool && snapshot->references == 1 && at->boundary->references == 1 &&
+           !at->boundary->used && !is_long(prefix, snapshot->read);
+}
+
+// Of the states on the device that are not worth a transfer the one used least recently. False: there is none.
+static bool drop_cheap(eng_prefix *prefix) {
+    eng_snapshot *snapshot = eng_snapshots_oldest(prefix->options.snapshots);
+    while (snapshot && !may_go(prefix, snapshot))
+        snapshot = snapshot->next;
+    if (!snapshot)
+        return false;
+    drop_boundary(prefix, (node *)(uintptr_t)snapshot->mark);
+    prefix->evictions++;
+    return true;
+}
+
+bool eng_prefix_spill(eng_prefix *prefix) {
+    return drop_cheap(prefix) || eng_snapshots_spill(prefix->options.snapshots);
+}
+
 // On the device if a slot is free, where pages are shared; else on the host.
-static eng_snapshot *copy_state(eng_prefix *prefix, const eng_session *session) {
+static eng_snapshot *copy_state(eng_prefix *prefix, const eng_session *session, bool to_host) {
     eng_session copy = {0};
-    if (eng_session_fork(session, prefix->options.stream, session->read, &copy, NULL) != ENG_OK)
-        return eng_snapshot_copy(prefix->options.snapshots, session);
+    eng_status status;
+    do
+        status = eng_session_fork(session, prefix->options.stream, session->read, &copy, NULL);
+    while (status == ENG_FULL && eng_prefix_spill(prefix));
+    if (status != ENG_OK)
+        return to_host ? eng_snapshot_copy(prefix->options.snapshots, session) : NULL;
     copy.tail_count = 0;
     eng_snapshot *snapshot = eng_snapshot_keep(prefix->options.snapshots, &copy);
     eng_session_close(&copy);
     return snapshot;
 }
 
-static eng_snapshot *take_state(eng_prefix *prefix, const node *at, const eng_session *session, bool needed) {
+static eng_snapshot *take_state(eng_prefix *prefix, const node *at, const eng_session *session, eng_want want) {
     const uint64_t bytes = eng_snapshot_bytes(prefix->options.snapshots, session->read);
     const bool keeps = at && bytes <= prefix->options.budget && make_room(prefix, bytes);
-    return (keeps || needed) && room_beside(prefix, bytes) ? copy_state(prefix, session) : NULL;
+    if ((!keeps && want != ENG_WANT_NEEDED) || !room_beside(prefix, bytes))
+        return NULL;
+    return copy_state(prefix, session, want != ENG_WANT_CHEAP || is_long(prefix, session->read));
 }
 
-eng_boundary *eng_prefix_leave(eng_prefix *prefix, const eng_chain *chain, const eng_session *session, bool needed) {
+eng_boundary *eng_prefix_leave(eng_prefix *prefix, const eng_chain *chain, const eng_session *session, eng_want want) {
     const node *at = eng_prefix_keeps(prefix) && chain->read == session->read ? look_up(prefix, chain->digest) : NULL;
     eng_snapshot *snapshot = at && at->boundary ? at->boundary->snapshot : NULL;
     if (snapshot)
         eng_snapshot_retain(snapshot);
     else
-        snapshot = take_state(prefix, at, session, needed);
-    return snapshot || !needed ? eng_boundary_create(session->read, snapshot) : NULL;
+        snapshot = take_state(prefix, at, session, want);
+    return snapshot || want != ENG_WANT_NEEDED ? eng_boundary_create(session->read, snapshot) : NULL;
 }
 
 // The newest logprobs serve best, as long as they tell no less.
 static void improve(eng_prefix *prefix, eng_boundary *kept, const eng_boundary *boundary) {
     eng_scores *scores = boundary->scores, *before = kept->scores;
     kept->unconverged = boundary->unconverged;
-    if (!scores || scores == before || (before && before->top > scores->top) ||
-        (before && before->compute && !scores->compute))
+    if (!scores || scores == before || (before && before->scoring.top > scores->scoring.top) ||
+        (before && before->scoring.compute && !scores->scoring.compute))
         return;
     eng_scores_retain(scores);
     count_scores(prefix, scores);
@@ -350,6 +385,7 @@ void eng_prefix_add(eng_prefix *prefix, const eng_chain *chain, eng_boundary *bo
     } else if (!at->boundary && boundary->snapshot) {
         eng_boundary_retain(boundary);
         at->boundary = boundary;
+        boundary->snapshot->mark = (uint64_t)(uintptr_t)at;
         prefix->states++;
         prefix->state_bytes += eng_snapshot_bytes(prefix->options.snapshots, boundary->read);
         count_scores(prefix, boundary->scores);

@@ -6,6 +6,10 @@
 // node costs some bytes and tells that a prompt went this way; a few have a state. Everything counts in one budget, to
 // the byte, and what was used least recently goes first, the end of a way before its beginning.
 //
+// A state lies in a slot of the pool while one is free, which costs next to nothing. To the host go those that are
+// worth the transfer: of long prompts, where a second prompt came by, or that somebody began from. Others give their
+// slot up when it is needed.
+//
 // Jobs may hold a boundary that the tree does not, or no longer, have: requests that wait for one state to begin from.
 // Those states count in bounds of their own beside the budget. Everything belongs to the engine's thread.
 #ifndef ENGINE_PREFIX_H
@@ -56,14 +60,23 @@ void eng_prefix_pass(eng_prefix *prefix, eng_chain *chain, const int32_t *ids, i
 // Ids between the states that a prompt of so many ids leaves behind: all of them take a part of the budget.
 int64_t eng_prefix_spacing(const eng_prefix *prefix, int64_t count);
 
-// A boundary where the session is, which goes on: with a copy of its state, or one that the tree has. Without any where
-// the tree would not keep it and nobody needs it. NULL: no memory, or no room for those who need it.
-eng_boundary *eng_prefix_leave(eng_prefix *prefix, const eng_chain *chain, const eng_session *session, bool needed);
+// How much a state is wanted.
+typedef enum eng_want {
+    ENG_WANT_CHEAP,  // if it costs little, or is of a long prompt
+    ENG_WANT_KEPT,   // if the tree has room
+    ENG_WANT_NEEDED, // beside the budget as well
+} eng_want;
+
+// A boundary where the session is, which goes on: with a copy of its state, or one that the tree has; without any where
+// it is not wanted enough. NULL: no memory, or no room for a state that is needed.
+eng_boundary *eng_prefix_leave(eng_prefix *prefix, const eng_chain *chain, const eng_session *session, eng_want want);
 // The boundary is what it says: the tree takes a reference, or what is new of it, if it has room.
 void eng_prefix_add(eng_prefix *prefix, const eng_chain *chain, eng_boundary *boundary);
+// A slot of the pool becomes free: a state moves to the host, or goes. False: none is on the device, or no memory.
+bool eng_prefix_spill(eng_prefix *prefix);
 void eng_prefix_purge(eng_prefix *prefix); // everything, nothing of it right
 
 // A block of logprobs within the bounds of what jobs hold. NULL: no room, or no memory.
-eng_scores *eng_prefix_scores(eng_prefix *prefix, size_t count, int32_t top, bool compute);
+eng_scores *eng_prefix_scores(eng_prefix *prefix, size_t count, const eng_scoring *scoring);
 
 #endif

@@ -291,7 +291,7 @@ static eng_status open_session(const eng_scheduler *scheduler, eng_job *job, eng
 
 // Those that can be read again go to the host first.
 static bool spill(const eng_scheduler *scheduler) {
-    return eng_snapshots_spill(eng_prefix_snapshots(scheduler->options.prefix)) ||
+    return eng_prefix_spill(scheduler->options.prefix) ||
            eng_snapshots_spill(eng_timelines_snapshots(scheduler->options.timelines));
 }
 

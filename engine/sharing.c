@@ -33,12 +33,19 @@ static int64_t last_start(const eng_scheduler *scheduler, const eng_job *job) {
     return job->prompt_logprobs && own > 0 ? minimum(last, whole_chunks(scheduler, own)) : last;
 }
 
-static eng_boundary_need need_of(const eng_job *job) {
+static eng_scoring scoring_of(const eng_scheduler *scheduler, const eng_job *job) {
+    const bool loops = eng_model_reads_loops(scheduler->options.rules.model);
+    return (eng_scoring){.top = job->read.top_each,
+                         .compute = job->token_compute,
+                         .exit_threshold = loops ? job->knobs.exit_threshold : 0,
+                         .max_loops = loops ? job->knobs.max_loops : 0};
+}
+
+static eng_boundary_need need_of(const eng_scheduler *scheduler, const eng_job *job) {
     return (eng_boundary_need){.ids = job->prompt->ids,
+                               .converged = job->fail_unconverged,
                                .scored = needs_scores(job),
-                               .top = job->read.top_each,
-                               .compute = job->token_compute,
-                               .converged = job->fail_unconverged};
+                               .scoring = scoring_of(scheduler, job)};
 }
 
 static int64_t start_of(const eng_job *job) {
@@ -72,16 +79,16 @@ static bool same_key(const eng_job *a, const eng_job *b) {
     return memcmp(a->share.root.digest, b->share.root.digest, sizeof a->share.root.digest) == 0;
 }
 
-static bool scores_will_serve(const eng_job *job, const eng_job *reader) {
-    const eng_scores *scores = reader->share.scores;
-    return scores && scores->top >= job->read.top_each && (scores->compute || !job->token_compute);
+static bool scores_will_serve(const eng_scheduler *scheduler, const eng_job *job, const eng_job *reader) {
+    const eng_scoring scoring = scoring_of(scheduler, job);
+    return reader->share.scores && eng_scores_cover(reader->share.scores, &scoring);
 }
 
 // Where the job would begin if it followed the reader; 0: nowhere that is worth it.
 static int64_t meeting(const eng_scheduler *scheduler, const eng_job *job, const eng_job *reader) {
     const bool scored = needs_scores(job);
     if (reader->phase != ENG_PHASE_READING || reader->paused || reader == scheduler->audit.job ||
-        !same_key(job, reader) || (scored && !scores_will_serve(job, reader)))
+        !same_key(job, reader) || (scored && !scores_will_serve(scheduler, job, reader)))
         return 0;
     const int64_t limit = minimum(last_start(scheduler, job), last_shared(scheduler, reader));
     if (limit == 0 || limit < reader->session.read)
@@ -162,7 +169,7 @@ void eng_share_choose(eng_scheduler *scheduler, eng_job *job) {
     share->known = 0;
     if (job->turn.from || limit == 0 || !keeps(scheduler))
         return;
-    const eng_boundary_need need = need_of(job);
+    const eng_boundary_need need = need_of(scheduler, job);
     eng_boundary *found = eng_prefix_find(scheduler->options.prefix, &need, limit, &share->chain, &share->known);
     if (found && found->read > start_of(job))
         replace_start(job, found);
@@ -172,24 +179,25 @@ static void make_scores(const eng_scheduler *scheduler, eng_job *job) {
     const int64_t last = last_shared(scheduler, job);
     if (!needs_scores(job) || last == 0)
         return;
-    job->share.scores =
-        eng_prefix_scores(scheduler->options.prefix, (size_t)last + 1, job->read.top_each, job->token_compute);
+    const eng_scoring scoring = scoring_of(scheduler, job);
+    job->share.scores = eng_prefix_scores(scheduler->options.prefix, (size_t)last + 1, &scoring);
 }
 
 eng_status eng_share_begin(eng_scheduler *scheduler, eng_job *job, eng_error *error) {
     eng_share *share = &job->share;
-    const eng_boundary *start = share->start;
+    eng_boundary *start = share->start;
     make_scores(scheduler, job);
     if (start && !eng_job_resume(job, start))
         return eng_fail(error, ENG_NO_MEMORY, "out of memory for the logprobs of a prompt");
     share->kept = start_of(job);
     share->spacing = eng_prefix_spacing(scheduler->options.prefix, job->prompt_count);
-    if (start)
+    if (start) {
+        start->used = true;
         scheduler->prefix_hits++;
-    else
-        scheduler->prefix_misses += !job->turn.from && last_start(scheduler, job) > 0;
-    if (start)
         eng_audit_hit(scheduler, job);
+    } else {
+        scheduler->prefix_misses += !job->turn.from && last_start(scheduler, job) > 0;
+    }
     eng_boundary_release(share->start);
     share->start = NULL;
     if (!job->turn.from && last_shared(scheduler, job) > 0)
@@ -229,7 +237,7 @@ static void give_to_followers(const eng_scheduler *scheduler, const eng_job *rea
     for (eng_job *job = scheduler->waiting.head; job && reader->share.followers > 0; job = job->next) {
         if (!follows_to(job, reader, boundary->read))
             continue;
-        const eng_boundary_need need = need_of(job);
+        const eng_boundary_need need = need_of(scheduler, job);
         if (eng_boundary_serves(boundary, &need))
             replace_start(job, boundary);
         eng_share_unfollow(job);
@@ -260,7 +268,8 @@ void eng_share_leave(eng_scheduler *scheduler, eng_job *job) {
     const bool followed = has_followers_at(scheduler, job, read);
     if (!followed && !worth_keeping(scheduler, job))
         return;
-    share->left = eng_prefix_leave(scheduler->options.prefix, &share->chain, &job->session, followed);
+    const eng_want want = followed ? ENG_WANT_NEEDED : read == share->known ? ENG_WANT_KEPT : ENG_WANT_CHEAP;
+    share->left = eng_prefix_leave(scheduler->options.prefix, &share->chain, &job->session, want);
     share->left_chain = share->chain;
     if (!share->left) {
         set_free_at(scheduler, job, read);
@@ -292,7 +301,7 @@ static void hand_over(const eng_scheduler *scheduler, eng_job *job) {
     if (read == 0 || read > last_shared(scheduler, job) || read % scheduler->options.chunk != 0)
         return;
     const eng_chain nowhere = {.read = -1};
-    eng_boundary *boundary = eng_prefix_leave(scheduler->options.prefix, &nowhere, &job->session, true);
+    eng_boundary *boundary = eng_prefix_leave(scheduler->options.prefix, &nowhere, &job->session, ENG_WANT_NEEDED);
     if (!boundary)
         return;
     boundary->unconverged = job->share.unconverged || job->underway > 0;
@@ -301,7 +310,7 @@ static void hand_over(const eng_scheduler *scheduler, eng_job *job) {
         boundary->scores = job->share.scores;
     }
     for (eng_job *other = scheduler->waiting.head; other; other = other->next) {
-        const eng_boundary_need need = need_of(other);
+        const eng_boundary_need need = need_of(scheduler, other);
         if (other->share.leader == job && start_of(other) < read && eng_boundary_serves(boundary, &need))
             replace_start(other, boundary);
     }

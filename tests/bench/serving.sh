@@ -7,8 +7,10 @@ folder=$(mktemp -d)
 server=
 trap '[ -z "$server" ] || kill "$server"; rm -rf "$folder"' EXIT
 
+# Prompts that come again are read again, unless PREFIX_BUDGET says how many bytes are kept for them.
 serve() { # OPTION...: starts a server, ended with the script, and waits until it answers; MESA_URL is its address
-    OMP_WAIT_POLICY=passive GOMP_SPINCOUNT=20000 "$build/mesa-server" --listen "unix:$folder/socket" "$@" \
+    OMP_WAIT_POLICY=passive GOMP_SPINCOUNT=20000 "$build/mesa-server" --listen "unix:$folder/socket" \
+        --prefix-budget "${PREFIX_BUDGET:-0}" "$@" \
         >"$folder/log" 2>&1 &
     server=$!
     export MESA_URL=unix:$folder/socket

@@ -26,10 +26,8 @@ typedef struct log_lines {
 
 static void note_line(void *context, eng_log_level level, const char *text) {
     log_lines *lines = context;
-    if (level != ENG_LOG_ERROR)
-        return;
-    lines->errors++;
-    snprintf(lines->last, sizeof lines->last, "%s", text);
+    if (level == ENG_LOG_ERROR && ++lines->errors)
+        snprintf(lines->last, sizeof lines->last, "%s", text);
 }
 
 static eng_engine *open_model(const small_model *model, eng_options options) {
@@ -248,6 +246,31 @@ START_TEST(logprobs_come_from_states_that_have_them) {
 }
 END_TEST
 
+// At which loop an output is read enters no state, but logprobs.
+START_TEST(loops_share_states_and_no_logprobs) {
+    static const struct {
+        float threshold;
+        int32_t loops;
+        bool scored, hits;
+    } turns[] = {{1, 3, false, false},  {0.3F, 3, false, true}, {1, 1, false, true},    {0.3F, 3, true, false},
+                 {0.3F, 3, true, true}, {0.3F, 2, true, false}, {0.6F, 3, true, false}, {0.6F, 3, true, true}};
+    int32_t ids[MOST];
+    both engines = open_both(&small_models[SMALL_LOOPED], (eng_options){.prefix_budget = ENOUGH});
+    const int32_t chunk = chunk_of(engines.warm), count = 3 * chunk + 5;
+    plain_ids(1, ids, count);
+    for (size_t i = 0; i < sizeof turns / sizeof *turns; i++) {
+        eng_request request = turns[i].scored ? scoring(engines.warm, ids, count, 1) : asking(engines.warm, ids, count);
+        request.knobs.exit_threshold = turns[i].threshold;
+        request.knobs.max_loops = turns[i].loops;
+        reply want = *answer_to(engines.cold, request);
+        const reply *got = answer_to(engines.warm, request);
+        reply_same(got, &want, "loops");
+        cached(got, turns[i].hits ? 3 * chunk : 0, "loops");
+    }
+    close_both(engines);
+}
+END_TEST
+
 // A request that fails when a solve does not converge fails on what it would not read itself as well.
 START_TEST(what_did_not_converge_fails_as_before) {
     static reply together[2];
@@ -295,7 +318,7 @@ START_TEST(prompts_that_part_share_what_is_alike) {
     }
     plain_ids(1, ids, count);
     cached(answer_to(engines.warm, asking(engines.warm, ids, 4 * chunk + 1)), 4 * chunk, "a shorter one");
-    cached(answer_to(engines.warm, asking(engines.warm, ids, 4 * chunk)), 0, "one that would leave nothing to read");
+    cached(answer_to(engines.warm, asking(engines.warm, ids, 4 * chunk)), 0, "one with nothing left to read");
     cached(answer_to(engines.warm, asking(engines.warm, ids, chunk)), 0, "less than a chunk and an id");
     const eng_gauges gauges = gauges_of(engines.warm);
     ck_assert_uint_eq(gauges.prefix_evictions, 0);
@@ -311,7 +334,6 @@ START_TEST(states_stand_along_a_long_prompt) {
     eng_engine *engine =
         open_mesa((eng_options){.prefix_budget = ENOUGH, .snapshot_tokens = 4 * chunk, .prompt_tokens = 1});
     const uint64_t state = eng_pool_slot_stride(engine->pool);
-    ck_assert_int_eq(chunk_of(engine), chunk);
     plain_ids(1, ids, count);
     answer_to(engine, asking(engine, ids, count)); // four chunks a step
     ck_assert_uint_eq(gauges_of(engine).prefix_states, 5);
@@ -334,7 +356,7 @@ END_TEST
 START_TEST(a_first_turn_hits_and_goes_on) {
     static reply want;
     int32_t ids[MOST];
-    both engines = open_both(&small_models[SMALL_HYBRID], (eng_options){.prefix_budget = ENOUGH});
+    both engines = open_both(&small_models[SMALL_HYBRID], (eng_options){.prefix_budget = ENOUGH, .max_rows = 8});
     const int32_t chunk = chunk_of(engines.warm), count = 3 * chunk + 5;
     plain_ids(1, ids, count + 9);
     answer_to(engines.warm, asking(engines.warm, ids, count));
@@ -376,7 +398,7 @@ START_TEST(the_budget_holds_to_the_byte) {
     const uint64_t state = eng_pool_slot_stride(engine->pool);
     const int32_t chunk = chunk_of(engine), count = 2 * chunk + 5;
     eng_close(engine);
-    engine = open_mesa((eng_options){.prefix_budget = STATES * state + 4096});
+    engine = open_mesa((eng_options){.prefix_budget = STATES * state + 4096, .snapshot_tokens = 1});
     uint64_t nodes = 0;
     for (int i = 0; i < PROMPTS; i++) {
         plain_ids(100 + (uint64_t)i, ids, count);
@@ -405,9 +427,42 @@ START_TEST(the_budget_holds_to_the_byte) {
     ck_assert_uint_eq(gauges_of(engine).prefix_bytes + gauges_of(engine).prefix_states, 0);
     listen(engine);
     eng_close(engine);
-    engine = open_mesa((eng_options){.prefix_budget = state}); // not even one, with what names it
+    engine = open_mesa((eng_options){.prefix_budget = state, .snapshot_tokens = 1}); // not even one, with what names it
     for (int i = 0; i < 2; i++)
         cached(answer_to(engine, asking(engine, ids, count)), 0, "no room");
+    eng_close(engine);
+}
+END_TEST
+
+// States of short prompts lie where they cost nothing. When their slot is needed they go, unless they were of use.
+START_TEST(short_prompts_cost_no_transfer) {
+    static reply many[4];
+    int32_t ids[MOST];
+    eng_snapshot_sums sums;
+    eng_engine *engine = open_mesa((eng_options){.prefix_budget = ENOUGH});
+    const int32_t chunk = chunk_of(engine), count = 2 * chunk + 5;
+    for (int i = 0; i < 8; i++) {
+        plain_ids(100 + (uint64_t)i, ids, count);
+        answer_to(engine, asking(engine, ids, count));
+        if (i < 2)
+            cached(answer_to(engine, asking(engine, ids, count)), 2 * chunk, "again at once");
+    }
+    eng_snapshots_sum(engine->prefix_snapshots, &sums);
+    ck_assert_uint_eq(sums.device, 3); // beside the slot of the last request
+    ck_assert_uint_eq(sums.host, 0);
+    ck_assert_uint_eq(gauges_of(engine).prefix_evictions, 5);
+    for (int i = 0; i < 4; i++)
+        reply_ask(engine, asking(engine, ids + i, count - chunk - 5), &many[i]);
+    reply_step(engine);
+    eng_snapshots_sum(engine->prefix_snapshots, &sums);
+    ck_assert_uint_eq(sums.host, 2);
+    ck_assert_uint_eq(gauges_of(engine).prefix_evictions, 6);
+    listen(engine);
+    const int64_t want[] = {2 * chunk, 2 * chunk, 0};
+    for (int i = 0; i < 3; i++) {
+        plain_ids(100 + (uint64_t)i, ids, count);
+        cached(answer_to(engine, asking(engine, ids, count)), want[i], "later");
+    }
     eng_close(engine);
 }
 END_TEST
@@ -437,8 +492,9 @@ END_TEST
 START_TEST(pages_make_room) {
     int32_t ids[MOST];
     const small_model *model = &small_models[SMALL_LLAMA];
-    both engines =
-        open_both(model, (eng_options){.max_rows = 3, .state_budget = 8 * 64 * 512, .prefix_budget = ENOUGH});
+    both engines = open_both(
+        model,
+        (eng_options){.max_rows = 3, .state_budget = 8 * 64 * 512, .prefix_budget = ENOUGH, .snapshot_tokens = 1});
     ck_assert_uint_eq(gauges_of(engines.warm).kv_pages_total, 8);
     for (int i = 0; i < 12; i++) {
         const int32_t count = 150 + 11 * i; // 3 to 5 pages
@@ -676,7 +732,7 @@ START_TEST(no_order_of_events_changes_a_bit) {
     static hunt h;
     int64_t hits = 0;
     h = (hunt){.at = (uint64_t)_i << 32};
-    const small_model *model = &small_models[(const int[]){SMALL_MESA, SMALL_LLAMA, SMALL_HYBRID, SMALL_MESA}[_i]];
+    const small_model *model = &small_models[(const int[]){SMALL_MESA, SMALL_LLAMA, SMALL_HYBRID, SMALL_LOOPED}[_i]];
     h.engines = open_both(model, (eng_options){0});
     const uint64_t budget = 3 * eng_snapshot_bytes(h.engines.warm->prefix_snapshots, 64) + 8192;
     close_both(h.engines);
@@ -722,11 +778,13 @@ static Suite *prefix_suite(void) {
     tcase_add_test(cases, a_state_serves_its_owner_and_its_knobs_alone);
     tcase_add_test(cases, knobs_do_not_matter_where_nothing_is_solved);
     tcase_add_test(cases, logprobs_come_from_states_that_have_them);
+    tcase_add_test(cases, loops_share_states_and_no_logprobs);
     tcase_add_test(cases, what_did_not_converge_fails_as_before);
     tcase_add_test(cases, prompts_that_part_share_what_is_alike);
     tcase_add_test(cases, states_stand_along_a_long_prompt);
     tcase_add_test(cases, a_first_turn_hits_and_goes_on);
     tcase_add_test(cases, the_budget_holds_to_the_byte);
+    tcase_add_test(cases, short_prompts_cost_no_transfer);
     tcase_add_test(cases, logprobs_count);
     tcase_add_test(cases, pages_make_room);
     tcase_add_test(cases, a_hundred_equal_prompts_are_read_once);

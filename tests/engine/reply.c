@@ -12,6 +12,7 @@
 static void keep(told *to, const eng_token *token) {
     to->token.id = token->id;
     to->token.logprob = token->logprob;
+    to->token.loop = token->loop;
     to->token.top_count = token->top_count;
     to->token.compute = token->compute;
     for (int32_t i = 0; i < token->top_count; i++)
