@@ -5,8 +5,8 @@
 # rounds and their range, and the share of what the cache costs a prompt that it does not know.
 #
 #   tests/bench/prefix.sh MODEL [TOKENS]        tokens of a prompt, default 4000
-# Environment: MESA_BUILD (default build; any folder with the programs), DEVICE (default cpu; cuda:0), ROUNDS (default 7),
-# REQUESTS a round (default 2). A model to measure: mesa-trainer init.
+# Environment: MESA_BUILD (default build; any folder with the programs), DEVICE (default cpu; cuda:0), ROUNDS (default
+# 7), REQUESTS a round (default 2). A model to measure: mesa-trainer init.
 set -euo pipefail
 build=${MESA_BUILD:-$(dirname "$0")/../../build}
 model=$1

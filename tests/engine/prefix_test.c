@@ -96,8 +96,7 @@ static void cached(const reply *got, int64_t want, const char *what) {
                   (long)want);
 }
 
-// ---------------------------------------------------------------------------------------------------------- every
-// mixer
+// ------------------------------------------------------------------------------------------------------- every mixer
 
 // Both engines, the same folder.
 typedef struct both {
@@ -201,10 +200,9 @@ START_TEST(a_state_serves_its_owner_and_its_knobs_alone) {
 END_TEST
 
 START_TEST(knobs_do_not_matter_where_nothing_is_solved) {
-    int32_t ids[MOST];
+    int32_t ids[MOST] = {0};
     eng_engine *engine = open_model(&mixer_variants[15], (eng_options){.prefix_budget = ENOUGH});
     const int32_t chunk = chunk_of(engine);
-    plain_ids(1, ids, chunk + 1);
     eng_request request = asking(engine, ids, chunk + 1);
     answer_to(engine, request);
     request.knobs = (eng_knobs){ENG_CG_EXACT, 0, 0, 1, 1};
@@ -316,7 +314,6 @@ START_TEST(prompts_that_part_share_what_is_alike) {
         cached(got, want_cached[i], "a prompt that parts");
         cached(answer_to(engines.warm, request), 8 * chunk, "the same again");
     }
-    plain_ids(1, ids, count);
     cached(answer_to(engines.warm, asking(engines.warm, ids, 4 * chunk + 1)), 4 * chunk, "a shorter one");
     cached(answer_to(engines.warm, asking(engines.warm, ids, 4 * chunk)), 0, "one with nothing left to read");
     cached(answer_to(engines.warm, asking(engines.warm, ids, chunk)), 0, "less than a chunk and an id");
@@ -428,8 +425,8 @@ START_TEST(the_budget_holds_to_the_byte) {
     listen(engine);
     eng_close(engine);
     engine = open_mesa((eng_options){.prefix_budget = state, .snapshot_tokens = 1}); // not even one, with what names it
-    for (int i = 0; i < 2; i++)
-        cached(answer_to(engine, asking(engine, ids, count)), 0, "no room");
+    answer_to(engine, asking(engine, ids, count));
+    cached(answer_to(engine, asking(engine, ids, count)), 0, "no room");
     eng_close(engine);
 }
 END_TEST
@@ -478,7 +475,6 @@ START_TEST(logprobs_count) {
     const uint64_t without = gauges_of(engine).prefix_bytes;
     answer_to(engine, scoring(engine, ids, count, 2));
     ck_assert_uint_eq(gauges_of(engine).prefix_bytes - without, eng_scores_bytes(6 * (size_t)chunk + 1, 2));
-    eng_prefix_purge(engine->prefix);
     eng_close(engine);
     engine = open_mesa((eng_options){.prefix_budget = ENOUGH, .snapshot_tokens = chunk, .prompt_tokens = 1});
     answer_to(engine, scoring(engine, ids, count, 2));
@@ -516,7 +512,7 @@ END_TEST
 // Whether anything is kept or not, and whatever the rows: one reads, the others begin where it had to stop.
 START_TEST(a_hundred_equal_prompts_are_read_once) {
     enum { PROMPTS = 100 };
-    static reply got[PROMPTS], want[2];
+    static reply got[PROMPTS], want;
     int32_t ids[MOST];
     for (int kind = 0; kind < 4; kind++) {
         const bool scored = kind % 2;
@@ -525,12 +521,12 @@ START_TEST(a_hundred_equal_prompts_are_read_once) {
         const int32_t count = 5 * chunk_of(engines.warm) + 3;
         plain_ids(1, ids, count);
         const eng_request request = scored ? scoring(engines.warm, ids, count, 1) : asking(engines.warm, ids, count);
-        want[0] = *answer_to(engines.cold, request);
+        want = *answer_to(engines.cold, request);
         for (int i = 0; i < PROMPTS; i++)
             reply_ask(engines.warm, request, &got[i]);
         listen(engines.warm);
         for (int i = 0; i < PROMPTS; i++) {
-            reply_same(&got[i], &want[0], "one of many");
+            reply_same(&got[i], &want, "one of many");
             cached(&got[i], i > 0 ? below(engines.warm, count) : 0, "one of many");
         }
         ck_assert_uint_eq(gauges_of(engines.warm).prefix_hits, PROMPTS - 1);
@@ -545,18 +541,22 @@ START_TEST(choices_are_scored_behind_one_context) {
     static reply got[CONTINUATIONS], want[CONTINUATIONS];
     int32_t ids[CONTINUATIONS][MOST];
     both engines = open_both(&small_models[SMALL_MESA], (eng_options){.max_rows = 3});
-    const int32_t chunk = chunk_of(engines.warm), context = 4 * chunk + 2, count = context + chunk;
-    for (int i = 0; i < CONTINUATIONS; i++) {
-        plain_ids(1, ids[i], count);
-        plain_ids(50 + (uint64_t)i, ids[i] + context, chunk);
-        want[i] = *answer_to(engines.cold, scoring(engines.cold, ids[i], count, 1));
-    }
-    for (int i = 0; i < CONTINUATIONS; i++)
-        reply_ask(engines.warm, scoring(engines.warm, ids[i], count, 1), &got[i]);
-    listen(engines.warm);
-    for (int i = 0; i < CONTINUATIONS; i++) {
-        reply_same(&got[i], &want[i], "a continuation");
-        cached(&got[i], i > 0 ? 4 * chunk : 0, "a continuation");
+    const int32_t chunk = chunk_of(engines.warm);
+    for (int32_t more = 0; more < 3; more += 2) { // the logprob of the id behind a state is not there for another id
+        const int32_t context = 4 * chunk + more, count = context + chunk;
+        for (int i = 0; i < CONTINUATIONS; i++) {
+            plain_ids(1, ids[i], count);
+            plain_ids(50 + (uint64_t)i, ids[i] + context, chunk);
+            ids[i][context] = 2 + i;
+            want[i] = *answer_to(engines.cold, scoring(engines.cold, ids[i], count, 1));
+        }
+        for (int i = 0; i < CONTINUATIONS; i++)
+            reply_ask(engines.warm, scoring(engines.warm, ids[i], count, 1), &got[i]);
+        listen(engines.warm);
+        for (int i = 0; i < CONTINUATIONS; i++) {
+            reply_same(&got[i], &want[i], "a continuation");
+            cached(&got[i], i == 0 ? 0 : more ? 4 * chunk : 3 * chunk, "a continuation");
+        }
     }
     close_both(engines);
 }
@@ -733,10 +733,10 @@ START_TEST(no_order_of_events_changes_a_bit) {
     int64_t hits = 0;
     h = (hunt){.at = (uint64_t)_i << 32};
     const small_model *model = &small_models[(const int[]){SMALL_MESA, SMALL_LLAMA, SMALL_HYBRID, SMALL_LOOPED}[_i]];
-    h.engines = open_both(model, (eng_options){0});
-    const uint64_t budget = 3 * eng_snapshot_bytes(h.engines.warm->prefix_snapshots, 64) + 8192;
-    close_both(h.engines);
-    h.engines = open_both(
+    h.engines.cold = open_model(model, (eng_options){.max_rows = 1});
+    const eng_model_info *info = eng_info(h.engines.cold);
+    const uint64_t budget = 3 * (info->state_bytes + 64 * info->kv_bytes_per_token) + 8192;
+    h.engines.warm = open_model(
         model, (eng_options){.max_rows = 1 + _i, .prefix_budget = budget, .prefix_audit = 4, .snapshot_tokens = 32});
     for (int round = 0; round < 12; round++) {
         for (int i = 0; i < 8; i++) {

@@ -15,7 +15,8 @@ ask() { # BODY: the answer
 }
 choices() { # what an answer says beside its name, the time and how much of the prompts was read: what others have read
     # of them need not be read again
-    sed -E 's/"id":"cmpl-[0-9a-f]+"//; s/"created":[0-9]+//; s/"cached_tokens":[0-9]+//; s/("compute":\{"prompt":)\{[^}]*\}/\1/'
+    sed -E 's/"id":"cmpl-[0-9a-f]+"//; s/"created":[0-9]+//; s/"cached_tokens":[0-9]+//' |
+        sed -E 's/("compute":\{"prompt":)\{[^}]*\}/\1/'
 }
 texts() { # of each choice, a line each, without its number
     grep -oE '"text":"([^"\\]|\\.)*","logprobs":(null|\{[^}]*(\{[^}]*\}[^}]*)*\}),"finish_reason":"[a-z]*"'
