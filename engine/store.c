@@ -268,7 +268,7 @@ void eng_store_log(eng_store *store, eng_log_level level, const char *format, ..
     store->log(store->log_context, level, text);
 }
 
-// ----------------------------------------------------------------------------------------------------------- a client
+// ------------------------------------------------------------------------------------------------------------ a client
 
 static bool make_buffers(eng_store_client *client) {
     const eng_store_client_options *o = &client->options;

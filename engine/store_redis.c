@@ -58,8 +58,7 @@ int64_t eng_redis_number(const redisReply *reply) {
     return reply && reply->type == REDIS_REPLY_STRING ? strtoll(reply->str, NULL, 10) : 0;
 }
 
-// -------------------------------------------------------------------------------------------------- heads and last
-// uses
+// ------------------------------------------------------------------------------------------------- heads and last uses
 
 static eng_redis_hint *hint_place(eng_redis *r, const char *name) {
     return &r->hint[eng_hash_bytes(name, ENG_REDIS_NAME - 1) % ENG_REDIS_HINTS];
@@ -223,8 +222,7 @@ static void admit(eng_redis *r, eng_store_job *job) {
     }
 }
 
-// --------------------------------------------------------------------------------------------------------------
-// answers
+// ------------------------------------------------------------------------------------------------------------- answers
 
 typedef struct fault {
     const char *word;
@@ -299,8 +297,7 @@ static void lost(void *context) {
     }
 }
 
-// ------------------------------------------------------------------------------------------------------------- the
-// loop
+// ------------------------------------------------------------------------------------------------------------ the loop
 
 static void send_tasks(eng_redis *r, int64_t now) {
     for (int i = 0; i < ENG_REDIS_TASKS && eng_redis_link_has_room(&r->link); i++) {
@@ -416,8 +413,7 @@ static void wake(void *self) {
         ;
 }
 
-// -------------------------------------------------------------------------------------------------- opening and
-// closing
+// ------------------------------------------------------------------------------------------------- opening and closing
 
 static void close_store(void *self) {
     eng_redis *r = self;

@@ -88,8 +88,7 @@ bool eng_redis_says(const redisReply *reply, const char *word) {
     return reply->type == REDIS_REPLY_ERROR && strncmp(reply->str, word, strlen(word)) == 0;
 }
 
-// ---------------------------------------------------------------------------------------------------------- up and
-// down
+// --------------------------------------------------------------------------------------------------------- up and down
 
 void eng_redis_link_fail(eng_redis_link *link, const char *why) {
     if (link->state == ENG_REDIS_DOWN)
@@ -285,8 +284,7 @@ static void take_greeting(eng_redis_link *link, const eng_redis_due *due, const 
     }
 }
 
-// ----------------------------------------------------------------------------------------------------------- in and
-// out
+// ---------------------------------------------------------------------------------------------------------- in and out
 
 short eng_redis_link_events(const eng_redis_link *link) {
     if (link->state == ENG_REDIS_DOWN)
@@ -387,8 +385,7 @@ void eng_redis_link_work(eng_redis_link *link, short events) {
         write_some(link);
 }
 
-// -------------------------------------------------------------------------------------------------- opening and
-// closing
+// ------------------------------------------------------------------------------------------------- opening and closing
 
 eng_status eng_redis_link_open(eng_redis_link *link, eng_error *error) {
     for (int i = 0; i < ENG_REDIS_SCRIPTS; i++)

@@ -11,8 +11,7 @@
 
 enum { WINDOW = 8 };
 
-// --------------------------------------------------------------------------------------------------------------
-// sending
+// ------------------------------------------------------------------------------------------------------------- sending
 
 static void call(eng_redis *r, eng_redis_task *task, eng_redis_script script, const eng_redis_args *args) {
     task->pending++;
@@ -121,8 +120,7 @@ void eng_redis_begin(eng_redis *r, eng_redis_task *task) {
         task->step = first[op];
 }
 
-// ------------------------------------------------------------------------------------------------------------------
-// GET
+// ----------------------------------------------------------------------------------------------------------------- GET
 
 static void got(eng_redis *r, eng_redis_task *task) {
     eng_store_job *job = task->job;
@@ -221,8 +219,7 @@ static void take_piece(eng_redis *r, eng_redis_task *task, const eng_redis_due *
         got(r, task);
 }
 
-// ----------------------------------------------------------------------------------------------------------- the
-// others
+// ---------------------------------------------------------------------------------------------------------- the others
 
 static void take_delete(eng_redis *r, eng_redis_task *task, const redisReply *reply) {
     const redisReply *word = eng_redis_element(reply, 0);

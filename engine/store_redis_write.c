@@ -70,8 +70,7 @@ void eng_redis_begin_write(eng_redis *r, eng_redis_task *task) {
     plan(r, task);
 }
 
-// --------------------------------------------------------------------------------------------------------------
-// sending
+// ------------------------------------------------------------------------------------------------------------- sending
 
 static void add_epoch(const eng_redis_task *task, eng_redis_args *args) {
     const eng_store_request *request = &task->job->request;
@@ -250,8 +249,7 @@ void eng_redis_send_write(eng_redis *r, eng_redis_task *task) {
     }
 }
 
-// --------------------------------------------------------------------------------------------------------------
-// answers
+// ------------------------------------------------------------------------------------------------------------- answers
 
 // The record stands behind where this process has seen it: a server that did not sync came back, or its time was over.
 // An entry must not follow upon what it does not continue.
