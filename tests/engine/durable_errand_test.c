@@ -5,6 +5,7 @@
 #include <stdatomic.h>
 #include <string.h>
 
+#include "engine/durable_internal.h"
 #include "tests/check_main.h"
 #include "tests/engine/stored.h"
 #include "tests/engine/straight.h"
@@ -161,6 +162,7 @@ END_TEST
 
 // ------------------------------------------------------------------------------------------------------ one at a time
 
+// Who lost it finds out when it renews the lease, or else when it writes.
 START_TEST(a_lease_is_handed_over_or_lost) {
     static outcome out;
     int32_t ids[40];
@@ -190,6 +192,8 @@ START_TEST(a_lease_is_handed_over_or_lost) {
     submit(other, turn_of(other, u.id, ids, 40, 3), &out); // and one in the middle of a request
     step(other);
     ck_assert_int_eq(out.events, 0);
+    if (_i > 0)
+        eng_timelines_find(other->timelines, OWNER, u.id, NULL)->named->renew_at = INT64_MAX;
     pass(LEASE_MS + 50);
     t.id = fetch(t.engine, 1);
     both(&t, 3, 4, 3, "taken over");
@@ -240,12 +244,20 @@ END_TEST
 
 START_TEST(those_that_are_idle_make_room) {
     enum { COUNT = 12 };
+    static outcome running, straight;
     twins t = {0};
     uint64_t twin[COUNT];
+    int32_t ids[20];
     eng_gauges gauges;
     open_store(0);
     t.plain = open_letters((eng_options){0});
     t.engine = open_letters((eng_options){.store = store, .session_budget = 4 * eng_pool_slot_stride(t.plain->pool)});
+    uint64_t held = keep(t.engine, create(t.engine), 99); // and who is at work stays
+    plain_ids(99, ids, 20);
+    submit(t.engine, turn_of(t.engine, held, ids, 20, 9), &running);
+    while (running.id_count < 3)
+        step(t.engine);
+    eng_pause(t.engine, running.id, true);
     for (uint32_t i = 0; i < COUNT; i++) {
         t.id = keep(t.engine, create(t.engine), i);
         t.twin = twin[i] = create(t.plain);
@@ -265,6 +277,11 @@ START_TEST(those_that_are_idle_make_room) {
         t.twin = twin[i];
         both(&t, 90 + i, 0, 3, "again");
     }
+    eng_pause(t.engine, running.id, false);
+    finish(t.engine, &running);
+    submit(t.plain, turn_of(t.plain, create(t.plain), ids, 20, 9), &straight);
+    alike(&running, finish(t.plain, &straight), "who was at work");
+    ck_assert(running.durable);
     end_both(&t);
 }
 END_TEST
@@ -402,7 +419,7 @@ static Suite *durable_errand_suite(void) {
     tcase_add_test(asked, many_at_once_are_answered_once_each);
     tcase_add_test(asked, records_are_listed_touched_and_run_out);
     tcase_add_test(asked, another_models_timeline_is_refused_by_name);
-    tcase_add_test(leases, a_lease_is_handed_over_or_lost);
+    tcase_add_loop_test(leases, a_lease_is_handed_over_or_lost, 0, 2);
     tcase_add_test(leases, nothing_begins_when_the_lease_is_over);
     tcase_add_test(room, those_that_are_idle_make_room);
     tcase_add_test(room, a_full_store_catches_up);

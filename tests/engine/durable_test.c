@@ -267,6 +267,35 @@ START_TEST(states_follow_long_journals) {
 }
 END_TEST
 
+// What the store did, its reply calls unknown.
+static void take_as_unknown(eng_durable *durable, eng_waiter *waiter, eng_store_reply *reply) {
+    waiter->take = eng_named_take_write;
+    reply->status = ENG_IO;
+    waiter->take(durable, waiter, reply);
+}
+
+START_TEST(a_write_that_may_have_happened_does_no_harm) {
+    int32_t ids[40];
+    twins t = begin_letters(1);
+    both(&t, 1, 20, 2, "before");
+    for (int whole = 0; whole < 2; whole++) {
+        eng_named *named = eng_timelines_find(t.engine->timelines, OWNER, t.id, NULL)->named;
+        named->writing.take = take_as_unknown;
+        named->whole = whole;
+        plain_ids(2, ids, 40);
+        ck_assert(!turn(t.engine, t.id, ids, 20, 2)->durable);
+        turn(t.plain, t.twin, ids, 20, 2);
+        both_back(&t, 22 + 12 * whole); // the next write is another
+        ck_assert(!turn(t.engine, t.id, ids + 20, 10, 2)->durable);
+        turn(t.plain, t.twin, ids + 20, 10, 2);
+        wait_durable(t.engine, t.id);
+        die_and_rise(&t, 1);
+    }
+    both(&t, 3, 20, 2, "after");
+    end_both(&t);
+}
+END_TEST
+
 START_TEST(a_state_that_is_too_large_is_read_again) {
     twins t = begin_letters(1);
     t.engine->durable->buffer_bytes = ENG_STORE_JOURNAL_BYTES + 4096;
@@ -368,6 +397,7 @@ static Suite *durable_suite(void) {
     tcase_add_test(kept, cancelled_while_it_is_stored);
     tcase_add_test(kept, a_short_history_stays_what_it_is);
     tcase_add_test(kept, states_follow_long_journals);
+    tcase_add_test(kept, a_write_that_may_have_happened_does_no_harm);
     tcase_add_test(kept, a_state_that_is_too_large_is_read_again);
     tcase_add_test(kept, an_import_is_kept_when_asked);
     tcase_add_loop_test(hunt, no_order_of_events_loses_anything, 0, 3);
