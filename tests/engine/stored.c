@@ -13,6 +13,7 @@
 #include <time.h>
 
 #include "tests/engine/mixer_variants.h"
+#include "tests/engine/redis_server.h"
 #include "tests/engine/straight.h"
 #include "tests/engine/temp_folder.h"
 
@@ -22,7 +23,21 @@ static bool store_runs;
 
 // -------------------------------------------------------------------------------------------------------------- stores
 
+static bool has_server;
+
+bool start_server(void) {
+    has_server = redis_server_start("");
+    return has_server;
+}
+
+void end_case(void) {
+    redis_server_kill();
+    temp_folder_remove();
+}
+
 const char *outside(void) {
+    if (has_server)
+        return redis_server_place();
     const char *place = getenv("MESA_TEST_STORE");
     return place && place[0] ? place : NULL;
 }
