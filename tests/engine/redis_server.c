@@ -95,6 +95,11 @@ void redis_server_kill(void) {
     server = 0;
 }
 
+void redis_server_end(void) {
+    redis_server_kill();
+    temp_folder_remove();
+}
+
 const char *redis_server_place(void) {
     static char place[256];
     snprintf(place, sizeof place, "redis+unix://%s/redis.sock", temp_folder());

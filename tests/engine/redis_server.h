@@ -14,10 +14,18 @@
 bool redis_server_start(const char *options);
 void redis_server_kill(void); // -9, if it runs
 void redis_server_signal(int number);
+// As a fixture's end, in place of temp_folder_remove.
+void redis_server_end(void);
 const char *redis_server_place(void); // as a store's place
 // A connection to look behind the store, the test's to free.
 redisContext *redis_server_connect(void);
 // One command, %s and %b as hiredis has them; fails the case on an error. The caller frees.
 redisReply *redis_server_ask(redisContext *link, const char *format, ...);
+
+// What a case on a server of its own begins with (check_main.h, store_calls.h).
+#define ON_REDIS(options)             \
+    place = redis_server_place();     \
+    if (!redis_server_start(options)) \
+    MESA_TEST_SKIP("no redis-server is installed")
 
 #endif

@@ -31,11 +31,6 @@ static bool choose(int kind) {
     if (!choose(_i)) \
     MESA_TEST_SKIP("no redis-server is installed")
 
-static void end(void) {
-    redis_server_kill();
-    temp_folder_remove();
-}
-
 // ----------------------------------------------------------------------------------------------------------- the cases
 
 START_TEST(states_there_and_back) {
@@ -588,7 +583,7 @@ END_TEST
 static Suite *store_suite(void) {
     Suite *suite = suite_create("store");
     TCase *cases = tcase_create("store");
-    tcase_add_checked_fixture(cases, temp_folder_make, end);
+    tcase_add_checked_fixture(cases, temp_folder_make, redis_server_end);
     tcase_add_loop_test(cases, states_there_and_back, 0, KINDS);
     tcase_add_loop_test(cases, journals, 0, KINDS);
     tcase_add_loop_test(cases, a_journal_is_bounded, 0, KINDS);
