@@ -124,6 +124,10 @@ static void write_rows(const srv_server *server, srv_buf *out) {
         {"mesa_kv_pages", "gauge", "Pages of full attention in use.", STAT(kv_pages_used)},
         {"mesa_kv_pages_capacity", "gauge", "Pages of full attention that there are.", STAT(kv_pages_total)},
         {"mesa_sessions", "gauge", "Sessions in memory.", STAT(timelines)},
+        {"mesa_sessions_behind", "gauge", "Sessions that the store has not wholly.", STAT(behind)},
+        {"mesa_sessions_parked_total", "counter", "Sessions that left memory for the store for want of room.",
+         STAT(parked)},
+        {"mesa_states_stored_total", "counter", "States that were written to the store.", STAT(states_stored)},
         {"mesa_session_budget_bytes", "gauge", "Memory that sessions may take.", STAT(kept_bytes_total)},
         {"mesa_prefix_states", "gauge", "States that are kept for prompts that begin alike.", STAT(prefix_states)},
         {"mesa_prefix_budget_bytes", "gauge", "Memory that they may take.", STAT(prefix_bytes_total)},
@@ -170,6 +174,8 @@ static void write_labelled(const srv_server *server, srv_buf *out) {
         write_count(out, "mesa_states", &server->models[k], "residence", "host",
                     srv_counter_read(&stats->kept_on_host));
     }
+    if (server->store)
+        write_count(out, "mesa_states", &no_model, "residence", "store", srv_store_usage(server->store)->sessions);
     describe(out, "mesa_memory_bytes", "gauge", "Memory, by what it is for.");
     for (size_t k = 0; k < server->model_count; k++) {
         const eng_engine *engine = srv_worker_engine(server->models[k].worker);
@@ -183,6 +189,28 @@ static void write_labelled(const srv_server *server, srv_buf *out) {
                     srv_counter_read(&srv_worker_stats(server->models[k].worker)->kept_bytes));
     }
     write_count(out, "mesa_memory_bytes", &no_model, "what", "bodies", srv_http_body_bytes(server->http));
+}
+
+static void write_store(const srv_server *server, srv_buf *out) {
+    if (!server->store)
+        return;
+    const eng_store_gauges *gauges = srv_store_gauges(server->store);
+    const eng_store_usage *usage = srv_store_usage(server->store);
+    describe(out, "mesa_store_failing", "gauge", "Whether what was asked of the store of late failed.");
+    write_count(out, "mesa_store_failing", NULL, NULL, NULL, srv_store_failing(server->store));
+    describe(out, "mesa_store_requests_total", "counter", "Requests to the store, by what became of them.");
+    write_count(out, "mesa_store_requests_total", NULL, "result", "done", gauges->done);
+    write_count(out, "mesa_store_requests_total", NULL, "result", "failed", gauges->failed);
+    write_count(out, "mesa_store_requests_total", NULL, "result", "retried", gauges->retries);
+    describe(out, "mesa_store_queue", "gauge", "Requests that wait for the store.");
+    write_count(out, "mesa_store_queue", NULL, NULL, NULL, gauges->queued);
+    describe(out, "mesa_store_dropped_total", "counter", "What this server dropped from the store, by why.");
+    write_count(out, "mesa_store_dropped_total", NULL, "why", "evicted", gauges->evicted);
+    write_count(out, "mesa_store_dropped_total", NULL, "why", "expired", gauges->expired);
+    describe(out, "mesa_store_bytes", "gauge", "What the store holds.");
+    write_count(out, "mesa_store_bytes", NULL, NULL, NULL, usage->bytes);
+    describe(out, "mesa_store_budget_bytes", "gauge", "What it may hold.");
+    write_count(out, "mesa_store_budget_bytes", NULL, NULL, NULL, usage->budget);
 }
 
 static void write_histogram(const srv_server *server, srv_buf *out, const char *name, const char *help, size_t offset,
@@ -282,6 +310,7 @@ void srv_handle_metrics(srv_exchange *exchange) {
     write_requests(server, &out);
     write_labelled(server, &out);
     write_rows(server, &out);
+    write_store(server, &out);
     write_histograms(server, &out);
     write_process(server, &out);
     srv_exchange_reply_as(exchange, "text/plain; version=0.0.4; charset=utf-8", &out);

@@ -30,7 +30,8 @@ static void write_health(const srv_server *server, srv_buf *json) {
     const size_t count = view_all(server, views);
 
     srv_buf_init(json, SRV_MAX_ANSWER_BYTES);
-    srv_write_health(json, phase_name(server), views, count);
+    const char *store = !server->store ? NULL : srv_store_failing(server->store) ? "failing" : "ok";
+    srv_write_health(json, phase_name(server), store, views, count);
 }
 
 void srv_handle_health(srv_exchange *exchange) {

@@ -376,7 +376,7 @@ void srv_write_models(srv_buf *out, const srv_model_view *models, size_t count) 
     srv_buf_puts(out, "]}");
 }
 
-void srv_write_health(srv_buf *out, const char *state, const srv_model_view *models, size_t count) {
+void srv_write_health(srv_buf *out, const char *state, const char *store, const srv_model_view *models, size_t count) {
     srv_buf_puts(out, "{\"status\":");
     srv_json_text(out, state);
     srv_buf_puts(out, ",\"models\":[");
@@ -387,7 +387,9 @@ void srv_write_health(srv_buf *out, const char *state, const srv_model_view *mod
         member_text(out, "device", models[i].info ? models[i].info->device : NULL);
         srv_buf_puts(out, "}");
     }
-    srv_buf_puts(out, "]}");
+    srv_buf_puts(out, "]");
+    member_text(out, "store", store);
+    srv_buf_puts(out, "}");
 }
 
 // ---- tokens --------------------------------------------------------------------------------------------------------

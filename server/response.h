@@ -127,8 +127,8 @@ typedef struct srv_model_view {
 } srv_model_view;
 void srv_write_model(srv_buf *out, const srv_model_view *model);
 void srv_write_models(srv_buf *out, const srv_model_view *models, size_t count);
-// state: "ok", "loading" or "draining".
-void srv_write_health(srv_buf *out, const char *state, const srv_model_view *models, size_t count);
+// state: "ok", "loading" or "draining". store: "ok", "failing"; NULL: there is none.
+void srv_write_health(srv_buf *out, const char *state, const char *store, const srv_model_view *models, size_t count);
 
 void srv_write_tokens(srv_buf *out, const int32_t *ids, size_t count, int64_t context_length);
 void srv_write_tokenizer(srv_buf *out, const eng_engine *engine);

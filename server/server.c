@@ -444,7 +444,13 @@ eng_status srv_server_handle_signals(srv_server *server) {
 
 static void on_store_tick(void *context) {
     srv_server *server = context;
-    srv_store_look(server->store);
+    uint64_t behind = 0;
+
+    for (size_t i = 0; i < server->model_count; i++)
+        behind += srv_counter_read(&srv_worker_stats(server->models[i].worker)->behind);
+    srv_store_look(server->store, behind);
+    if (server->phase == SRV_SERVING)
+        srv_store_measure(server->store, server->models[0].worker);
 }
 
 static eng_status open_store(srv_server *server, eng_error *error) {
@@ -457,8 +463,9 @@ static eng_status open_store(srv_server *server, eng_error *error) {
         status = srv_timer_create(server->loop, on_store_tick, server, &server->store_timer);
     if (!status) {
         srv_timer_start(server->store_timer, SRV_STORE_LOOK_MS, SRV_STORE_LOOK_MS);
-        srv_log_write(server->log, ENG_LOG_INFO, "store", "sessions are kept in a store%s",
-                      srv_store_is_shared(server->store) ? " that other servers may share" : "");
+        // An address may hold a password.
+        srv_log_write(server->log, ENG_LOG_INFO, "store", "sessions are kept in %s",
+                      srv_store_is_shared(server->store) ? "a store that other servers may share" : place);
     }
     free(place);
     return status;

@@ -277,7 +277,7 @@ bool srv_session_park(srv_server *server, srv_session *session, srv_loop_fn park
 static void on_sweep(void *context) {
     srv_sessions *sessions = context;
     const srv_server *server = sessions->server;
-    const bool shared = server->store && srv_store_is_shared(server->store);
+    const bool shares = server->store && srv_store_is_shared(server->store) && !srv_store_failing(server->store);
     const uint64_t patience = (uint64_t)server->config->store_lease_ms * 2 / 3;
 
     for (srv_session *at = sessions->first, *next; at; at = next) {
@@ -288,7 +288,7 @@ static void on_sweep(void *context) {
             srv_session_drop(sessions->server, at);
         else if (is_over(server, at))
             srv_session_remove(sessions->server, at);
-        else if (shared && idle_ms(at, srv_loop_now(server->loop)) >= patience && may_park(sessions, at))
+        else if (shares && idle_ms(at, srv_loop_now(server->loop)) >= patience && may_park(sessions, at))
             park(sessions, at);
     }
 }

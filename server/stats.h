@@ -56,6 +56,7 @@ typedef struct srv_stats {
     // As of the end of the last step.
     srv_counter queued_requests, queued_tokens, running, states_used, states_total, kv_pages_used, kv_pages_total;
     srv_counter device_allocations;
+    srv_counter behind, parked, states_stored;
     srv_counter timelines, kept_on_device, kept_on_host, kept_bytes, kept_bytes_total;
     srv_counter prefix_states, prefix_bytes, prefix_bytes_total, prefix_hits, prefix_misses;
     srv_counter prefix_evictions, prefix_audits, prefix_mismatches;

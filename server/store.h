@@ -6,6 +6,7 @@
 
 #include "server/config.h"
 #include "server/log.h"
+#include "server/worker.h"
 
 typedef struct srv_store srv_store;
 
@@ -19,9 +20,13 @@ bool srv_store_is_shared(const srv_store *store);    // by other servers, perhap
 // After every engine with it is closed: what was asked of it is done first. NULL is accepted.
 void srv_store_close(srv_store *store);
 
-// Loop thread. How it does: whether what was asked of it of late failed. Logs when that changes.
-void srv_store_look(srv_store *store);
+// Loop thread. How it does: whether what was asked of it of late failed, or waits. behind: sessions that it has not
+// wholly. Logs when that changes.
+void srv_store_look(srv_store *store, uint64_t behind);
 bool srv_store_failing(const srv_store *store);
+// Asks through one of its engines what it holds, which is known a moment later; until then zeros, or what it held.
+void srv_store_measure(srv_store *store, srv_worker *worker);
+const eng_store_usage *srv_store_usage(const srv_store *store);
 const eng_store_gauges *srv_store_gauges(const srv_store *store); // as of the last look
 
 #endif

@@ -84,6 +84,9 @@ void srv_worker_note_gauges(srv_worker *worker) {
     srv_counter_set(&stats->prefix_audits, gauges.prefix_audits);
     srv_counter_set(&stats->prefix_mismatches, gauges.prefix_mismatches);
     srv_counter_set(&stats->timelines, gauges.timelines);
+    srv_counter_set(&stats->behind, gauges.behind);
+    srv_counter_set(&stats->parked, gauges.parked);
+    srv_counter_set(&stats->states_stored, gauges.states_stored);
     srv_counter_set(&stats->kept_on_device, gauges.kept_on_device);
     srv_counter_set(&stats->kept_on_host, gauges.kept_on_host);
     srv_counter_set(&stats->kept_bytes, gauges.kept_bytes);

@@ -127,6 +127,9 @@ START_TEST(every_name_and_the_grammar) {
                                         "mesa_state_audit_mismatch_total",
                                         "mesa_sessions",
                                         "mesa_session_budget_bytes",
+                                        "mesa_sessions_behind",
+                                        "mesa_sessions_parked_total",
+                                        "mesa_states_stored_total",
                                         "process_resident_memory_bytes",
                                         "process_cpu_seconds_total",
                                         "process_open_fds"};
