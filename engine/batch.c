@@ -13,6 +13,7 @@
 #include <string.h>
 
 #include "engine/batch_internal.h"
+#include "engine/loop.h"
 
 enum { PAGE_SHARES = 4 }; // sessions on average that a page may stand in the row table for
 
@@ -69,6 +70,11 @@ eng_status eng_batch_measure(const eng_model *model, kern_device *device, int32_
     if (status == ENG_OK)
         *bytes = (uint64_t)plan->saved_bytes + plan->scratch_bytes;
     eng_plan_free(plan);
+    uint64_t loops = 0;
+    if (status == ENG_OK && eng_loops_can_wait(model, device))
+        status = eng_loops_measure(model, device, max_rows, max_tokens, &loops, error);
+    if (status == ENG_OK)
+        *bytes += loops;
     return status;
 }
 
@@ -124,6 +130,8 @@ eng_status eng_batch_create(const eng_weights *weights, eng_pool *pool, kern_str
     eng_status status = allocate_device(batch, error);
     if (status == ENG_OK && !allocate_host(batch))
         status = eng_fail(error, ENG_NO_MEMORY, "out of memory for the batch's results");
+    if (status == ENG_OK && eng_loops_can_wait(weights->model, weights->device))
+        status = eng_loops_create(batch, &batch->loops, error);
     if (status != ENG_OK) {
         eng_batch_free(batch);
         return status;
@@ -137,6 +145,7 @@ void eng_batch_free(eng_batch *batch) {
         return;
     kern_status idle = kern_synchronize(batch->stream); // a lost device does nothing any more
     (void)idle;
+    eng_loops_free(batch->loops);
     for (int i = 0; i < ENG_FLIGHTS; i++)
         free_flight(batch->weights->device, &batch->flight[i]);
     free(batch->slot_fill);
@@ -149,6 +158,7 @@ void eng_batch_free(eng_batch *batch) {
 void eng_batch_clear(eng_batch *batch) {
     eng_batch_filling(batch)->pieces = 0;
     batch->tokens = batch->logits_rows = batch->edits = batch->pages = batch->most_top = 0;
+    batch->unsampled = false;
     batch->fill++;
 }
 
@@ -231,13 +241,15 @@ eng_status eng_batch_add(eng_batch *batch, const eng_piece *piece, int32_t *inde
         status = eng_session_grow(piece->session, batch->stream, piece->session->read + piece->count, error);
     if (status != ENG_OK)
         return status;
-    flight->piece[flight->pieces] = (eng_batch_piece){.piece = *piece, .logits_row = -1};
+    flight->piece[flight->pieces] =
+        (eng_batch_piece){.piece = *piece, .logits_row = -1, .deferred = eng_loops_take(batch->loops, piece)};
     batch->slot_fill[piece->session->slot] = batch->fill;
     batch->tokens += piece->count;
     batch->logits_rows += eng_piece_logits(piece);
     batch->edits += piece->edits;
     batch->pages += piece->session->pages;
     batch->most_top = piece->top > batch->most_top ? piece->top : batch->most_top;
+    batch->unsampled = batch->unsampled || (piece->logits && !piece->sampling);
     *index = flight->pieces++;
     return ENG_OK;
 }
@@ -266,12 +278,12 @@ static size_t used_results(const eng_batch *batch) {
     const eng_plan *plan = batch->plan;
     if (!plan->solves.ref)
         return plan->results_bytes;
-    return (size_t)(plan->solves.ref - plan->results.ref) + sizeof(kern_solve_sum) * (size_t)batch->rows->n_tokens;
+    return (size_t)(plan->solves.ref - plan->results.ref) + sizeof(kern_solve_sum) * (size_t)batch->tokens;
 }
 
 static kern_status download_results(eng_batch *batch, eng_flight *flight) {
     const eng_plan *plan = batch->plan;
-    size_t top = batch->most_top > 0 ? (size_t)batch->rows->n_logits * KERN_MAX_TOP : 0;
+    size_t top = batch->most_top > 0 ? (size_t)batch->logits_rows * KERN_MAX_TOP : 0;
     kern_status status = download(batch, plan->results, flight->results, used_results(batch));
     if (status == KERN_OK)
         status = download(batch, plan->top_id, flight->top_id, sizeof *flight->top_id * top);
@@ -284,19 +296,37 @@ int eng_batch_underway(const eng_batch *batch) {
     return (int)(batch->started - batch->finished);
 }
 
+// What runs whole comes first: its own plan's outputs would overwrite those of the others.
+static eng_status run_pieces(eng_batch *batch, const eng_flight *flight, eng_error *error) {
+    eng_status settled = ENG_OK;
+    for (int32_t i = 0; settled == ENG_OK && i < flight->pieces; i++)
+        if (!flight->piece[i].deferred)
+            settled = eng_session_settle(flight->piece[i].piece.session, error);
+    if (settled != ENG_OK)
+        return settled;
+    eng_batch_fill_rows(batch);
+    kern_status status = KERN_OK;
+    if (batch->rows->n_rows > 0)
+        status = kern_rows_prepare(batch->stream, batch->rows);
+    if (status)
+        return eng_fail_kernel(error, status, "preparing the rows of a step");
+    if (batch->rows->n_rows > 0)
+        status = kern_plan_run(batch->plan->plan, batch->stream, batch->rows, &batch->memory);
+    if (status)
+        return eng_fail_kernel(error, status, "running a step");
+    return batch->loops ? eng_loops_run(batch->loops, error) : ENG_OK;
+}
+
 eng_status eng_batch_start(eng_batch *batch, eng_error *error) {
     eng_flight *flight = eng_batch_filling(batch);
     if (flight->pieces == 0)
         return ENG_OK;
     if (eng_batch_underway(batch) == ENG_FLIGHTS)
         return eng_fail(error, ENG_INVALID, "two steps are under way");
-    eng_batch_fill_rows(batch);
-    kern_status status = kern_rows_prepare(batch->stream, batch->rows);
-    if (status)
-        return eng_fail_kernel(error, status, "preparing the rows of a step");
-    status = kern_plan_run(batch->plan->plan, batch->stream, batch->rows, &batch->memory);
-    if (status == KERN_OK)
-        status = download_results(batch, flight);
+    eng_status ran = run_pieces(batch, flight, error);
+    if (ran != ENG_OK)
+        return ran;
+    kern_status status = download_results(batch, flight);
     if (status == KERN_OK)
         status = kern_event_record(batch->stream, flight->done);
     if (status)

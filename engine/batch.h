@@ -34,6 +34,7 @@ typedef struct eng_piece {
     const kern_logit_edit *edit;  // (edits) by ascending ids, of the logits that are drawn from; borrowed like ids
     int32_t edits;
     int32_t top; // likeliest ids wanted with every prediction, 0 .. KERN_MAX_TOP
+    bool whole;  // all loops of a looped model run in this step, though the token is read before (loop.h)
     bool scored; // predictions of the ids after the first too; without logits of ids[count] as well, which stands there
 } eng_piece;
 

@@ -13,7 +13,11 @@ typedef struct eng_batch_piece {
     int64_t position;   // of the first id
     int32_t token0;     // first token in the batch
     int32_t logits_row; // of the last token, among the step's logits; those of a scored piece end there. -1: none
+    bool deferred;      // runs loop by loop (loop.h), behind the others' tokens and logits
+    int32_t loop;       // deferred: where it was read, from 1
 } eng_batch_piece;
+
+typedef struct eng_loops eng_loops; // loop.h
 
 // A step from its filling to its results.
 typedef struct eng_flight {
@@ -46,6 +50,8 @@ struct eng_batch {
     // of the step that is being filled
     int32_t tokens, logits_rows, edits, pages;
     int32_t most_top;    // that a piece of it wants
+    bool unsampled;      // a piece of it wants logits
+    eng_loops *loops;    // NULL: all loops run at once
     uint64_t fill;       // its number
     uint64_t *slot_fill; // (slots) the last fill that had a piece of this slot's session
 };
@@ -67,6 +73,11 @@ static inline int32_t eng_piece_logits(const eng_piece *piece) {
 }
 
 // Writes the row table of the pieces that were added: generated rows first, whatever the order they were added in.
+// Deferred ones are left out; they have their places behind the others.
 void eng_batch_fill_rows(eng_batch *batch);
+// Appends the session's pages and returns where they begin (-1: none); the rows of logits of a piece whose tokens begin
+// at token0, and returns the last one's place (-1: none).
+int32_t eng_batch_add_pages(kern_rows *rows, const eng_session *session);
+int32_t eng_batch_add_logits(kern_rows *rows, const eng_piece *piece, int32_t token0);
 
 #endif

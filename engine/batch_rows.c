@@ -7,7 +7,7 @@
 
 #include "engine/batch_internal.h"
 
-static int32_t add_pages(kern_rows *rows, const eng_session *session) {
+int32_t eng_batch_add_pages(kern_rows *rows, const eng_session *session) {
     if (session->pages == 0)
         return -1;
     int32_t page0 = rows->n_pages;
@@ -41,7 +41,7 @@ static kern_sampler sampler_of(kern_rows *rows, const eng_piece *piece, int32_t 
 }
 
 // The row of the last token; -1: none.
-static int32_t add_logits(kern_rows *rows, const eng_piece *piece, int32_t token0) {
+int32_t eng_batch_add_logits(kern_rows *rows, const eng_piece *piece, int32_t token0) {
     for (int32_t token = piece->count - eng_piece_logits(piece); token < piece->count; token++) {
         rows->logits_token[rows->n_logits] = token0 + token;
         rows->sampler[rows->n_logits] = sampler_of(rows, piece, token);
@@ -70,11 +70,11 @@ static void add_row(kern_rows *rows, eng_batch_piece *entry, const eng_flight *p
                                            .token0 = rows->n_tokens,
                                            .length = piece->count,
                                            .position = session->read,
-                                           .page0 = add_pages(rows, session),
+                                           .page0 = eng_batch_add_pages(rows, session),
                                            .solver = eng_solver(&piece->knobs),
                                            .exit = eng_exit(&piece->knobs)};
     add_ids(rows, piece, previous);
-    entry->logits_row = add_logits(rows, piece, entry->token0);
+    entry->logits_row = eng_batch_add_logits(rows, piece, entry->token0);
 }
 
 void eng_batch_fill_rows(eng_batch *batch) {
@@ -85,6 +85,14 @@ void eng_batch_fill_rows(eng_batch *batch) {
     rows->n_boundaries = rows->n_pages = rows->n_edits = 0;
     for (size_t kind = 0; kind < sizeof order / sizeof *order; kind++)
         for (int32_t i = 0; i < flight->pieces; i++)
-            if (flight->piece[i].piece.kind == order[kind])
+            if (flight->piece[i].piece.kind == order[kind] && !flight->piece[i].deferred)
                 add_row(rows, &flight->piece[i], eng_batch_previous(batch));
+    for (int32_t i = 0, token = rows->n_tokens, row = rows->n_logits; i < flight->pieces; i++) {
+        eng_batch_piece *entry = &flight->piece[i];
+        if (!entry->deferred)
+            continue;
+        entry->token0 = token++;
+        entry->logits_row = row++;
+        entry->position = entry->piece.session->read;
+    }
 }

@@ -228,8 +228,8 @@ typedef struct eng_token {
 
 typedef struct eng_usage {
     int64_t prompt_tokens, completion_tokens, cached_tokens;
-    eng_compute prompt, completion;
-    uint32_t exits[ENG_MAX_LOOPS]; // drawn tokens by the loop, from 1, at which they were read; has_loops
+    eng_compute prompt, completion; // without what a looped model has left for later (loop.h)
+    uint32_t exits[ENG_MAX_LOOPS];  // drawn tokens by the loop, from 1, at which they were read; has_loops
 } eng_usage;
 
 // What happened to one request in one step. Pointers live until the callback returns. Over all events of a choice

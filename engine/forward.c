@@ -188,15 +188,21 @@ static int32_t first_differentiated(const eng_emit *emit) {
     return wanted > 0 && wanted < loops ? loops - wanted : 0;
 }
 
+static kern_ptr emit_loop(eng_emit *emit, int32_t level, kern_ptr stream, model_kept *kept) {
+    const eng_loop_config *loop = &emit->model->config.loop;
+    set_level(emit, kept, level);
+    kept->before[level] = stream;
+    stream = emit_layers(emit, loop->first, loop->first + loop->layers, eng_emit_loop_input(emit, stream),
+                         eng_trains(emit) || (level == 0 && loop->residual_gate), kept);
+    eng_emit_loop_output(emit, kept->before[0], stream);
+    return stream;
+}
+
 static kern_ptr emit_loops(eng_emit *emit, kern_ptr stream, model_kept *kept) {
     const eng_loop_config *loop = &emit->model->config.loop;
     for (int32_t level = 0; level < loop->loops; level++) {
-        set_level(emit, kept, level);
-        kept->before[level] = stream;
         emit->constant = eng_trains_gate_alone(emit) || level < first_differentiated(emit);
-        stream = emit_layers(emit, loop->first, loop->first + loop->layers, eng_emit_loop_input(emit, stream),
-                             eng_trains(emit) || (level == 0 && loop->residual_gate), kept);
-        eng_emit_loop_output(emit, kept->before[0], stream);
+        stream = emit_loop(emit, level, stream, kept);
         eng_emit_exit(emit, stream);
     }
     kept->before[loop->loops] = stream;
@@ -364,6 +370,32 @@ static void emit_scores(eng_emit *emit) {
         eng_emit_exit_losses(emit);
 }
 
+static kern_ptr emit_stream(eng_emit *emit) {
+    return eng_emit_saved_bytes(emit,
+                                sizeof(float) * (uint64_t)emit->model->config.hidden_size * (uint64_t)emit->tokens);
+}
+
+static void emit_part(eng_emit *emit, model_kept *kept) {
+    const eng_model *model = emit->model;
+    eng_plan *plan = emit->plan;
+    emit_results(emit);
+    plan->hidden = emit_stream(emit);
+    if (emit->options->part == ENG_PART_HEAD) {
+        emit_head_logits(emit);
+        return;
+    }
+    if (emit->options->part == ENG_PART_FIRST)
+        plan->output = emit_layers(emit, 0, model->config.loop.first, emit_embedding(emit), false, kept);
+    else
+        plan->output = plan->input = emit_stream(emit);
+    plan->output = emit_loop(emit, emit->options->level, plan->output, kept);
+    eng_emit_norm(emit, plan->output, model->final_norm, eng_null(), plan->hidden, 1, model->config.norm_eps);
+    if (model->exit_gate < 0)
+        return;
+    plan->gate = eng_emit_saved_bytes(emit, sizeof(float) * (uint64_t)emit->tokens);
+    eng_emit_linear(emit, plan->hidden, model->exit_gate, model->exit_bias, eng_null(), plan->gate);
+}
+
 static void emit_model(eng_emit *emit, model_kept *kept) {
     const eng_config *config = &emit->model->config;
     emit_results(emit);
@@ -384,6 +416,10 @@ static void emit_model(eng_emit *emit, model_kept *kept) {
 }
 
 static eng_status check_loops(const eng_model *model, const eng_plan_options *options, eng_error *error) {
+    const eng_loop_config *loop = &model->config.loop;
+    if (options->part != ENG_PART_WHOLE && (options->kind != ENG_PLAN_SERVE || !eng_model_reads_loops(model) ||
+                                            loop->residual_gate || options->level < 0 || options->level >= loop->loops))
+        return eng_fail(error, ENG_UNSUPPORTED, "a plan in parts is for serving a model that ends with its loop");
     if (options->loop_loss == ENG_LOOP_LOSS_FINAL || options->kind == ENG_PLAN_SERVE)
         return ENG_OK;
     if (!eng_model_reads_loops(model))
@@ -430,7 +466,7 @@ eng_status eng_plan_create(const eng_model *model, kern_device *device, const en
         emit.status = eng_fail_kernel(error, made, "making a plan");
         goto out;
     }
-    emit_model(&emit, &kept);
+    (options->part == ENG_PART_WHOLE ? emit_model : emit_part)(&emit, &kept);
     if (emit.status == ENG_OK && (made = kern_plan_seal(plan->plan)) != KERN_OK)
         emit.status = eng_fail_kernel(error, made, "sealing a plan");
     plan->saved_bytes = emit.saved;

@@ -20,6 +20,15 @@ typedef enum eng_plan_kind {
 
 typedef enum eng_recompute { ENG_RECOMPUTE_NONE, ENG_RECOMPUTE_MIXER, ENG_RECOMPUTE_BLOCK } eng_recompute;
 
+// A serving plan in parts, each a plan of its own with memory of its own, between which the caller carries what it
+// needs (loop.h). Models that end with their loop and have no loop_residual_gate.
+typedef enum eng_plan_part {
+    ENG_PART_WHOLE,
+    ENG_PART_FIRST, // ids to the output of the first loop
+    ENG_PART_LOOP,  // plan->input to the output of loop number options->level, from 0
+    ENG_PART_HEAD,  // plan->hidden to logits and what is drawn
+} eng_plan_part;
+
 // What a training plan of a model that ends with its loop minimises, of each token (kern_exit_objective). A scoring
 // plan with one of them but FINAL tells the losses of all loops besides.
 typedef enum eng_loop_loss {
@@ -33,6 +42,8 @@ typedef enum eng_loop_loss {
 typedef struct eng_plan_options {
     eng_plan_kind kind;
     int32_t max_tokens, max_rows, max_logits;
+    eng_plan_part part; // SERVE
+    int32_t level;
     eng_recompute recompute;
     float backward_tolerance; // TRAIN; 0: 1e-5
     // TRAIN: the last so many loops are differentiated, 0: all; what the blocks of those before add to the residual
@@ -57,10 +68,12 @@ typedef struct eng_plan {
     kern_ptr loops;   // int32 (max_tokens), from 1, where each token is read; null where outputs of loops are not
     kern_ptr results; // SERVE: finite, sampled, logprob, loops and solves lie in this one block
     size_t results_bytes;
-    kern_ptr top_id;      // int32 (max_logits, KERN_MAX_TOP)
-    kern_ptr top_logprob; // (max_logits, KERN_MAX_TOP)
-    kern_ptr hidden;      // (max_tokens, hidden) after the final norm
-    kern_ptr loss;        // (max_tokens); TRAIN: of what is minimised
+    kern_ptr top_id;        // int32 (max_logits, KERN_MAX_TOP)
+    kern_ptr top_logprob;   // (max_logits, KERN_MAX_TOP)
+    kern_ptr hidden;        // (max_tokens, hidden) after the final norm
+    kern_ptr input, output; // LOOP; FIRST and LOOP: (max_tokens, hidden), the residual stream before and behind
+    kern_ptr gate;          // FIRST and LOOP: (max_tokens) the gate's logits; null without one
+    kern_ptr loss;          // (max_tokens); TRAIN: of what is minimised
     // With a loop_loss but FINAL, planes of loop_stride tokens, a loop each; entropy: TRAIN with EXPECTED, float[1]
     // that the caller writes before the first run.
     kern_ptr loop_loss, exit_probability, entropy;

@@ -368,6 +368,7 @@ eng_piece eng_job_piece(eng_job *job, int32_t count) {
                        .edit = job->edits.edit,
                        .edits = draws ? job->edits.count : 0,
                        .top = job->drawn.top_each,
+                       .whole = job->token_compute || job->fail_unconverged,
                        .scored = reading && job->prompt_logprobs && job->session.read >= eng_job_own_begin(job)};
 }
 

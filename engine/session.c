@@ -21,8 +21,14 @@ struct eng_pool {
     int32_t slots, page_count;
     int32_t *free_slot, *free_page; // stacks
     int32_t free_slots, free_pages;
-    int32_t *references; // (page_count) sessions that hold the page
-    int32_t promised;    // pages that open sessions may still take
+    int32_t *references;   // (page_count) sessions that hold the page
+    int32_t promised;      // pages that open sessions may still take
+    eng_pending *pending;  // (slots); NULL: none
+    void *vectors;         // device (slots, loops - 1, ENG_PENDING_TOKENS, width)
+    size_t vectors_stride; // of one loop
+    int32_t loops;
+    eng_settle_fn settle;
+    void *settle_context;
 };
 
 static size_t align64(size_t bytes) {
@@ -87,10 +93,52 @@ void eng_pool_free(eng_pool *pool) {
         return;
     kern_free(pool->device, pool->states);
     kern_free(pool->device, pool->pages);
+    kern_free(pool->device, pool->vectors);
+    free(pool->pending);
     free(pool->free_slot);
     free(pool->free_page);
     free(pool->references);
     free(pool);
+}
+
+eng_status eng_pool_allow_pending(eng_pool *pool, int32_t loops, int32_t width, eng_error *error) {
+    if (pool->pending)
+        return ENG_OK;
+    const size_t stride = align64(sizeof(float) * ENG_PENDING_TOKENS * (size_t)width);
+    eng_pending *pending = calloc((size_t)pool->slots, sizeof *pending);
+    if (!pending)
+        return eng_fail(error, ENG_NO_MEMORY, "out of memory for the pool's lists");
+    eng_status status =
+        allocate(pool, "lists of pending tokens", pool->slots, stride * (size_t)(loops - 1), &pool->vectors, error);
+    if (status != ENG_OK) {
+        free(pending);
+        return status;
+    }
+    pool->pending = pending;
+    pool->vectors_stride = stride;
+    pool->loops = loops;
+    return ENG_OK;
+}
+
+void eng_pool_set_settler(eng_pool *pool, eng_settle_fn settle, void *context) {
+    pool->settle = settle;
+    pool->settle_context = context;
+}
+
+eng_pending *eng_pool_pending(const eng_pool *pool, int32_t slot) {
+    return pool->pending ? &pool->pending[slot] : NULL;
+}
+
+void *eng_pool_pending_vectors(const eng_pool *pool, int32_t slot, int32_t loop) {
+    return (char *)pool->vectors + ((size_t)slot * (size_t)(pool->loops - 1) + (size_t)loop - 1) * pool->vectors_stride;
+}
+
+eng_status eng_session_settle(const eng_session *session, eng_error *error) {
+    const eng_pool *pool = session->pool;
+    if (!pool->pending || pool->pending[session->slot].total == 0)
+        return ENG_OK;
+    return pool->settle ? pool->settle(pool->settle_context, session, error)
+                        : eng_fail(error, ENG_INTERNAL, "nobody can take a session's tokens through their loops");
 }
 
 void *eng_pool_states(const eng_pool *pool) {
@@ -167,6 +215,8 @@ static eng_status reserve(eng_pool *pool, int64_t max_length, int32_t shared, en
     pool->promised += pages - shared;
     *out =
         (eng_session){.pool = pool, .slot = pool->free_slot[--pool->free_slots], .page = page, .page_capacity = pages};
+    if (pool->pending)
+        pool->pending[out->slot] = (eng_pending){0};
     return ENG_OK;
 }
 
@@ -213,7 +263,9 @@ eng_status eng_session_fork(const eng_session *from, kern_stream *stream, int64_
     if (max_length < from->read)
         return eng_fail(error, ENG_INVALID, "a fork needs room for the %" PRId64 " tokens that were read", from->read);
     int32_t shared = pool->page_stride ? (int32_t)(from->read / KERN_PAGE_TOKENS) : 0;
-    eng_status status = reserve(pool, max_length, shared, &session, error);
+    eng_status status = eng_session_settle(from, error);
+    if (status == ENG_OK)
+        status = reserve(pool, max_length, shared, &session, error);
     if (status != ENG_OK)
         return status;
     session.read = from->read;

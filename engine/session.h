@@ -11,6 +11,19 @@
 #include "kernels/kernels.h"
 
 typedef struct eng_pool eng_pool;
+typedef struct eng_session eng_session;
+
+// Tokens of a looped model whose outputs were read before the last loop: what they left behind the loops that they went
+// through waits here for the next one, in their order; who waits for a later loop is older (loop.h).
+enum { ENG_PENDING_TOKENS = 64 };
+typedef struct eng_pending {
+    int32_t count[ENG_MAX_LOOPS]; // by the loop that they wait for, from 0; at most ENG_PENDING_TOKENS in all
+    int32_t total;
+    kern_solver solver; // of all of them
+} eng_pending;
+
+// Takes the session's pending tokens through the loops that they wait for.
+typedef eng_status (*eng_settle_fn)(void *context, const eng_session *session, eng_error *error);
 
 ENG_CHECKED eng_status eng_pool_create(const eng_model *model, kern_device *device, int32_t slots, int32_t pages,
                                        eng_pool **out, eng_error *error);
@@ -28,9 +41,16 @@ int64_t eng_pool_pages_for(const eng_pool *pool, int64_t length); // that many t
 // ENG_TOO_LONG, naming the bytes, when a session of max_length tokens could never be opened.
 ENG_CHECKED eng_status eng_pool_check_length(const eng_pool *pool, int64_t max_length, eng_error *error);
 
+// From now on sessions may have pending tokens: of `loops` loops and vectors of `width` floats. The settler is there
+// until NULL replaces it.
+ENG_CHECKED eng_status eng_pool_allow_pending(eng_pool *pool, int32_t loops, int32_t width, eng_error *error);
+void eng_pool_set_settler(eng_pool *pool, eng_settle_fn settle, void *context);
+eng_pending *eng_pool_pending(const eng_pool *pool, int32_t slot);                // NULL: they may not
+void *eng_pool_pending_vectors(const eng_pool *pool, int32_t slot, int32_t loop); // device (ENG_PENDING_TOKENS, width)
+
 // One timeline: the state in `slot` has read `read` ids; the tail (normally the last generated id) is not read yet. The
 // timeline's position is read + tail_count.
-typedef struct eng_session {
+struct eng_session {
     eng_pool *pool;
     int32_t slot;
     int64_t read;
@@ -38,7 +58,7 @@ typedef struct eng_session {
     int32_t tail_count; // 0 or 1
     int32_t *page;      // (page_capacity) KV pages in use
     int32_t pages, page_capacity;
-} eng_session;
+};
 
 // Takes a zeroed slot and reserves pages for max_length tokens. ENG_FULL: not now. Writes nothing on failure.
 ENG_CHECKED eng_status eng_session_open(eng_pool *pool, kern_stream *stream, int64_t max_length, eng_session *out,
@@ -47,6 +67,8 @@ ENG_CHECKED eng_status eng_session_open(eng_pool *pool, kern_stream *stream, int
 // pages shared, the page under way copied. Takes and reserves like eng_session_open.
 ENG_CHECKED eng_status eng_session_fork(const eng_session *from, kern_stream *stream, int64_t max_length,
                                         eng_session *out, eng_error *error);
+// Nothing is pending afterwards: its state is that of all it has read. Before the state is copied; a fork does it.
+ENG_CHECKED eng_status eng_session_settle(const eng_session *session, eng_error *error);
 // Takes the pages of the first `length` tokens out of those reserved; ENG_TOO_LONG beyond them. eng_batch_add calls it.
 ENG_CHECKED eng_status eng_session_grow(eng_session *session, kern_stream *stream, int64_t length, eng_error *error);
 // It will not grow any more: pages that were reserved and not taken go back.

@@ -167,7 +167,7 @@ static void leave_device(eng_snapshots *all, eng_snapshot *snapshot) {
 }
 
 eng_snapshot *eng_snapshot_keep(eng_snapshots *all, eng_session *session) {
-    eng_snapshot *snapshot = make(all, session->read);
+    eng_snapshot *snapshot = eng_session_settle(session, NULL) == ENG_OK ? make(all, session->read) : NULL;
     if (!snapshot)
         return NULL;
     eng_session_rest(session);
@@ -236,7 +236,7 @@ static kern_status upload(const eng_snapshots *all, const eng_snapshot *snapshot
 }
 
 eng_snapshot *eng_snapshot_copy(eng_snapshots *all, const eng_session *session) {
-    eng_snapshot *snapshot = make(all, session->read);
+    eng_snapshot *snapshot = eng_session_settle(session, NULL) == ENG_OK ? make(all, session->read) : NULL;
     if (!snapshot)
         return NULL;
     if (take_host(all, snapshot) && send_out(all, session, snapshot) == KERN_OK)

@@ -78,7 +78,11 @@ static void run_crowd(int model, const char *device, outcome *out) {
     eng_close(engine);
 }
 
-static void assert_same(const outcome *a, const outcome *b) {
+// A device that runs ahead runs all loops at once; another leaves some, and their solves, for later.
+static void assert_same(const outcome *a, const outcome *b, bool looped) {
+    eng_usage left = a->usage, right = b->usage;
+    if (looped)
+        left.completion = right.completion = (eng_compute){0};
     ck_assert_int_eq(a->finals, 1);
     ck_assert_int_eq(b->finals, 1);
     ck_assert_int_eq(a->finish, b->finish);
@@ -89,7 +93,7 @@ static void assert_same(const outcome *a, const outcome *b) {
     ck_assert_uint_eq(a->prompt_count, b->prompt_count);
     ck_assert_mem_eq(a->ids, b->ids, sizeof *a->ids * a->id_count);
     ck_assert_mem_eq(a->logprobs, b->logprobs, sizeof *a->logprobs * a->id_count);
-    ck_assert_mem_eq(&a->usage, &b->usage, sizeof a->usage);
+    ck_assert_mem_eq(&left, &right, sizeof left);
 }
 
 START_TEST(running_ahead_changes_no_bit) {
@@ -104,7 +108,7 @@ START_TEST(running_ahead_changes_no_bit) {
     for (int i = 0; i < CROWD; i++) {
         if (i % CANCELLED == 0 && i + CANCELLED < CROWD)
             continue;
-        assert_same(&waits[i], &ahead[i]);
+        assert_same(&waits[i], &ahead[i], _i == SMALL_LOOPED);
         surprises += waits[i].finish != ENG_FINISH_LENGTH;
     }
     ck_assert_int_ge(surprises, 4);
