@@ -1,10 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 // The table of sessions, their time, and how one is brought back to what its client has got.
 //
-// A list: it is walked once a request and once a second, and holds what fits the engines' budgets. At the end, sessions
-// that the store has are parked: their states are written, so that whoever goes on with them need not read again. Where
-// other servers share the store that is done as soon as one is made, and when it has been idle for most of a lease's
-// time, for while it is here no other may have it.
+// A list that is walked once a second, and chains by name. It holds what fits the engines' budgets. At the end,
+// sessions that the store has are parked: their states are written, so that whoever goes on with them need not read
+// again. Where other servers share the store that is done as soon as one is made, and when it has been idle for most of
+// a lease's time, for while it is here no other may have it.
 #include "server/session.h"
 
 #include <stdio.h>
@@ -13,12 +13,13 @@
 #include <sys/random.h>
 #include <time.h>
 
-enum { RANDOM_BYTES = 16, PARK_AT_ONCE = 8 };
+enum { RANDOM_BYTES = 16, PARK_AT_ONCE = 8, CHAINS = 1 << 12 };
 static const char prefix[] = "sess-";
 
 struct srv_sessions {
     srv_server *server;
     srv_session *first;
+    srv_session *chain[CHAINS];
     size_t count, parking;
     srv_timer *sweep;
 };
@@ -87,11 +88,21 @@ void srv_session_print_name(const eng_name *name, char id[SRV_SESSION_ID_BYTES])
 
 // ---- whose, and for how long ---------------------------------------------------------------------------------------
 
+// Names are random.
+static srv_session **chain_of(srv_sessions *sessions, const eng_name *name) {
+    return &sessions->chain[(name->id[0] | name->id[1] << 8) % CHAINS];
+}
+
 static srv_session *find_row(const srv_exchange *exchange, const char *id, size_t length) {
-    for (srv_session *at = srv_session_first(exchange->server); at; at = at->next)
-        if (at->owner == srv_session_owner(exchange) && strlen(at->id) == length && memcmp(at->id, id, length) == 0)
-            return at;
-    return NULL;
+    srv_sessions *sessions = exchange->server->sessions;
+    eng_name name;
+
+    if (!sessions || !srv_session_name(exchange, id, length, &name))
+        return NULL;
+    srv_session *at = *chain_of(sessions, &name);
+    while (at && (at->owner != srv_session_owner(exchange) || memcmp(at->name.id, name.id, sizeof name.id) != 0))
+        at = at->chain;
+    return at;
 }
 
 static bool is_over(const srv_server *server, const srv_session *session) {
@@ -330,7 +341,11 @@ static srv_session *add_row(srv_exchange *exchange, const eng_name *name, const 
     session->stored = exchange->server->store;
     session->busy = true;
     session->next = sessions->first;
+    if (session->next)
+        session->next->previous = session;
     sessions->first = session;
+    session->chain = *chain_of(sessions, name);
+    *chain_of(sessions, name) = session;
     sessions->count++;
     return session;
 }
@@ -385,12 +400,19 @@ void srv_session_release(srv_session *session) {
 }
 
 void srv_session_remove(srv_server *server, srv_session *session) {
-    srv_session **place = &server->sessions->first;
+    srv_sessions *sessions = server->sessions;
+    srv_session **place = chain_of(sessions, &session->name);
 
     while (*place != session)
-        place = &(*place)->next;
-    *place = session->next;
-    server->sessions->count--;
+        place = &(*place)->chain;
+    *place = session->chain;
+    if (session->previous)
+        session->previous->next = session->next;
+    else
+        sessions->first = session->next;
+    if (session->next)
+        session->next->previous = session->previous;
+    sessions->count--;
     session->gone = true;
     session->calls++;
     srv_session_release(session);

@@ -16,7 +16,8 @@
 enum { SRV_SESSION_ID_BYTES = 40 };
 
 typedef struct srv_session {
-    struct srv_session *next;
+    struct srv_session *next, *previous; // of all
+    struct srv_session *chain;           // of those whose names fall together
     char id[SRV_SESSION_ID_BYTES];
     uint64_t owner; // the key's id; 0: there are no keys
     eng_name name;  // in the store
