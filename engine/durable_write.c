@@ -170,11 +170,13 @@ void eng_named_write(eng_durable *durable, eng_named *named, bool state) {
 }
 
 static void written(eng_durable *durable, eng_named *named, const eng_store_reply *reply) {
-    named->has = named->making;
     eng_durable_read_meta(durable, &reply->meta, &named->record);
-    if (reply->op == ENG_STORE_PUT) {
-        named->whole = false;
-        durable->states += named->has.state > 0;
+    if (reply->op == ENG_STORE_APPEND && reply->meta.payload_bytes == 0) {
+        named->whole = true; // the record's time was over: this entry stands alone
+    } else {
+        named->has = named->making;
+        named->whole &= reply->op != ENG_STORE_PUT;
+        durable->states += reply->op == ENG_STORE_PUT && named->has.state > 0;
     }
     eng_named_write(durable, named, false);
 }

@@ -90,7 +90,7 @@ typedef struct eng_store_meta {
     unsigned char fingerprint[ENG_DIGEST_BYTES];    // model, tokenizer, layout
     unsigned char profile[ENG_DIGEST_BYTES];        // numeric profile, of the last write
     unsigned char note[ENG_STORE_NOTE_BYTES];       // the caller's, of the last write
-    int64_t position;                               // of the timeline: read and tail
+    int64_t position;                               // of the last write; they ascend: ids, or a count of writes
     int32_t tail_count, tail;                       // as eng_session's, at `position`
     int64_t state_position;                         // of the payload; 0 where there is none
     uint64_t payload_bytes;                         // 0: no payload yet

@@ -153,6 +153,28 @@ START_TEST(records_are_listed_touched_and_run_out) {
 }
 END_TEST
 
+// A server forgets it at its time, a folder as soon as nobody has it.
+START_TEST(what_ran_out_while_it_is_here_is_written_anew) {
+    ON_SERVER_FROM(1);
+    open_store(0);
+    twins t = {.engine = open_letters((eng_options){.store = store}), .plain = open_letters((eng_options){0})};
+    eng_errand errand = keep_errand(create(t.engine), 1);
+    errand.ttl_ms = 300;
+    t.id = must(t.engine, errand)->answer.timeline;
+    t.twin = create(t.plain);
+    both(&t, 1, 20, 2, "before");
+    pass(400);
+    refused(t.engine, about(ENG_ERRAND_LOOK, 1), ENG_NOT_FOUND, "");
+    errand.ttl_ms = HOUR_MS;
+    both(&t, 2, 20, 2, "that had run out");
+    errand.timeline = t.id;
+    must(t.engine, errand);
+    die_and_rise(&t, 1);
+    both(&t, 3, 20, 2, "after a kill");
+    end_both(&t);
+}
+END_TEST
+
 START_TEST(another_models_timeline_is_refused_by_name) {
     twins t = begin_letters(1);
     both(&t, 1, 20, 2, "before");
@@ -428,6 +450,7 @@ static Suite *durable_errand_suite(void) {
     tcase_add_loop_test(asked, errands_say_what_is_wrong, 0, 2);
     tcase_add_loop_test(asked, many_at_once_are_answered_once_each, 0, 2);
     tcase_add_loop_test(asked, records_are_listed_touched_and_run_out, 0, 2);
+    tcase_add_loop_test(asked, what_ran_out_while_it_is_here_is_written_anew, 0, 2);
     tcase_add_test(asked, another_models_timeline_is_refused_by_name);
     tcase_add_loop_test(leases, a_lease_is_handed_over_or_lost, 0, 3);
     tcase_add_test(leases, nothing_begins_when_the_lease_is_over);

@@ -296,6 +296,43 @@ START_TEST(a_write_that_may_have_happened_does_no_harm) {
 }
 END_TEST
 
+// An entry in a record that is not there any more, but for the entry.
+static void take_as_alone(eng_durable *durable, eng_waiter *waiter, eng_store_reply *reply) {
+    waiter->take = eng_named_take_write;
+    reply->meta.payload_bytes = 0;
+    waiter->take(durable, waiter, reply);
+}
+
+START_TEST(an_entry_does_not_stand_alone) {
+    twins t = begin_letters(1);
+    both(&t, 1, 20, 2, "before");
+    eng_named *named = eng_timelines_find(t.engine->timelines, OWNER, t.id, NULL)->named;
+    named->writing.take = take_as_alone;
+    both(&t, 2, 20, 2, "by the whole");
+    ck_assert_uint_eq(named->has.bytes, 0); // there is no journal behind it
+    die_and_rise(&t, 1);
+    both(&t, 3, 20, 2, "after a kill");
+    end_both(&t);
+}
+END_TEST
+
+START_TEST(another_profile_is_told) {
+    twins t = begin_letters(1);
+    both(&t, 1, 20, 2, "before");
+    t.engine->key.profile[0] ^= 1; // as an engine elsewhere has it
+    both(&t, 2, 5, 2, "elsewhere");
+    t.engine->key.profile[0] ^= 1;
+    die_and_rise(&t, 1);
+    ck_assert(info_of(t.engine, t.id).profile_changed);
+    must(t.engine, keep_errand(t.id, 1));
+    both(&t, 3, 100, 2, "here");
+    park(t.engine, 1); // all of it is this profile's now, but for how it began
+    t.id = fetch(t.engine, 1);
+    ck_assert(info_of(t.engine, t.id).profile_changed);
+    end_both(&t);
+}
+END_TEST
+
 START_TEST(a_state_that_is_too_large_is_read_again) {
     twins t = begin_letters(1);
     t.engine->durable->buffer_bytes = ENG_STORE_JOURNAL_BYTES + 4096;
@@ -398,6 +435,8 @@ static Suite *durable_suite(void) {
     tcase_add_test(kept, a_short_history_stays_what_it_is);
     tcase_add_test(kept, states_follow_long_journals);
     tcase_add_test(kept, a_write_that_may_have_happened_does_no_harm);
+    tcase_add_test(kept, an_entry_does_not_stand_alone);
+    tcase_add_test(kept, another_profile_is_told);
     tcase_add_test(kept, a_state_that_is_too_large_is_read_again);
     tcase_add_test(kept, an_import_is_kept_when_asked);
     tcase_add_loop_test(hunt, no_order_of_events_loses_anything, 0, 3);
