@@ -17,13 +17,11 @@
 
 #include <errno.h>
 #include <poll.h>
-#include <signal.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/eventfd.h>
 #include <sys/random.h>
-#include <time.h>
 #include <unistd.h>
 
 #include "engine/hash.h"
@@ -375,7 +373,8 @@ static void wait_and_work(eng_redis *r) {
         eng_redis_link_work(&r->link, fds[1].revents);
 }
 
-static void loop(eng_redis *r) {
+static void run(void *self) {
+    eng_redis *r = self;
     for (bool stopping = false;;) {
         eng_store_job *jobs[ENG_REDIS_TASKS];
         int count = eng_store_take(r->store, jobs, ENG_REDIS_TASKS - r->live, &stopping);
@@ -389,20 +388,6 @@ static void loop(eng_redis *r) {
         send_tasks(r, now);
         maintain(r, now);
         wait_and_work(r);
-    }
-}
-
-// hiredis writes without MSG_NOSIGNAL: SIGPIPE is held back in this thread, and taken if it came.
-static void run(void *self) {
-    sigset_t pipe, before;
-    sigemptyset(&pipe);
-    sigaddset(&pipe, SIGPIPE);
-    pthread_sigmask(SIG_BLOCK, &pipe, &before);
-    loop(self);
-    if (!sigismember(&before, SIGPIPE)) {
-        while (sigtimedwait(&pipe, NULL, &(struct timespec){0}) < 0 && errno == EINTR)
-            ;
-        pthread_sigmask(SIG_SETMASK, &before, NULL);
     }
 }
 

@@ -82,6 +82,11 @@ typedef enum eng_redis_link_state {
 
 enum { ENG_REDIS_DUE = 2048 };
 
+typedef struct eng_redis_out {
+    char *bytes; // hiredis made it
+    size_t length;
+} eng_redis_out;
+
 typedef struct eng_redis_link {
     eng_store *store;
     eng_redis_place place;
@@ -94,6 +99,9 @@ typedef struct eng_redis_link {
     size_t received;   // since the last whole answer
     eng_redis_due due[ENG_REDIS_DUE];
     uint32_t first, count;
+    eng_redis_out out[ENG_REDIS_DUE]; // the commands of these
+    uint32_t written;                 // of these, whole
+    size_t begun, unwritten;          // bytes of the next one that went, of all that have not
     char *text[ENG_REDIS_SCRIPTS];
     char sha[ENG_REDIS_SCRIPTS][41];
     bool loaded[ENG_REDIS_SCRIPTS];

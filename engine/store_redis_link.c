@@ -19,6 +19,7 @@
 #include <stdlib.h>
 #include <string.h>
 #include <sys/socket.h>
+#include <sys/uio.h>
 
 #include "engine/store_redis.h"
 
@@ -46,18 +47,25 @@ void eng_redis_add_number(eng_redis_args *args, int64_t number) {
 }
 
 void eng_redis_command(eng_redis_link *link, const eng_redis_args *args, eng_redis_due due) {
-    const char *at[40];
-    size_t bytes[40];
-    memcpy(at, args->at, sizeof *at * (size_t)args->count);
-    memcpy(bytes, args->bytes, sizeof *bytes * (size_t)args->count);
+    eng_redis_out out = {0};
     if (link->state == ENG_REDIS_DOWN)
         return;
-    if (link->count == ENG_REDIS_DUE || redisAppendCommandArgv(link->context, args->count, at, bytes) != REDIS_OK) {
+    long long length = redisFormatCommandArgv(&out.bytes, args->count, (const char **)args->at, args->bytes);
+    if (length < 0) {
         eng_redis_link_fail(link, "out of memory for a command");
         return;
     }
+    if (link->count == ENG_REDIS_DUE) {
+        redisFreeCommand(out.bytes);
+        eng_redis_link_fail(link, "more answers are due than may be");
+        return;
+    }
+    uint32_t at = (link->first + link->count++) % ENG_REDIS_DUE;
+    out.length = (size_t)length;
     due.sent_at = eng_store_clock();
-    link->due[(link->first + link->count++) % ENG_REDIS_DUE] = due;
+    link->due[at] = due;
+    link->out[at] = out;
+    link->unwritten += out.length;
 }
 
 void eng_redis_call(eng_redis_link *link, eng_redis_script script, const char *key, const eng_redis_args *args,
@@ -77,7 +85,7 @@ void eng_redis_call(eng_redis_link *link, eng_redis_script script, const char *k
 }
 
 bool eng_redis_link_has_room(const eng_redis_link *link) {
-    return link->state == ENG_REDIS_READY && sdslen(link->context->obuf) < MOST_OUT && link->count < ENG_REDIS_DUE / 2;
+    return link->state == ENG_REDIS_READY && link->unwritten < MOST_OUT && link->count < ENG_REDIS_DUE / 2;
 }
 
 int64_t eng_redis_time(const eng_redis_link *link) {
@@ -89,6 +97,17 @@ bool eng_redis_says(const redisReply *reply, const char *word) {
 }
 
 // --------------------------------------------------------------------------------------------------------- up and down
+
+static void hang_up(eng_redis_link *link) {
+    for (; link->written < link->count; link->written++)
+        redisFreeCommand(link->out[(link->first + link->written) % ENG_REDIS_DUE].bytes);
+    if (link->context)
+        redisFree(link->context);
+    link->context = NULL;
+    link->state = ENG_REDIS_DOWN;
+    link->first = link->count = link->written = 0;
+    link->begun = link->unwritten = 0;
+}
 
 void eng_redis_link_fail(eng_redis_link *link, const char *why) {
     if (link->state == ENG_REDIS_DOWN)
@@ -103,10 +122,7 @@ void eng_redis_link_fail(eng_redis_link *link, const char *why) {
         eng_store_log(link->store, ENG_LOG_WARNING, "%s", text);
     link->told = true;
     bool greeted = link->state == ENG_REDIS_READY;
-    redisFree(link->context);
-    link->context = NULL;
-    link->state = ENG_REDIS_DOWN;
-    link->count = 0;
+    hang_up(link);
     link->back_off = greeted || link->back_off == 0 ? FIRST_PAUSE_MS : link->back_off * 2;
     if (link->back_off > LONGEST_PAUSE_MS)
         link->back_off = LONGEST_PAUSE_MS;
@@ -157,7 +173,6 @@ static void connect_to(eng_redis_link *link, int64_t now) {
         place->path[0] ? redisConnectUnixNonBlock(place->path) : redisConnectNonBlock(place->host, place->port);
     link->state = ENG_REDIS_CONNECTING;
     link->received = 0;
-    link->first = link->count = 0;
     link->connect_until = now + (link->time_limit_ms < CONNECT_MS ? link->time_limit_ms : CONNECT_MS);
     if (!link->context)
         eng_redis_link_fail(link, "out of memory for a connection");
@@ -291,7 +306,7 @@ short eng_redis_link_events(const eng_redis_link *link) {
         return 0;
     if (link->state == ENG_REDIS_CONNECTING)
         return POLLOUT;
-    return (short)(sdslen(link->context->obuf) ? POLLIN | POLLOUT : POLLIN);
+    return (short)(link->unwritten ? POLLIN | POLLOUT : POLLIN);
 }
 
 static bool connected(eng_redis_link *link) {
@@ -305,7 +320,7 @@ static bool connected(eng_redis_link *link) {
 }
 
 static void take(eng_redis_link *link, redisReply *reply) {
-    if (link->count == 0) {
+    if (link->written == 0) {
         eng_redis_link_fail(link, "the server says what nobody asked for");
         freeReplyObject(reply);
         return;
@@ -313,6 +328,7 @@ static void take(eng_redis_link *link, redisReply *reply) {
     eng_redis_due due = link->due[link->first];
     link->first = (link->first + 1) % ENG_REDIS_DUE;
     link->count--;
+    link->written--;
     if (due.step == AUTH || due.step > AUTH)
         take_greeting(link, &due, reply);
     else if (due.step == ENG_REDIS_STEP_TIME)
@@ -362,13 +378,37 @@ static void read_some(eng_redis_link *link) {
     }
 }
 
+static void count_written(eng_redis_link *link, size_t sent) {
+    link->unwritten -= sent;
+    while (sent > 0) {
+        eng_redis_out *out = &link->out[(link->first + link->written) % ENG_REDIS_DUE];
+        size_t rest = out->length - link->begun;
+        if (sent < rest) {
+            link->begun += sent;
+            return;
+        }
+        sent -= rest;
+        link->begun = 0;
+        link->written++;
+        redisFreeCommand(out->bytes);
+    }
+}
+
 static void write_some(eng_redis_link *link) {
-    int done;
-    size_t before = sdslen(link->context->obuf);
-    if (redisBufferWrite(link->context, &done) != REDIS_OK)
-        eng_redis_link_fail(link, link->context->errstr);
-    else if (sdslen(link->context->obuf) < before)
+    struct iovec parts[64];
+    struct msghdr message = {.msg_iov = parts};
+    size_t begun = link->begun;
+    for (uint32_t i = link->written; i < link->count && message.msg_iovlen < 64; i++, begun = 0) {
+        const eng_redis_out *out = &link->out[(link->first + i) % ENG_REDIS_DUE];
+        parts[message.msg_iovlen++] = (struct iovec){out->bytes + begun, out->length - begun};
+    }
+    ssize_t sent = sendmsg(link->context->fd, &message, MSG_NOSIGNAL | MSG_DONTWAIT);
+    if (sent > 0) {
         link->active_at = eng_store_clock();
+        count_written(link, (size_t)sent);
+    } else if (sent < 0 && errno != EAGAIN && errno != EINTR) {
+        eng_redis_link_fail(link, strerror(errno));
+    }
 }
 
 void eng_redis_link_work(eng_redis_link *link, short events) {
@@ -381,7 +421,7 @@ void eng_redis_link_work(eng_redis_link *link, short events) {
     }
     if (events & (POLLIN | POLLHUP | POLLERR))
         read_some(link);
-    if (link->state != ENG_REDIS_DOWN && events & POLLOUT)
+    if (link->state != ENG_REDIS_DOWN && link->unwritten > 0 && events & POLLOUT)
         write_some(link);
 }
 
@@ -396,10 +436,7 @@ eng_status eng_redis_link_open(eng_redis_link *link, eng_error *error) {
 }
 
 void eng_redis_link_close(eng_redis_link *link) {
-    if (link->context)
-        redisFree(link->context);
-    link->context = NULL;
-    link->state = ENG_REDIS_DOWN;
+    hang_up(link);
     for (int i = 0; i < ENG_REDIS_SCRIPTS; i++)
         free(link->text[i]);
 }
