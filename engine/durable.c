@@ -135,6 +135,7 @@ eng_status eng_durable_ask(eng_durable *durable, eng_store_request *request, eng
     request->user = waiter;
     memcpy(request->holder, durable->holder, sizeof request->holder);
     eng_status status = eng_store_submit(durable->client, request, error);
+    durable->starved |= status == ENG_FULL;
     if (status != ENG_OK)
         return status;
     durable->underway++;
@@ -247,11 +248,13 @@ eng_status eng_durable_poll(eng_durable *durable, bool *worked, eng_error *error
     if (durable->polling)
         return eng_fail(error, ENG_INVALID, "a step may not be run from inside a step");
     durable->polling = true;
-    if (take_replies(durable))
-        *worked = true;
+    const bool replied = take_replies(durable);
+    *worked |= replied;
     const int64_t now = eng_store_clock();
-    if (now >= durable->tick_at) {
+    const int64_t soon = durable->tick_at - ENG_DURABLE_TICK_MS + ENG_DURABLE_SOON_MS;
+    if (now >= durable->tick_at || (replied && durable->starved && now >= soon)) {
         durable->tick_at = now + ENG_DURABLE_TICK_MS;
+        durable->starved = false;
         durable->behind = 0;
         for (eng_named *named = durable->first, *next; named; named = next) {
             next = named->next;

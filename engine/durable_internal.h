@@ -16,6 +16,7 @@ enum {
     ENG_DURABLE_WAIT_MS = 2000,     // that a request's last event waits for the store
     ENG_DURABLE_RETRY_MS = 500,
     ENG_DURABLE_TICK_MS = 100, // between two looks at all names
+    ENG_DURABLE_SOON_MS = 5,   // where one found no room
     ENG_DURABLE_TASKS = 64,
     ENG_DURABLE_BUCKETS = 4096,
 };
@@ -92,6 +93,7 @@ struct eng_durable {
     uint64_t parked, states, failures;              // so far
     uint64_t underway;                              // requests to the store
     bool failing;                                   // the last write did not reach it
+    bool starved; // something found no room since the last look; there is some when replies come
     bool polling;
     int64_t tick_at; // next look at all names
     eng_task *tasks, **last_task;

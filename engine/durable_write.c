@@ -123,8 +123,10 @@ static int64_t state_of(const eng_timeline_piece *piece) {
 static eng_store_buffer *fill_buffer(eng_durable *durable, eng_named *named, bool state, eng_timeline_piece *piece) {
     const eng_durable_options *options = &durable->options;
     eng_store_buffer *buffer = eng_store_take_buffer(durable->client);
-    if (!buffer)
+    if (!buffer) {
+        durable->starved = true;
         return NULL;
+    }
     eng_timeline_piece near;
     eng_timeline_piece_near(named->timeline, options->chunk, &near);
     eng_status status = fit(durable, named->timeline, state, piece) ? ENG_OK : ENG_TOO_LONG;
