@@ -517,7 +517,9 @@ void srv_server_free(srv_server *server) {
     for (size_t i = 0; i < server->model_count; i++)
         srv_worker_stop(server->models[i].worker); // until then it may wake the loop
     srv_sessions_free(server->sessions);
-    srv_store_close(server->store);
+    srv_store_close(server->store); // until then it may wake the workers
+    for (size_t i = 0; i < server->model_count; i++)
+        srv_worker_free(server->models[i].worker);
     srv_wake_close(server->events);
     srv_wake_close(server->stop);
     srv_wake_close(server->reload);

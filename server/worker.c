@@ -680,6 +680,11 @@ void srv_worker_stop(srv_worker *worker) {
         next = event->next;
         srv_event_free(worker, event);
     }
+}
+
+void srv_worker_free(srv_worker *worker) {
+    if (!worker)
+        return;
     for (srv_holder *holder = worker->holders, *next; holder; holder = next) {
         next = holder->next;
         free(holder);

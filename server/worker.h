@@ -45,6 +45,8 @@ ENG_CHECKED eng_status srv_worker_start(const srv_worker_options *options, srv_w
 // Ends the thread after its present step (or load), closes the engine, drops what is left. NULL is accepted. No call of
 // srv_worker_engine's result may be in flight.
 void srv_worker_stop(srv_worker *worker);
+// After srv_worker_stop, and once the engine's store has ended, which may wake the worker until then. NULL is accepted.
+void srv_worker_free(srv_worker *worker);
 
 // Any thread.
 srv_worker_state srv_worker_read_state(const srv_worker *worker);
