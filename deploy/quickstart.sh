@@ -47,7 +47,8 @@ esac
 fetch_smollm2() {
     model=$build/smollm2
     path=/v1/chat/completions
-    prompt='{"messages": [{"role": "user", "content": "What is the capital of France?"}], "temperature": 0}'
+    prompt='{"messages": [{"role": "user", "content": "Hello! What is the capital of France?"}]'
+    prompt+=', "temperature": 0, "max_tokens": 64}'
     [ ! -f "$model/config.json" ] || return 0
     targets+=(mesa-trainer)
     python3 -m pip --version >"$work/pip.log" 2>&1 || fail "pip is missing: apt-get install python3-pip"
@@ -113,7 +114,7 @@ echo "    ready at http://127.0.0.1:$port"
 
 echo "4/5 one answer"
 echo "    curl http://127.0.0.1:$port$path -H 'Content-Type: application/json' -d '$prompt'"
-status=$(curl -sS -o "$work/answer.json" -w '%{http_code}' --max-time 120 "http://127.0.0.1:$port$path" \
+status=$(curl -sS -o "$work/answer.json" -w '%{http_code}' --max-time 600 "http://127.0.0.1:$port$path" \
     -H 'Content-Type: application/json' -d "$prompt") || fail "the request got no answer"
 if [ "$status" != 200 ]; then
     cat "$work/answer.json" >&2
