@@ -12,7 +12,7 @@
 #include "trainer/eval_setting.h"
 #include "trainer/score.h"
 
-enum { TRN_MAX_METRICS = 8 };
+enum { TRN_MAX_METRICS = 8, TRN_PLACES = 8 };
 
 typedef struct trn_result_row {
     char *task;
@@ -21,6 +21,7 @@ typedef struct trn_result_row {
     char primary[40];                          // the metric that stands for the row
     int64_t items, length, shots, seed, limit; // length 0: not made by length; limit 0: all
     int64_t truncated;                         // readings whose beginning did not fit into the model's context
+    int64_t taken[TRN_PLACES];                 // how often the best sum was that of choice i; not kept in files
     bool normalises;                           // choices are more than labels, behind a context
     bool in_domain;                            // the model was tuned on this task's training set
     trn_metric metric[TRN_MAX_METRICS];

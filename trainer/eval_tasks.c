@@ -294,6 +294,18 @@ static eng_status run_row(run *r, trn_reader *reader, const trn_setting *setting
     return status;
 }
 
+// Whoever names nearly always the same letter answers the form of the questions: its score is that of the key.
+static void warn_of_place(const trn_result_row *row) {
+    int most = 0;
+    for (int i = 1; i < TRN_PLACES; i++)
+        most = row->taken[i] > row->taken[most] ? i : most;
+    if (row->items >= 20 && 10 * row->taken[most] >= 9 * row->items)
+        fprintf(stderr,
+                "mesa-trainer eval: %s: choice %d is the likeliest in %lld of %lld items: what is measured is how "
+                "often it is right\n",
+                row->task, most, (long long)row->taken[most], (long long)row->items);
+}
+
 static void print_row(const trn_result_row *row) {
     const trn_reading_figures *f = &row->figures;
     for (int i = 0; i < row->metrics; i++) {
@@ -392,6 +404,7 @@ static eng_status run_all(run *r, const trn_tasks *tasks, const selection *s, co
             status = run_row(r, reader, &setting[i], overlap, error);
             if (status == ENG_OK) {
                 print_row(&r->row);
+                warn_of_place(&r->row);
                 status = trn_result_add(result, &r->row, error);
             }
             if (status == ENG_OK && r->options->out) // who ends the program early keeps the rows that are done

@@ -274,6 +274,8 @@ static eng_status record_choices(const trn_work *work, trn_result_row *row, eng_
         best_norm = norm > most_norm ? i : best_norm;
         most_norm = norm > most_norm ? norm : most_norm;
     }
+    if (best < TRN_PLACES)
+        row->taken[best]++;
     row->normalises = row->normalises || normalises(&work->item);
     eng_status status = put(row, "acc", work->place, best == work->item.gold, -1, chance, error);
     return status == ENG_OK ? put(row, "acc_norm", work->place, best_norm == work->item.gold, -1, chance, error)

@@ -88,6 +88,14 @@ bad '{"ctx": "\\xff", "target": "b"}' 'not a JSON object'
 printf '\xef\xbb\xbf%s\r\n' "$record" >marked.jsonl
 "$trainer" eval demo --task marked.jsonl >out 2>&1 || fail "a byte order mark: $(cat out)"
 
+# A model that takes the same choice whatever the question is no measure, and eval says so
+for i in $(seq 20); do
+    echo "{\"ctx\": \"$i\", \"choices\": [\"the king\", \"q7#_zzx\"], \"gold\": $((i % 2))}"
+done >one.jsonl
+"$trainer" eval demo --task one.jsonl >out 2>err || fail "eval: $(cat err)"
+grep -q 'one: choice 0 is the likeliest in 20 of 20 items' err || fail "no word of it: $(cat err)"
+grep -q '^| one | default | acc [ *]*| 0.5000' out || fail "$(cat out)"
+
 # Who ends eval early keeps the rows that are done
 for i in $(seq 4000); do
     echo "{\"ctx\": \"Item $i of a long list is\", \"target\": \"not read\"}"
