@@ -151,6 +151,7 @@ void eng_redis_finish(eng_redis *r, eng_redis_task *task, eng_status status) {
 
 void eng_redis_again(eng_redis *r, eng_redis_task *task, int64_t delay_ms, const char *why) {
     if (++task->attempts > ATTEMPTS) {
+        clear_reply(task);
         eng_redis_finish(r, task, eng_fail(&task->job->reply.error, ENG_IO, "the store: %s", why));
         return;
     }
@@ -248,8 +249,8 @@ static void fail_by(eng_redis *r, eng_redis_task *task, const redisReply *reply)
     eng_redis_finish(r, task, eng_fail(&task->job->reply.error, full ? ENG_FULL : ENG_IO, "the store: %s", text));
 }
 
-static void take_error(eng_redis *r, eng_redis_task *task, const redisReply *reply) {
-    if (eng_redis_says(reply, "NOSCRIPT"))
+static void take_error(eng_redis *r, eng_redis_task *task, const eng_redis_due *due, const redisReply *reply) {
+    if (!due->whole && eng_redis_says(reply, "NOSCRIPT"))
         return;                              // nothing is pending now: the step is sent again by itself, as text
     if (eng_redis_says(reply, "READONLY")) { // it has become a replica
         eng_redis_link_fail(&r->link, "is a replica, which cannot be written");
@@ -274,7 +275,7 @@ static void take(void *context, const eng_redis_due *due, redisReply *reply) {
     if (task && task->job && task->serial == due->serial) {
         task->pending--;
         if (reply->type == REDIS_REPLY_ERROR)
-            take_error(r, task, reply);
+            take_error(r, task, due, reply);
         else if (due->step <= ENG_REDIS_STEP_LAST)
             eng_redis_take_write(r, task, due, reply);
         else

@@ -61,6 +61,23 @@ static void answer(between *b, int fd) {
             break;
 }
 
+static int count_of(const char *bytes, size_t count, const char *word) {
+    int found = 0;
+    for (const char *at = bytes, *end = bytes + count; (at = memmem(at, (size_t)(end - at), word, strlen(word)));
+         found++)
+        at += strlen(word);
+    return found;
+}
+
+static bool answer_instead(int fd, const char *text, const char *bytes, ssize_t count) {
+    int commands = count_of(bytes, (size_t)count, "\nEVALSHA\r") + count_of(bytes, (size_t)count, "\nEVAL\r") +
+                   count_of(bytes, (size_t)count, "\nTIME\r");
+    for (int i = 0; i < commands; i++)
+        if (!send_all(fd, text, (ssize_t)strlen(text)))
+            return false;
+    return true;
+}
+
 static void forward(between *b, int fd) {
     char bytes[16384];
     int server = unix_socket(temp_path("redis.sock"), false);
@@ -70,7 +87,9 @@ static void forward(between *b, int fd) {
         if (poll(at, 2, 20) <= 0)
             continue;
         ssize_t count = at[0].revents ? recv(fd, bytes, sizeof bytes, 0) : 0;
-        if (at[0].revents && (count <= 0 || !send_all(server, bytes, count)))
+        const char *instead = b->instead;
+        if (at[0].revents &&
+            (count <= 0 || !(instead ? answer_instead(fd, instead, bytes, count) : send_all(server, bytes, count))))
             break;
         count = at[1].revents ? recv(server, bytes, sizeof bytes, 0) : 0;
         if (b->alters && count > 0 && rand_r(&b->seed) % 3 == 0)

@@ -2,8 +2,8 @@
 // A thread that stands between a store and its server, or in the server's place.
 //
 // It listens on a unix socket in the case's folder and takes one connection after another: answers with a text or with
-// silence, or forwards to the case's redis-server, cuts each connection after some bytes of its answers, or alters some
-// of them.
+// silence, or forwards to the case's redis-server, cuts each connection after some bytes of its answers, alters some of
+// them, or gives another answer instead.
 #ifndef TESTS_ENGINE_BETWEEN_H
 #define TESTS_ENGINE_BETWEEN_H
 
@@ -14,7 +14,8 @@
 typedef struct between {
     const char *answer; // to whatever is read; NULL: silence
     bool forwards, alters;
-    atomic_int cuts; // that are still to be made
+    _Atomic(const char *) instead; // to every script and TIME, which are not forwarded then
+    atomic_int cuts;               // that are still to be made
     unsigned seed;
     atomic_int accepted;
     atomic_bool over;

@@ -102,6 +102,53 @@ START_TEST(what_is_no_server) {
 }
 END_TEST
 
+// What a server says of itself when it was well before.
+START_TEST(errors_and_their_status) {
+    static const struct {
+        const char *text;
+        eng_status status;
+        bool waits; // for better times
+    } answers[] = {
+        {"-NOPERM this user has no permissions\r\n", ENG_IO, false},
+        {"-WRONGTYPE Operation against a key holding the wrong kind of value\r\n", ENG_FORMAT, false},
+        {"-MOVED 866 10.0.0.1:6379\r\n", ENG_UNSUPPORTED, false},
+        {"-MISCONF Errors writing to the AOF file: No space left on device\r\n", ENG_FULL, false},
+        {"-MISCONF Errors writing to the AOF file: Input/output error\r\n", ENG_IO, false},
+        {"-OOM command not allowed when used memory > 'maxmemory'.\r\n", ENG_FULL, false},
+        {"-LOADING Redis is loading the dataset in memory\r\n", ENG_IO, true},
+        {"-BUSY Redis is busy running a script.\r\n", ENG_IO, true},
+        {"-NOSCRIPT No matching script.\r\n", ENG_IO, false},
+        {"-READONLY You can't write against a read only replica.\r\n", ENG_IO, true},
+        {"+OK\r\n", ENG_IO, false},
+        {":1\r\n", ENG_IO, false},
+        {"$-1\r\n", ENG_IO, false},
+        {"*0\r\n", ENG_IO, false},
+        {"*1\r\n$2\r\nno\r\n", ENG_IO, false},
+        {"*4\r\n$-1\r\n*-1\r\n:1\r\n$1\r\nx\r\n", ENG_IO, false},
+    };
+    ON_REDIS("");
+    eng_store_meta meta = at_position(meta_of(ENG_STORE_SESSION, 1, 1), 1);
+    for (size_t i = 0; i < sizeof answers / sizeof *answers; i++) {
+        between b = {.forwards = true};
+        place = between_start(&b);
+        time_limit_ms = answers[i].waits ? 300 : 20000;
+        start(64 * MIB);
+        for (int n = 0; n < 50 && simple(ENG_STORE_USAGE, meta) != ENG_OK; n++) // until the machine is quick enough
+            ;
+        b.instead = answers[i].text;
+        eng_status status = append(meta, 1, "x");
+        ck_assert_msg(status == answers[i].status, "%s: %s", answers[i].text, last.error.text);
+        for (eng_store_op op = ENG_STORE_GET; op <= ENG_STORE_USAGE; op++) {
+            eng_store_request request = {.op = op, .meta = meta, .ttl_ms = 1000, .epoch = 1};
+            if (!answers[i].waits)
+                ck_assert_msg(call(request) != ENG_OK, "%s: %d", answers[i].text, (int)op);
+        }
+        stop();
+        between_end(&b);
+    }
+}
+END_TEST
+
 // ----------------------------------------------------------------------------------------------------- who may come in
 
 // A TCP socket of this machine that listens; *port is its port.
@@ -282,6 +329,7 @@ static Suite *store_redis_link_suite(void) {
     tcase_add_test(cases, what_is_no_server);
     tcase_add_test(cases, an_address_where_nobody_answers);
     tcase_add_test(cases, over_tcp);
+    tcase_add_test(cases, errors_and_their_status);
     tcase_add_test(cases, users_and_passwords);
     tcase_add_test(cases, settings_that_are_told);
     tcase_add_test(cases, a_user_with_few_rights);
