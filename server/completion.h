@@ -49,7 +49,7 @@ struct srv_completion {
     srv_session *session;      // taken; NULL: none, or let go
     int64_t reached;           // its position, by what the client has got
     bool durable;              // that is in the store
-    bool sought;               // it was looked for in the store, and is not again
+    unsigned sought;           // so often it was looked for in the store
     struct srv_making *making; // the call that makes it; NULL: none is under way
     srv_reach *reach;          // that brings it here; NULL: none is under way
 

@@ -46,11 +46,13 @@ static void fail_job(srv_completion *completion, const srv_event *event) {
     srv_problem problem = {0};
 
     // It has left the engine for want of room, or another server had it: it is in the store.
-    if (stored && event->status == ENG_NOT_FOUND && !completion->sought) {
+    if (stored && event->status == ENG_NOT_FOUND && completion->sought < SRV_SESSION_SEEKS) {
         seek_again(completion);
         return;
     }
-    if (stored && (event->status == ENG_NOT_FOUND || event->status == ENG_IO))
+    if (stored && event->status == ENG_NOT_FOUND)
+        srv_session_refuse(&problem, ENG_FULL, NULL, 0);
+    else if ((stored && event->status == ENG_IO) || (completion->session && event->status == ENG_FULL))
         srv_session_refuse(&problem, event->status, event->message, 0);
     else
         srv_refuse_engine(&problem, event->status, event->message);
@@ -292,7 +294,7 @@ static void reached(void *context, srv_session *session, const srv_problem *prob
 static void seek(srv_completion *completion, srv_session *session) {
     srv_server *server = completion->exchange->server;
 
-    completion->sought = true;
+    completion->sought++;
     completion->reach = srv_session_reach(server, session, reached, completion);
     if (completion->reach)
         return;

@@ -78,6 +78,9 @@ const srv_model *srv_session_model(const srv_server *server, const eng_record *s
 // A fault of the engine or the store on a session as a refusal. lease_ms: with ENG_BUSY of another server; else 0.
 void srv_session_refuse(srv_problem *problem, eng_status status, const char *text, int64_t lease_ms);
 
+// One that came from the store may have to leave again before it is used, if memory is short: so often it is fetched.
+enum { SRV_SESSION_SEEKS = 4 };
+
 // Brings one that was taken here from the store; then calls back, once. On failure it is out of the table and NULL, and
 // the problem says why. What is returned is for srv_session_unreach; NULL: no memory, and nothing will be called.
 typedef struct srv_reach srv_reach;

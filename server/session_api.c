@@ -19,7 +19,8 @@ typedef struct session_call {
     srv_server *server;
     srv_exchange *exchange; // NULL: the client has left
     srv_session *session;   // NULL: of LOOK and DROP, one that may be in the store
-    bool taken, sought;
+    bool taken;
+    unsigned sought; // so often it was looked for in the store
     uint64_t owner, timeline;
     int64_t position; // of a rollback
     char *bytes;      // in and out
@@ -172,7 +173,7 @@ static void finish(session_call *call, const srv_problem *problem) {
 static void begin(session_call *call);
 
 static bool may_seek(const session_call *call) {
-    return call->stored && !call->sought && call->action != DROP && call->action != LOOK;
+    return call->stored && call->action != DROP && call->action != LOOK;
 }
 
 static void done(srv_call *base) {
@@ -184,6 +185,8 @@ static void done(srv_call *base) {
         session->position = call->info.position;
         session->profile_changed = call->info.profile_changed;
     }
+    if (call->status == ENG_NOT_FOUND && may_seek(call) && call->sought >= SRV_SESSION_SEEKS)
+        call->status = eng_fail(&call->error, ENG_FULL, "%s", "");
     if (call->status == ENG_NOT_FOUND && may_seek(call)) {
         if (!call->taken && !(call->taken = srv_session_take(session, &problem))) {
             finish(call, &problem);
@@ -214,7 +217,7 @@ static void begin(session_call *call) {
     srv_problem problem = {0};
 
     if (session && session->timeline == 0 && call->taken && call->action != DROP) {
-        call->sought = true;
+        call->sought++;
         if (srv_session_reach(call->server, session, reached, call))
             return;
         srv_refuse_engine(&problem, ENG_NO_MEMORY, NULL);

@@ -66,7 +66,9 @@ static void run(srv_call *base, eng_engine *engine) {
 }
 
 static void refuse(srv_completion *completion, const making *making) {
-    srv_session_refuse(&completion->problem, making->status, making->error.text, 0);
+    const bool left = making->status == ENG_NOT_FOUND && making->stored; // the original did, each time
+
+    srv_session_refuse(&completion->problem, left ? ENG_FULL : making->status, left ? NULL : making->error.text, 0);
     srv_completion_fail(completion, &completion->problem);
 }
 
@@ -222,7 +224,7 @@ static void reached(void *context, srv_session *original, const srv_problem *pro
 static void seek(srv_completion *completion, srv_session *original) {
     srv_server *server = completion->exchange->server;
 
-    completion->sought = true;
+    completion->sought++;
     completion->reach = srv_session_reach(server, original, reached, completion);
     if (completion->reach)
         return;
@@ -235,7 +237,7 @@ static void seek(srv_completion *completion, srv_session *original) {
 static bool seek_original(making *making) {
     srv_completion *completion = making->completion;
 
-    if (!making->original || !making->original->stored || completion->sought)
+    if (!making->original || !making->original->stored || completion->sought >= SRV_SESSION_SEEKS)
         return false;
     completion->making = NULL;
     making->original->timeline = 0;

@@ -143,7 +143,8 @@ void srv_session_refuse(srv_problem *problem, eng_status status, const char *tex
         problem->never_retry = true;
         break;
     case ENG_FULL:
-        srv_refuse(problem, 429, "sessions_full", NULL, "%s", text);
+        srv_refuse(problem, 429, "sessions_full", NULL, "%s",
+                   text && *text ? text : "there is no room for the session in memory at this moment");
         break;
     case ENG_IO:
         srv_refuse(problem, 503, "store_unavailable", NULL, "the store of sessions cannot be reached");

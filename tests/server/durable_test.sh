@@ -1,8 +1,8 @@
 #!/bin/bash
 # SPDX-License-Identifier: Apache-2.0
 # A server with a store that is killed at random moments under load: it starts each time, every position that was
-# acknowledged is there, and each conversation says what it says undisturbed. Then one that ends as asked, and sessions
-# in a state folder of the service manager's.
+# acknowledged is there, and each conversation says what it says undisturbed. Then one that ends as asked, one with
+# memory for fewer sessions than there are, and sessions in a state folder of the service manager's.
 #
 #   tests/server/durable_test.sh [KILLS]        6 by default
 # MESA_TEST_STORE: another store than a folder of its own.
@@ -38,6 +38,13 @@ def start(*more):
     raise AssertionError("the server does not become ready")
 
 
+def moved():
+    connection = talk.Connection(address)
+    connection.request("GET", "/metrics")
+    figures = connection.getresponse().read().decode().splitlines()
+    return sum(float(line.split()[-1]) for line in figures if line.startswith("mesa_sessions_parked_total{"))
+
+
 def kill_again():
     global process
     for _ in range(kills):
@@ -59,14 +66,19 @@ try:
     assert len(listed) >= 4, listed
     process.terminate()
     assert process.wait(timeout=120) == 0
+    process = start("--store", store, "--session-budget", "4M")
+    crowd = talk.hold(8, lambda: address, lambda: time.sleep(4))
+    assert moved() > 0, "no session left memory"
+    process.terminate()
+    assert process.wait(timeout=120) == 0
     process = start("--store", "none")
     assert talk.ask(address, "GET", "/v1/sessions")[2]["data"] == []
-    talk.compare(held, address)
+    talk.compare(held + crowd, address)
 finally:
     process.kill()
     process.wait()
 print(f"{kills} kills, {sum(len(c.said) for c in held)} turns: {sum(c.lost for c in held)} answers lost, "
-      f"{sum(c.again for c in held)} turns made again")
+      f"{sum(c.again for c in held)} turns made again; {sum(len(c.said) for c in crowd)} turns in a crowd")
 END
 python3 "$folder/killed.py" "$source_dir/tests/server" "$build/mesa-server" "$model" "$folder" "$store" "${1:-6}" \
     >"$folder/killed" 2>&1 || fail "$(tail -n 12 "$folder/killed"; tail -n 20 "$folder/killed.log")"
