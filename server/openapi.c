@@ -44,7 +44,7 @@ static const answer answers[] = {
     {"model_health", "id:text state:=ready|loading|failed device:text?"},
     {"health", "status:=ok|loading|draining models:[@model_health] store:text?"},
     {"knobs", "cg_tolerance:number cg_max_steps:count cg_mode:text"},
-    {"session", "id:text object:=session model:text position:count state_bytes:count expires_at:count "
+    {"session", "id:text object:=session model:text? position:count state_bytes:count expires_at:count "
                 "earliest-:count residence-:text? bytes-:count busy-:flag durable-:flag profile_changed-:flag "
                 "digest-:text loosest-:@knobs"},
     {"sessions", "object:=list data:[@session]"},

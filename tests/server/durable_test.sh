@@ -93,6 +93,19 @@ STATE_DIRECTORY=$folder/state start_server
 "$mesa" session show "$id" | grep -qE '^residence +store$' || fail "a session of the state folder is not in the store"
 [ -n "$("$mesa" complete --session "$id" --max-tokens 3 --ignore-eos '')" ] || fail "it does not go on"
 "$mesa" session show "$id" | grep -qE '^durable +true$' || fail "it is not durable"
+stop_server
+
+# Another model's server knows of it and does not touch it; one that has both goes on when the model is named.
+"$build/mesa-trainer" init --random tiny --out "$folder/tiny" >"$folder/log" 2>&1 || fail "$(cat "$folder/log")"
+STATE_DIRECTORY=$folder/state served_as=tiny model=$folder/tiny start_server
+expect 1 '' 'answered 409 foreign_state: .*fingerprint [0-9a-f]+' "$mesa" complete --session "$id" ''
+expect 1 '' 'answered 409 foreign_state' "$mesa" session fork "$id"
+expect 0 'residence +store' '' "$mesa" session show "$id"
+stop_server
+STATE_DIRECTORY=$folder/state start_server --model "tiny=$folder/tiny"
+expect 0 '.' '' "$mesa" complete --session "$id" --max-tokens 3 --ignore-eos ''
+expect 1 '' 'of another model; name it' "$mesa" complete --session "$id" --model tiny ''
+expect 0 '^sess-' '' "$mesa" session fork "$id"
 "$mesa" session drop "$id" || fail "it is not dropped"
 "$mesa" session list | grep -q "$id" && fail "it is listed when it was dropped"
 stop_server
