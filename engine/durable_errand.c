@@ -453,10 +453,17 @@ static void free_task(eng_task *task) {
     free(task);
 }
 
+// As far as it goes without a reply.
+static void go_on(eng_durable *durable, eng_task *task) {
+    for (task_step step = NULL; !task->done && !task->waiter.waiting && task->step != step;) {
+        step = task->step;
+        step(durable, task);
+    }
+}
+
 void eng_durable_work(eng_durable *durable, bool *worked) {
     for (eng_task *task = durable->tasks; task; task = task->next)
-        if (!task->done && !task->waiter.waiting)
-            task->step(durable, task);
+        go_on(durable, task);
     for (eng_task *task; (task = take_done(durable)) != NULL; *worked = true) {
         task->answer.message = task->error.text;
         task->errand.done(task->errand.user, &task->answer);

@@ -109,6 +109,55 @@ START_TEST(many_at_once_are_answered_once_each) {
 }
 END_TEST
 
+static void count_wake(void *wakes) {
+    atomic_fetch_add((atomic_int *)wakes, 1);
+}
+
+// Steps only where something was done or the engine was woken.
+static void go_when_woken(eng_engine *engine, const atomic_int *wakes, const int *until) {
+    int seen = atomic_load(wakes);
+    while (*until == 0) {
+        if (step(engine))
+            continue;
+        for (int i = 0; *until == 0 && atomic_load(wakes) == seen; i++) {
+            ck_assert_msg(i < 5000, "nobody wakes the engine");
+            pass(1);
+        }
+        seen = atomic_load(wakes);
+    }
+}
+
+START_TEST(nothing_waits_for_the_clock) {
+    static const eng_errand_kind kinds[] = {ENG_ERRAND_KEEP, ENG_ERRAND_PARK,  ENG_ERRAND_FETCH, ENG_ERRAND_LOOK,
+                                            ENG_ERRAND_LIST, ENG_ERRAND_TOUCH, ENG_ERRAND_USAGE, ENG_ERRAND_DROP};
+    static atomic_int wakes;
+    static answered out;
+    static outcome ended;
+    int32_t ids[80];
+    open_store(0);
+    eng_engine *engine = open_letters((eng_options){.store = store, .wake = count_wake, .wake_context = &wakes});
+    uint64_t id = create(engine);
+    for (size_t i = 0; i < sizeof kinds / sizeof *kinds; i++) {
+        eng_errand errand = about(kinds[i], 1);
+        errand.timeline = id;
+        step(engine); // and with it the look at all names, not to come again soon
+        engine->durable->tick_at = INT64_MAX;
+        send_errand(engine, errand, &out);
+        go_when_woken(engine, &wakes, &out.times);
+        ck_assert_msg(out.answer.status == ENG_OK, "errand %d: %s", (int)kinds[i], out.message);
+        if (kinds[i] != ENG_ERRAND_KEEP && kinds[i] != ENG_ERRAND_FETCH)
+            continue;
+        id = out.answer.timeline;
+        plain_ids(1, ids, 80);
+        submit(engine, turn_of(engine, id, ids, 80, 2), &ended);
+        go_when_woken(engine, &wakes, &ended.finals);
+        ck_assert(ended.durable);
+    }
+    eng_close(engine);
+    close_store();
+}
+END_TEST
+
 START_TEST(records_are_listed_touched_and_run_out) {
     ON_SERVER_FROM(1);
     enum { COUNT = 70 };
@@ -449,6 +498,7 @@ static Suite *durable_errand_suite(void) {
     }
     tcase_add_loop_test(asked, errands_say_what_is_wrong, 0, 2);
     tcase_add_loop_test(asked, many_at_once_are_answered_once_each, 0, 2);
+    tcase_add_test(asked, nothing_waits_for_the_clock);
     tcase_add_loop_test(asked, records_are_listed_touched_and_run_out, 0, 2);
     tcase_add_loop_test(asked, what_ran_out_while_it_is_here_is_written_anew, 0, 2);
     tcase_add_test(asked, another_models_timeline_is_refused_by_name);
