@@ -381,7 +381,7 @@ ENG_EXPORT void eng_store_run(eng_store *store);
 ENG_EXPORT void eng_store_stop(eng_store *store);
 
 typedef struct eng_store_gauges {
-    uint64_t queued;
+    uint64_t queued;           // submitted, not answered yet
     uint64_t done, failed;     // replies with ENG_OK; with ENG_IO, ENG_FULL, ENG_FORMAT
     uint64_t retries;          // attempts that were made again
     uint64_t evicted, expired; // records dropped by this process

@@ -127,7 +127,6 @@ static int take_jobs(eng_store *store, eng_store_job **jobs, int most) {
     }
     if (!store->first)
         store->last = &store->first;
-    store->gauges.queued -= (uint64_t)count;
     return count;
 }
 
@@ -221,6 +220,7 @@ void eng_store_finish(eng_store *store, eng_store_job *job, eng_status status) {
         job->request.buffer->length = (size_t)job->reply.meta.payload_bytes + job->reply.journal_bytes;
     job->next = NULL;
     pthread_mutex_lock(&store->lock);
+    store->gauges.queued--;
     store->gauges.done += status == ENG_OK;
     store->gauges.failed += status == ENG_IO || status == ENG_FULL || status == ENG_FORMAT;
     *client->last_reply = job;

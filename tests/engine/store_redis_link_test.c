@@ -307,6 +307,9 @@ START_TEST(a_server_that_changes) {
     ck_assert_int_eq(eng_store_submit(client, &request, NULL), ENG_OK);
     nap(300000);
     ck_assert_ptr_null(eng_store_poll(client));
+    eng_store_gauges gauges;
+    eng_store_read_gauges(store, &gauges);
+    ck_assert_uint_eq(gauges.queued, 1); // tried again and again, and not answered
     freeReplyObject(redis_server_ask(link, "REPLICAOF NO ONE"));
     eng_store_reply *reply = await();
     ck_assert_msg(reply->status == ENG_OK, "%s", reply->error.text);

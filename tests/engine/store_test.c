@@ -291,6 +291,9 @@ START_TEST(requests_are_bounded) {
     ck_assert_int_eq(eng_store_submit(client, &usage, NULL), ENG_FULL);
     entry.epoch = 0;
     ck_assert_int_eq(eng_store_submit(client, &entry, NULL), ENG_INVALID);
+    eng_store_gauges gauges;
+    eng_store_read_gauges(store, &gauges);
+    ck_assert_uint_eq(gauges.queued, 3);
     ck_assert_int_eq(pthread_create(&thread, NULL, live, store), 0);
     eng_store_reply *first = await();
     ck_assert_int_eq(first->status, ENG_CONFLICT);
@@ -299,8 +302,10 @@ START_TEST(requests_are_bounded) {
     ck_assert_int_eq(eng_store_submit(client, &usage, NULL), ENG_OK);
     eng_store_stop(store);
     pthread_join(thread, NULL);
+    eng_store_read_gauges(store, &gauges);
+    ck_assert_uint_eq(gauges.queued, 0); // what was submitted before is done
     for (int i = 0; i < 3; i++)
-        eng_store_done(client, await()); // what was submitted before is done
+        eng_store_done(client, await());
     ck_assert_int_eq(eng_store_submit(client, &usage, NULL), ENG_CANCELLED);
     eng_store_client_close(client);
     eng_store_close(store);
