@@ -241,8 +241,7 @@ eng_status eng_batch_add(eng_batch *batch, const eng_piece *piece, int32_t *inde
         status = eng_session_grow(piece->session, batch->stream, piece->session->read + piece->count, error);
     if (status != ENG_OK)
         return status;
-    flight->piece[flight->pieces] =
-        (eng_batch_piece){.piece = *piece, .logits_row = -1, .deferred = eng_loops_take(batch->loops, piece)};
+    flight->piece[flight->pieces] = (eng_batch_piece){.piece = *piece, .logits_row = -1};
     batch->slot_fill[piece->session->slot] = batch->fill;
     batch->tokens += piece->count;
     batch->logits_rows += eng_piece_logits(piece);
@@ -299,6 +298,8 @@ int eng_batch_underway(const eng_batch *batch) {
 // What runs whole comes first: its own plan's outputs would overwrite those of the others.
 static eng_status run_pieces(eng_batch *batch, const eng_flight *flight, eng_error *error) {
     eng_status settled = ENG_OK;
+    if (batch->loops)
+        eng_loops_choose(batch->loops);
     for (int32_t i = 0; settled == ENG_OK && i < flight->pieces; i++)
         if (!flight->piece[i].deferred)
             settled = eng_session_settle(flight->piece[i].piece.session, error);

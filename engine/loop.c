@@ -169,10 +169,10 @@ static void add_solves(kern_solve_sum *sum, const kern_solve_sum *more, int32_t 
 // The loop from whose output the token is read, if it is this one: the rule of EXIT_READ, in its order.
 static bool is_read(const eng_loops *loops, walk *w, int32_t loop) {
     const kern_exit wanted = eng_exit(&w->entry->piece.knobs);
-    const int32_t most = wanted.max_loops < loops->loops ? wanted.max_loops : loops->loops;
-    if (loop + 1 >= most)
+    const bool all = wanted.max_loops <= 0 || wanted.max_loops > loops->loops;
+    if (loop + 1 >= (all ? loops->loops : wanted.max_loops))
         return true;
-    if (!loops->first->gate.ref || wanted.threshold >= 1)
+    if (wanted.max_loops <= 0 || !loops->first->gate.ref || wanted.threshold >= 1)
         return false;
     w->left /= 1 + expf(loops->gate[w->token0 + w->count - 1]);
     return 1 - w->left >= wanted.threshold;
@@ -283,9 +283,22 @@ static bool may_leave(const eng_loops *loops, const eng_knobs *knobs) {
            (wanted.max_loops < loops->loops || (loops->first->gate.ref && wanted.threshold < 1));
 }
 
-bool eng_loops_take(const eng_loops *loops, const eng_piece *piece) {
-    return loops && !piece->whole && piece->kind == KERN_ROW_GENERATED && piece->count == 1 && piece->ids &&
-           piece->logits && !piece->scored && may_leave(loops, &piece->knobs);
+// One by which nothing is left for later is deferred only beside others, since weights are read once for all that are.
+static bool can_wait(const eng_piece *piece) {
+    return !piece->whole && piece->kind == KERN_ROW_GENERATED && piece->count == 1 && piece->ids && piece->logits &&
+           !piece->scored;
+}
+
+void eng_loops_choose(const eng_loops *loops) {
+    eng_flight *flight = eng_batch_filling(loops->batch);
+    bool any = false;
+    for (int32_t i = 0; i < flight->pieces && !any; i++) {
+        const eng_piece *piece = &flight->piece[i].piece;
+        any = can_wait(piece) && (may_leave(loops, &piece->knobs) ||
+                                  eng_pool_pending(loops->batch->pool, piece->session->slot)->total > 0);
+    }
+    for (int32_t i = 0; i < flight->pieces; i++)
+        flight->piece[i].deferred = any && can_wait(&flight->piece[i].piece);
 }
 
 // Room for one token more, and nothing that waits by another solver.

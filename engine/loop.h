@@ -24,8 +24,9 @@ void eng_loops_free(eng_loops *loops); // NULL is accepted
 // Device bytes of its activations.
 ENG_CHECKED eng_status eng_loops_measure(const eng_model *model, kern_device *device, int32_t max_rows,
                                          int32_t max_tokens, uint64_t *bytes, eng_error *error);
-// Whether the piece may leave loops for later.
-bool eng_loops_take(const eng_loops *loops, const eng_piece *piece);
+// Marks the pieces of the step that is being filled that run loop by loop: single generated tokens, if any of them may
+// leave loops for later or has tokens that wait.
+void eng_loops_choose(const eng_loops *loops);
 // Runs the deferred pieces of the step that is being filled, whose places among tokens and logits are set, and leaves
 // the results where the batch's own plan leaves those of the others. Uses the batch's rows. Advances no session.
 ENG_CHECKED eng_status eng_loops_run(eng_loops *loops, eng_error *error);

@@ -1,0 +1,157 @@
+// SPDX-License-Identifier: Apache-2.0
+// What leaving loops for later saves: steps of sessions whose tokens are read at loops drawn from a distribution,
+// deferred and with all loops at once, in turns on one model of random weights.
+//
+//   bench_loops [WIDTH [LAYERS [STEPS [ROUNDS]]]]      4 loops of gated_deltanet, float32
+// Prints a Markdown table of medians over the rounds. `bound` is loops / mean loop: what a single session could gain.
+// One thread drives; failures end the program.
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <time.h>
+
+#include "engine/batch.h"
+#include "engine/random.h"
+
+enum { LOOPS = 4, MOST_BATCH = 64, MOST_ROUNDS = 15, HEAD = 64, LENGTH = 1 << 20 };
+
+typedef struct bench {
+    kern_device *device;
+    kern_stream *stream;
+    eng_model *model;
+    eng_weights *weights;
+    eng_pool *pool;
+    eng_batch *batch;
+    eng_session session[MOST_BATCH];
+    int32_t id[MOST_BATCH];
+    uint64_t drawn;
+} bench;
+
+static const eng_sampling likeliest = {.top_p = 1};
+
+static void need(bool done, const char *what) {
+    if (done)
+        return;
+    fprintf(stderr, "bench_loops: %s\n", what);
+    exit(1);
+}
+
+static double seconds(void) {
+    struct timespec now;
+    clock_gettime(CLOCK_MONOTONIC, &now);
+    return (double)now.tv_sec + 1e-9 * (double)now.tv_nsec;
+}
+
+static void open_bench(int width, int layers, bench *b) {
+    char json[512];
+    eng_config config;
+    snprintf(json, sizeof json,
+             "{\"model_type\": \"gated_deltanet\", \"hidden_size\": %d, \"num_hidden_layers\": %d, \"num_heads\": %d,"
+             "\"head_dim\": %d, \"expand_v\": 1, \"vocab_size\": 4096, \"tie_word_embeddings\": true,"
+             "\"num_loops\": %d}",
+             width, layers, width / HEAD, HEAD, LOOPS);
+    need(kern_device_open(&(kern_device_options){.name = "cpu"}, &b->device, NULL, 0) == KERN_OK, "no device");
+    need(kern_stream_open(b->device, &b->stream) == KERN_OK, "no stream");
+    need(eng_config_parse(json, strlen(json), "bench", &config, NULL) == ENG_OK &&
+             eng_model_create(&config, &b->model, NULL) == ENG_OK &&
+             eng_weights_init(b->model, b->device, 1, false, &b->weights, NULL) == ENG_OK,
+         "no model");
+    need(eng_pool_create(b->model, b->device, MOST_BATCH, 0, &b->pool, NULL) == ENG_OK &&
+             eng_batch_create(b->weights, b->pool, b->stream, MOST_BATCH, 1024, &b->batch, NULL) == ENG_OK,
+         "no memory for states");
+}
+
+static int32_t draw_loop(bench *b, const double *share) {
+    uint32_t word[4];
+    eng_philox(1, 2, b->drawn++, word);
+    double place = word[0] * 0x1p-32;
+    int32_t loop = 0;
+    while (loop + 1 < LOOPS && place >= share[loop])
+        place -= share[loop++];
+    return loop + 1;
+}
+
+static void step(bench *b, int sessions, const double *share, bool whole) {
+    int32_t index[MOST_BATCH];
+    eng_piece_result result;
+    eng_batch_clear(b->batch);
+    for (int i = 0; i < sessions; i++) {
+        const eng_piece piece = {.session = &b->session[i],
+                                 .kind = KERN_ROW_GENERATED,
+                                 .ids = &b->id[i],
+                                 .count = 1,
+                                 .knobs = {.exit_threshold = 1, .max_loops = draw_loop(b, share)},
+                                 .logits = true,
+                                 .sampling = &likeliest,
+                                 .whole = whole};
+        need(eng_batch_add(b->batch, &piece, &index[i], NULL) == ENG_OK, "a piece does not fit");
+    }
+    need(eng_batch_run(b->batch, NULL) == ENG_OK, "a step failed");
+    for (int i = 0; i < sessions; i++) {
+        eng_batch_result(b->batch, index[i], &result);
+        b->id[i] = result.id;
+    }
+}
+
+// Seconds a step, of so many.
+static double run(bench *b, int sessions, const double *share, bool whole, int steps) {
+    for (int i = 0; i < sessions; i++)
+        need(eng_session_open(b->pool, b->stream, LENGTH, &b->session[i], NULL) == ENG_OK, "no state");
+    b->drawn = 0;
+    step(b, sessions, share, whole);
+    const double begin = seconds();
+    for (int i = 0; i < steps; i++)
+        step(b, sessions, share, whole);
+    const double taken = (seconds() - begin) / steps;
+    for (int i = 0; i < sessions; i++)
+        eng_session_close(&b->session[i]);
+    return taken;
+}
+
+static int ascending(const void *a, const void *b) {
+    const double x = *(const double *)a, y = *(const double *)b;
+    return (x > y) - (x < y);
+}
+
+static void measure(bench *b, int sessions, const double *share, int steps, int rounds) {
+    double whole[MOST_ROUNDS], deferred[MOST_ROUNDS], ratio[MOST_ROUNDS], mean = 0;
+    for (int r = 0; r < LOOPS; r++)
+        mean += share[r] * (r + 1);
+    for (int i = 0; i < rounds; i++) {
+        whole[i] = run(b, sessions, share, true, steps);
+        deferred[i] = run(b, sessions, share, false, steps);
+        ratio[i] = whole[i] / deferred[i];
+    }
+    qsort(whole, (size_t)rounds, sizeof *whole, ascending);
+    qsort(deferred, (size_t)rounds, sizeof *deferred, ascending);
+    qsort(ratio, (size_t)rounds, sizeof *ratio, ascending);
+    printf("| %.2f | %d | %.0f | %.0f | %.2f (%.2f-%.2f) | %.2f |\n", mean, sessions, 1e6 * whole[rounds / 2],
+           1e6 * deferred[rounds / 2], ratio[rounds / 2], ratio[0], ratio[rounds - 1], LOOPS / mean);
+    fflush(stdout);
+}
+
+int main(int argc, char **argv) {
+    static const double shares[][LOOPS] = {
+        {1, 0, 0, 0}, {0.7, 0.15, 0.1, 0.05}, {0.5, 0.25, 0.15, 0.1}, {0.25, 0.25, 0.25, 0.25}, {0, 0, 0, 1}};
+    static const int batches[] = {1, 8, MOST_BATCH};
+    const int width = argc > 1 ? atoi(argv[1]) : 512, layers = argc > 2 ? atoi(argv[2]) : 4;
+    const int steps = argc > 3 ? atoi(argv[3]) : 64, rounds = argc > 4 ? atoi(argv[4]) : 5;
+    static bench b;
+    need(width >= HEAD && width % HEAD == 0 && layers > 0 && steps > 0 && rounds > 0 && rounds <= MOST_ROUNDS,
+         "width (a multiple of 64), layers, steps and up to 15 rounds");
+    open_bench(width, layers, &b);
+    printf("%s; width %d, %d layers, %d loops, weights %.0f MB, a state %.2f MB\n\n",
+           kern_device_describe(b.device)->description, width, layers, LOOPS, 1e-6 * (double)b.weights->bytes,
+           1e-6 * (double)b.model->state_bytes);
+    puts("| mean loop | sessions | all loops us | deferred us | gain (range) | bound |\n|---|---|---|---|---|---|");
+    for (size_t s = 0; s < sizeof shares / sizeof *shares; s++)
+        for (size_t i = 0; i < sizeof batches / sizeof *batches; i++)
+            measure(&b, batches[i], shares[s], batches[i] > 8 ? (steps + 3) / 4 : steps, rounds);
+    eng_batch_free(b.batch);
+    eng_pool_free(b.pool);
+    eng_weights_free(b.weights);
+    eng_model_free(b.model);
+    kern_stream_close(b.stream);
+    kern_device_close(b.device);
+    return 0;
+}
