@@ -49,6 +49,7 @@ def kill_again():
     global process
     for _ in range(kills):
         time.sleep(chance.uniform(0.02, 1.2))
+        assert process.poll() is None, f"the server has ended by itself: {process.returncode}"
         process.send_signal(signal.SIGKILL)
         process.wait()
         process = start("--store", store)

@@ -65,6 +65,7 @@ def restart_in_turn():
     for i in range(restarts):
         time.sleep(chance.uniform(0.3, 1.2))
         number = i % 2
+        assert all(server.poll() is None for server in servers), "a server has ended by itself"
         servers[number].send_signal(signal.SIGKILL if i // 2 % 2 == 0 else signal.SIGTERM)
         servers[number].wait(timeout=60)
         time.sleep(chance.uniform(0, 0.5))
