@@ -84,19 +84,30 @@ static bool scores_will_serve(const eng_scheduler *scheduler, const eng_job *job
     return reader->share.scores && eng_scores_cover(reader->share.scores, &scoring);
 }
 
-// Where the job would begin if it followed the reader; 0: nowhere that is worth it.
-static int64_t meeting(const eng_scheduler *scheduler, const eng_job *job, const eng_job *reader) {
+// How many of both prompts' first ids are equal, `most` at most; 0 if not a chunk behind the first `least`. Prompts
+// that part where a state is known already are many, so that chunk is looked at first.
+static int64_t shared_ids(const eng_scheduler *scheduler, const eng_job *a, const eng_job *b, int64_t least,
+                          int64_t most) {
+    const int32_t *const ids = a->prompt->ids, *const others = b->prompt->ids;
+    if (ids == others)
+        return most;
+    return equal_ids(ids + least, others + least, scheduler->options.chunk) < scheduler->options.chunk
+               ? 0
+               : equal_ids(ids, others, most);
+}
+
+// Where the job would begin if it followed the reader; 0: no further on than at the boundary `present`.
+static int64_t meeting(const eng_scheduler *scheduler, const eng_job *job, const eng_job *reader, int64_t present) {
     const bool scored = needs_scores(job);
     if (reader->phase != ENG_PHASE_READING || reader->paused || reader == scheduler->audit.job ||
         !same_key(job, reader) || (scored && !scores_will_serve(scheduler, job, reader)))
         return 0;
     const int64_t limit = minimum(last_start(scheduler, job), last_shared(scheduler, reader));
-    if (limit == 0 || limit < reader->session.read)
+    if (limit <= present || limit < reader->session.read)
         return 0;
-    const int64_t most = limit + 1; // both have as many
-    const int64_t equal = job->prompt == reader->prompt ? most : equal_ids(job->prompt->ids, reader->prompt->ids, most);
+    const int64_t equal = shared_ids(scheduler, job, reader, present, limit + 1); // both have as many
     const int64_t place = minimum(whole_chunks(scheduler, scored ? equal - 1 : equal), limit);
-    return place >= reader->session.read ? place : 0;
+    return place > present && place >= reader->session.read ? place : 0;
 }
 
 void eng_share_unfollow(eng_job *job) {
@@ -106,9 +117,9 @@ void eng_share_unfollow(eng_job *job) {
 }
 
 static void consider(const eng_scheduler *scheduler, eng_job *job, eng_job *reader) {
-    const int64_t place = meeting(scheduler, job, reader);
     const int64_t present = job->share.leader ? job->share.place : start_of(job);
-    if (place <= present)
+    const int64_t place = meeting(scheduler, job, reader, present);
+    if (place == 0)
         return;
     eng_share_unfollow(job);
     job->share.leader = reader;
