@@ -12,8 +12,9 @@ eng_status trn_batch_create(trn_runner *runner, trn_batch *out, eng_error *error
     trn_batch batch = {.runner = runner,
                        .loss = calloc(tokens, sizeof *batch.loss),
                        .best = calloc(tokens, sizeof *batch.best),
+                       .loops = calloc(tokens, sizeof *batch.loops),
                        .token_solves = solves ? calloc(tokens, sizeof *batch.token_solves) : NULL};
-    if (!batch.loss || !batch.best || (solves && !batch.token_solves)) {
+    if (!batch.loss || !batch.best || !batch.loops || (solves && !batch.token_solves)) {
         trn_batch_free(&batch);
         return eng_fail(error, ENG_NO_MEMORY, "out of memory for the results of %zu tokens", tokens);
     }
@@ -24,6 +25,7 @@ eng_status trn_batch_create(trn_runner *runner, trn_batch *out, eng_error *error
 void trn_batch_free(trn_batch *batch) {
     free(batch->loss);
     free(batch->best);
+    free(batch->loops);
     free(batch->token_solves);
     memset(batch, 0, sizeof *batch);
 }
@@ -72,6 +74,8 @@ eng_status trn_batch_run(trn_batch *batch, eng_error *error) {
         status = trn_runner_read(runner, plan->loss, batch->loss, sizeof *batch->loss * tokens, error);
     if (status == ENG_OK && plan->best.ref)
         status = trn_runner_read(runner, plan->best, batch->best, sizeof *batch->best * tokens, error);
+    if (status == ENG_OK && plan->loops.ref)
+        status = trn_runner_read(runner, plan->loops, batch->loops, sizeof *batch->loops * tokens, error);
     if (status == ENG_OK)
         status = read_solves(batch, plan->backward_solves, &batch->backward_solves, error);
     return status == ENG_OK ? read_solves(batch, plan->solves, &batch->solves, error) : status;

@@ -12,6 +12,7 @@ typedef struct trn_batch {
     trn_runner *runner;                  // borrowed; its plan is a SCORE or a TRAIN plan
     float *loss;                         // (max_tokens) of each token, 0 without target; after trn_batch_run
     int32_t *best;                       // (max_tokens) of a SCORE plan: its likeliest id, -1 without target
+    int32_t *loops;                      // (max_tokens) of a plan with loops: where each is read, from 1; else 0
     kern_solve_sum *token_solves;        // (max_tokens) of the forward solves; NULL: no Mesa layer
     eng_compute solves, backward_solves; // of the last run
 } trn_batch;

@@ -9,7 +9,7 @@ enum { TRN_EXIT_OK = 0, TRN_EXIT_FAILED = 1, TRN_EXIT_USAGE = 2 };
 #define TRN_COMMANDS(X)                                                           \
     X(tokenizer, "train a byte-level BPE tokenizer from text files")              \
     X(pack, "turn text files into token shards")                                  \
-    X(task, "make the data of a synthetic task: recall, copying, memory")         \
+    X(task, "make the data of a synthetic task: recall, copying, hops, sums")     \
     X(train, "train a model, or resume its training")                             \
     X(gate, "train the exit gate of a looped model")                              \
     X(eval, "loss of a checkpoint by position and by solver; scores on tasks")    \

@@ -24,7 +24,7 @@ typedef struct eval_options {
     const char *cg_mode;
     int64_t cg_steps;    // -1: the model's
     double cg_tolerance; // < 0: the model's
-    bool solver_table;
+    bool solver_table, exit_table;
 } eval_options;
 
 // ------------------------------------------------------------------------------------------------------------- results
@@ -64,6 +64,8 @@ static void print_scores(const trn_evaluation *e, const trn_scores *scores) {
         printf("solver          %.2f steps a solve, at most %d; %llu of %llu unconverged\n", mean_steps(scores),
                scores->solves.steps_max, (unsigned long long)scores->solves.unconverged,
                (unsigned long long)scores->solves.solves);
+    if (scores->loops > 0)
+        printf("loops           %.3f a target\n", (double)scores->loops / (double)scores->targets);
     printf("\nposition          targets      loss\n");
     for (int b = 0; b < TRN_BUCKETS; b++) {
         int64_t first, last;
@@ -113,6 +115,40 @@ static eng_status print_solver_table(trn_evaluation *e, const trn_setting *setti
             print_table_head(&scores);
         if (status == ENG_OK)
             print_table_row(e, setting[i].name, &scores);
+    }
+    return status;
+}
+
+static eng_status print_exit_row(trn_evaluation *e, kern_solver solver, const char *what, kern_exit at,
+                                 eng_error *error) {
+    trn_scores scores;
+    e->runner.exit = at;
+    eng_status status = trn_evaluation_score(e, solver, &scores, error);
+    if (status != ENG_OK)
+        return status;
+    printf("| %s | %.3f | %.4f | %.2f %% |\n", what, (double)scores.loops / (double)scores.targets,
+           trn_mean_loss(&scores), share(scores.hits.targets, scores.targets));
+    fflush(stdout);
+    return ENG_OK;
+}
+
+// Every bound of loops; with a gate thresholds too: what the gate is worth shows beside the bounds around its mean.
+static eng_status print_exit_table(trn_evaluation *e, kern_solver solver, eng_error *error) {
+    static const float threshold[] = {0.1F, 0.2F, 0.3F, 0.4F, 0.5F, 0.6F, 0.7F, 0.8F, 0.9F};
+    const int32_t loops = e->model->config.loop.loops;
+    eng_status status = ENG_OK;
+    char what[48];
+    if (!eng_model_reads_loops(e->model))
+        return eng_fail(error, ENG_INVALID, "--exit-table: the model has no loops to read at");
+    puts("| read at | loops | loss | right |\n|---|---|---|---|");
+    for (int32_t most = 1; status == ENG_OK && most <= loops; most++) {
+        snprintf(what, sizeof what, "loop %d", most);
+        status = print_exit_row(e, solver, what, (kern_exit){.threshold = 1, .max_loops = most}, error);
+    }
+    for (size_t i = 0; status == ENG_OK && e->model->config.loop.exit_gate && i < sizeof threshold / sizeof *threshold;
+         i++) {
+        snprintf(what, sizeof what, "threshold %g", (double)threshold[i]);
+        status = print_exit_row(e, solver, what, (kern_exit){.threshold = threshold[i], .max_loops = loops}, error);
     }
     return status;
 }
@@ -168,6 +204,8 @@ static eng_status evaluate_data(trn_evaluation *e, const char *dir, const eval_o
         status = choose_knobs(e->model, o, &knobs, error);
     if (status == ENG_OK)
         status = choose_settings(e->model, o, &knobs, setting, &settings, error);
+    if (status == ENG_OK && o->exit_table)
+        return print_exit_table(e, eng_solver(&knobs), error);
     if (status == ENG_OK && (o->solver_table || o->solvers.count > 0))
         return print_solver_table(e, setting, settings, error);
     if (status == ENG_OK)
@@ -202,6 +240,8 @@ static bool wants_tasks(const eval_options *o) {
 }
 
 static eng_status check_options(const eval_options *o, eng_error *error) {
+    if (o->exit_table && (wants_tasks(o) || o->solver_table || o->solvers.count > 0))
+        return eng_fail(error, ENG_INVALID, "--exit-table: is for --data alone");
     const trn_evaluation_options *e = &o->evaluation;
     const trn_tasks_options *t = &o->tasks;
     if ((e->data.count > 0) == wants_tasks(o))
@@ -265,6 +305,8 @@ int trn_command_eval(int argc, char **argv) {
         {"cg-steps", "N", TRN_INTEGER, &o.cg_steps, "bound of steps, or their number (default: the model's)"},
         {"solver", "SETTING", TRN_STRINGS, &o.solvers, "a row with tolerance:X, steps:N or exact; may be repeated"},
         {"solver-table", NULL, TRN_FLAG, &o.solver_table, "fifteen settings of the solver as a Markdown table"},
+        {"exit-table", NULL, TRN_FLAG, &o.exit_table,
+         "looped models, data: loss at every bound of loops and at thresholds of the exit gate, as a Markdown table"},
         {"device", "NAME", TRN_STRING, &own->device, "cpu, cpu:16, cuda:0 (default cpu)"},
     };
     const trn_command_line line = {

@@ -120,6 +120,7 @@ static void collect(const trn_batch *batch, trn_scores *scores) {
             int bucket = trn_bucket_of(i);
             scores->loss += loss;
             scores->targets++;
+            scores->loops += batch->loops[row->token0 + i];
             scores->bucket_loss[bucket] += loss;
             scores->bucket_targets[bucket]++;
         }

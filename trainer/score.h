@@ -42,6 +42,7 @@ typedef struct trn_scores {
     double bucket_loss[TRN_BUCKETS];
     int64_t bucket_targets[TRN_BUCKETS];
     eng_compute solves;
+    int64_t loops; // sum over targets of the loop, from 1, at which each was read; 0: no outputs of loops
     double seconds;
 } trn_scores;
 

@@ -7,6 +7,7 @@
 
 #include "tests/check_main.h"
 #include "tests/trainer/run_support.h"
+#include "trainer/commands.h"
 
 enum { CONTEXT = 48 };
 
@@ -100,6 +101,11 @@ START_TEST(the_whole_model) {
     ck_assert_double_eq_tol(after.exits.loss[2], after.loss, 1e-3 * after.loss); // read at the last loop
     for (int r = 0; r < 3; r++)
         ck_assert_msg(after.exits.loss[r] < 0.97 * before.exits.loss[r], "loop %d learns nothing", r + 1);
+    for (int r = 0; r < 3; r++) { // read at any loop, the loss is that loop's
+        run.runner.exit = (kern_exit){.threshold = 1, .max_loops = r + 1};
+        const trn_score there = validate(&run);
+        ck_assert_double_eq_tol(there.loss, after.exits.loss[r], 1e-5 * there.loss);
+    }
     trn_run_close(&run);
 }
 END_TEST
@@ -149,6 +155,30 @@ START_TEST(a_gate_is_made_where_there_is_none) {
     take_step(&second);
     trn_run_close(&first);
     trn_run_close(&second);
+}
+END_TEST
+
+START_TEST(eval_tells_every_loop) {
+    trn_run run;
+    eng_error error = {0};
+    char data[512], looped[512], plain[512];
+    make_documents();
+    snprintf(data, sizeof data, "%s", temp_path("d"));
+    snprintf(looped, sizeof looped, "%s", temp_path("looped"));
+    snprintf(plain, sizeof plain, "%s", temp_path("plain"));
+    open_with(gated, "", &run);
+    ck_assert_int_eq(eng_checkpoint_save(looped, run.weights, ENG_F32, NULL, &error), ENG_OK);
+    trn_run_close(&run);
+    open_with(mesa_model, "", &run);
+    ck_assert_int_eq(eng_checkpoint_save(plain, run.weights, ENG_F32, NULL, &error), ENG_OK);
+    trn_run_close(&run);
+    const char *words[] = {"eval", looped, "--data", data, "--exit-table", NULL};
+    ck_assert_int_eq(trn_command_eval(5, (char **)words), TRN_EXIT_OK);
+    words[1] = plain;
+    ck_assert_int_eq(trn_command_eval(5, (char **)words), TRN_EXIT_USAGE);
+    words[1] = looped;
+    words[2] = "--task";
+    ck_assert_int_eq(trn_command_eval(5, (char **)words), TRN_EXIT_USAGE); // tasks have a setting, not a table
 }
 END_TEST
 
@@ -202,6 +232,7 @@ static Suite *gate_suite(void) {
     tcase_add_test(cases, the_whole_model);
     tcase_add_test(cases, one_loop_is_the_plain_loss);
     tcase_add_test(cases, a_gate_is_made_where_there_is_none);
+    tcase_add_test(cases, eval_tells_every_loop);
     tcase_add_test(cases, truncated_loops_learn);
     tcase_add_test(cases, what_does_not_fit_is_refused);
     suite_add_tcase(suite, cases);
