@@ -66,6 +66,7 @@ eng_status eng_durable_create(const eng_durable_options *options, eng_durable **
     durable->options = *options;
     durable->options.lease_ms = options->lease_ms ? options->lease_ms : ENG_DURABLE_LEASE_MS;
     durable->last_task = &durable->tasks;
+    durable->due = INT64_MAX;
     eng_status status = draw_holder(durable, error);
     if (status == ENG_OK)
         status = open_client(durable, error);
@@ -235,11 +236,29 @@ static void look_at(eng_durable *durable, eng_named *named, int64_t now) {
         eng_durable_remove(durable, named);
         return;
     }
-    if (named->lost || !named->kept)
-        return;
-    if (now >= named->renew_at)
-        eng_named_renew(durable, named);
-    eng_named_write(durable, named, now >= named->used + ENG_DURABLE_IDLE_MS);
+    if (!named->lost && named->kept) {
+        if (now >= named->renew_at)
+            eng_named_renew(durable, named);
+        eng_named_write(durable, named, now >= named->used + ENG_DURABLE_IDLE_MS);
+    }
+    eng_durable_due(durable, due_at(durable, named));
+}
+
+void eng_durable_due(eng_durable *durable, int64_t at) {
+    if (at < durable->due)
+        durable->due = at;
+}
+
+static void look_at_all(eng_durable *durable, int64_t now) {
+    durable->tick_at = now + ENG_DURABLE_TICK_MS;
+    durable->due = INT64_MAX;
+    durable->seen = eng_timelines_changes(durable->options.timelines);
+    durable->starved = false;
+    durable->behind = 0;
+    for (eng_named *named = durable->first, *next; named; named = next) {
+        next = named->next;
+        look_at(durable, named, now);
+    }
 }
 
 eng_status eng_durable_poll(eng_durable *durable, bool *worked, eng_error *error) {
@@ -252,30 +271,18 @@ eng_status eng_durable_poll(eng_durable *durable, bool *worked, eng_error *error
     *worked |= replied;
     const int64_t now = eng_store_clock();
     const int64_t soon = durable->tick_at - ENG_DURABLE_TICK_MS + ENG_DURABLE_SOON_MS;
-    if (now >= durable->tick_at || (replied && durable->starved && now >= soon)) {
-        durable->tick_at = now + ENG_DURABLE_TICK_MS;
-        durable->starved = false;
-        durable->behind = 0;
-        for (eng_named *named = durable->first, *next; named; named = next) {
-            next = named->next;
-            look_at(durable, named, now);
-        }
-    }
+    if (now >= durable->tick_at || (replied && durable->starved && now >= soon))
+        look_at_all(durable, now);
     eng_durable_work(durable, worked);
     durable->polling = false;
     return ENG_OK;
 }
 
 int64_t eng_durable_idle_ms(const eng_durable *durable) {
-    int64_t due = INT64_MAX;
     if (!durable)
         return -1;
-    for (const eng_named *named = durable->first; named; named = named->next) {
-        const int64_t its = due_at(durable, named);
-        due = its < due ? its : due;
-    }
-    if (eng_durable_has_work(durable))
-        due = 0;
+    const bool changed = durable->first && eng_timelines_changes(durable->options.timelines) != durable->seen;
+    const int64_t due = changed || eng_durable_has_work(durable) ? 0 : durable->due;
     if (due == INT64_MAX)
         return -1;
     const int64_t now = eng_store_clock(), at = due > durable->tick_at ? due : durable->tick_at;
@@ -313,6 +320,7 @@ bool eng_durable_hold(eng_durable *durable, eng_timeline *timeline) {
     named->held = timeline->changes;
     named->held_failures = named->failures;
     named->held_until = named->used + ENG_DURABLE_WAIT_MS;
+    eng_durable_due(durable, named->held_until);
     timeline->busy = true;
     return true;
 }

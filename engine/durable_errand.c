@@ -157,7 +157,7 @@ static void keep_lease(eng_durable *durable, eng_task *task) {
 static void describe(eng_task *task, eng_named *named) {
     const eng_errand *errand = &task->errand;
     if (named->ttl_ms != errand->ttl_ms || memcmp(named->note, errand->note, sizeof named->note) != 0)
-        named->timeline->changes++;
+        eng_timeline_changed(named->timeline);
     named->ttl_ms = errand->ttl_ms;
     memcpy(named->note, errand->note, sizeof named->note);
 }
@@ -357,7 +357,7 @@ static void touched(eng_durable *durable, eng_waiter *waiter, eng_store_reply *r
     task->answer.record.ttl_ms = task->errand.ttl_ms;
     if (reply->status == ENG_OK && named && named->ttl_ms != task->errand.ttl_ms) {
         named->ttl_ms = task->errand.ttl_ms;
-        named->timeline->changes++; // the record tells it
+        eng_timeline_changed(named->timeline); // the record tells it
     }
 }
 

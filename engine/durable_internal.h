@@ -96,6 +96,8 @@ struct eng_durable {
     bool starved; // something found no room since the last look; there is some when replies come
     bool polling;
     int64_t tick_at; // next look at all names
+    int64_t due;     // by what is known, the next time at which one of them has something to do
+    uint64_t seen;   // changes of timelines, at the last look
     eng_task *tasks, **last_task;
     int32_t task_count;
 };
@@ -104,6 +106,7 @@ struct eng_durable {
 
 // A request about the name, without more.
 eng_store_request eng_durable_about(const eng_name *name, eng_store_op op);
+void eng_durable_due(eng_durable *durable, int64_t at); // something is to be done then
 // Submits; waiter NULL: nobody waits. ENG_FULL: again after the next poll.
 ENG_CHECKED eng_status eng_durable_ask(eng_durable *durable, eng_store_request *request, eng_waiter *waiter,
                                        eng_error *error);
@@ -122,7 +125,7 @@ bool eng_named_wants_state(const eng_durable *durable, const eng_named *named);
 // Makes the write that is due, if any is and none is under way; state: also one that only brings a state.
 void eng_named_write(eng_durable *durable, eng_named *named, bool state);
 void eng_named_renew(eng_durable *durable, eng_named *named);
-void eng_named_take_lease(const eng_durable *durable, eng_named *named, uint64_t epoch, int64_t asked);
+void eng_named_take_lease(eng_durable *durable, eng_named *named, uint64_t epoch, int64_t asked);
 void eng_named_take_write(eng_durable *durable, eng_waiter *waiter, eng_store_reply *reply);
 void eng_named_take_renewal(eng_durable *durable, eng_waiter *waiter, eng_store_reply *reply);
 

@@ -58,6 +58,7 @@ static void fail(eng_durable *durable, eng_named *named, eng_status status) {
     named->failure = status;
     if (eng_named_is_behind(named))
         named->retry_at = eng_store_clock() + ENG_DURABLE_RETRY_MS;
+    eng_durable_due(durable, named->retry_at);
 }
 
 // What is smaller may find room meanwhile.
@@ -180,6 +181,7 @@ static void written(eng_durable *durable, eng_named *named, const eng_store_repl
         named->whole &= reply->op != ENG_STORE_PUT;
         durable->states += reply->op == ENG_STORE_PUT && named->has.state > 0;
     }
+    eng_durable_due(durable, named->used + ENG_DURABLE_IDLE_MS);
     eng_named_write(durable, named, false);
 }
 
@@ -212,10 +214,11 @@ void eng_named_take_write(eng_durable *durable, eng_waiter *waiter, eng_store_re
 
 // ------------------------------------------------------------------------------------------------------------- leases
 
-void eng_named_take_lease(const eng_durable *durable, eng_named *named, uint64_t epoch, int64_t asked) {
+void eng_named_take_lease(eng_durable *durable, eng_named *named, uint64_t epoch, int64_t asked) {
     named->epoch = epoch;
     named->until = asked + durable->options.lease_ms;
     named->renew_at = asked + durable->options.lease_ms / 3;
+    eng_durable_due(durable, named->renew_at);
 }
 
 void eng_named_renew(eng_durable *durable, eng_named *named) {
@@ -238,5 +241,5 @@ void eng_named_take_renewal(eng_durable *durable, eng_waiter *waiter, eng_store_
     else if (reply->status == ENG_CONFLICT || reply->status == ENG_NOT_FOUND)
         eng_durable_lose(durable, named);
     else
-        named->renew_at = eng_store_clock() + durable->options.lease_ms / 15;
+        eng_durable_due(durable, named->renew_at = eng_store_clock() + durable->options.lease_ms / 15);
 }

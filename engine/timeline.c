@@ -16,6 +16,7 @@ struct eng_timelines {
     int32_t count, capacity;
     uint64_t last_id, marks;
     uint64_t id_bytes, reserved;
+    uint64_t changes;
 };
 
 // --------------------------------------------------------------------------------------------------------- the table
@@ -62,6 +63,15 @@ uint64_t eng_timelines_bytes(const eng_timelines *all, uint64_t *budget) {
 
 int32_t eng_timelines_count(const eng_timelines *all) {
     return all->count;
+}
+
+uint64_t eng_timelines_changes(const eng_timelines *all) {
+    return all->changes;
+}
+
+void eng_timeline_changed(eng_timeline *timeline) {
+    timeline->changes++;
+    timeline->all->changes++;
 }
 
 // The index of the first whose id is above.
@@ -304,7 +314,7 @@ static void cut(eng_timeline *timeline, int64_t position) {
         return;
     timeline->position = timeline->end = position;
     timeline->read = timeline->read < position ? timeline->read : position;
-    timeline->changes++;
+    eng_timeline_changed(timeline);
     while (timeline->runs > 0) {
         const int64_t begin = timeline->runs > 1 ? timeline->run[timeline->runs - 2].end : timeline->first;
         eng_run *last = &timeline->run[timeline->runs - 1];
@@ -331,7 +341,7 @@ void eng_timeline_rewind(eng_timeline *timeline, int64_t read) {
     eng_timeline_drop_after(timeline, read);
     if (read < timeline->low)
         timeline->low = read;
-    timeline->changes++;
+    eng_timeline_changed(timeline);
 }
 
 eng_status eng_timeline_cut(eng_timeline *timeline, int64_t position, eng_error *error) {
@@ -386,7 +396,8 @@ static void stay(eng_timeline *timeline, const eng_timeline *was) {
     timeline->id = was->id;
     timeline->owner = was->owner;
     timeline->named = was->named;
-    timeline->changes = was->changes + 1;
+    timeline->changes = was->changes;
+    eng_timeline_changed(timeline);
     timeline->low = -1; // nothing is as it was
 }
 

@@ -60,6 +60,7 @@ void eng_timelines_free(eng_timelines *all); // after all turns have ended
 eng_snapshots *eng_timelines_snapshots(const eng_timelines *all);
 uint64_t eng_timelines_bytes(const eng_timelines *all, uint64_t *budget);
 int32_t eng_timelines_count(const eng_timelines *all);
+uint64_t eng_timelines_changes(const eng_timelines *all); // of all timelines together
 
 // A new one without ids. ENG_FULL: too many, or no room in the budget.
 ENG_CHECKED eng_status eng_timelines_add(eng_timelines *all, uint64_t owner, eng_timeline **out, eng_error *error);
@@ -76,6 +77,7 @@ ENG_CHECKED eng_status eng_timeline_copy(const eng_timeline *from, int64_t posit
                                          eng_error *error);
 // Back to an earlier position; what came after it is gone. ENG_BUSY; ENG_CONFLICT as above.
 ENG_CHECKED eng_status eng_timeline_cut(eng_timeline *timeline, int64_t position, eng_error *error);
+void eng_timeline_changed(eng_timeline *timeline); // counts it
 // What goes out again and comes back: a timeline of which the first `read` ids are right. Not while it is busy.
 void eng_timeline_rewind(eng_timeline *timeline, int64_t read);
 // Their ids, owners and names stay, all else changes places. Neither is busy.

@@ -70,7 +70,7 @@ static eng_status add_path(eng_timeline *timeline, const eng_state *state) {
     timeline->position = state->position;
     timeline->read = state->read;
     timeline->profile_changed |= state->profile_changed;
-    timeline->changes++;
+    eng_timeline_changed(timeline);
     return status;
 }
 

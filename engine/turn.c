@@ -163,7 +163,7 @@ static void move_to(const eng_turn *turn, int64_t position, const eng_session *s
     add_run(timeline, read, KERN_ROW_GENERATED, &turn->knobs);
     timeline->position = position;
     timeline->read = read;
-    timeline->changes++;
+    eng_timeline_changed(timeline);
 }
 
 static void keep_state(eng_timeline *timeline, eng_session *session) {

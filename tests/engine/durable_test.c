@@ -94,7 +94,10 @@ START_TEST(going_back_is_stored_as_well) {
         both_back(&t, back[i]);
         both(&t, 20 + i, 2, 1, "after one that was not");
         die_and_rise(&t, 1);
+        while (step(t.engine)) {
+        }
         both_back(&t, back[i]);
+        ck_assert_int_le(eng_idle_ms(t.engine), ENG_DURABLE_TICK_MS); // which is when it is stored
         wait_durable(t.engine, t.id);
         die_and_rise(&t, 1);
         both(&t, 30 + i, 46 - (int32_t)back[i], 0, "behind it");
