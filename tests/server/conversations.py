@@ -4,7 +4,8 @@
 
 Each conversation is a script: turn t of conversation c has a prompt, a length and a seed of its own, so that whoever
 says it again says the same. A turn whose answer did not come was made or not, whole: the session's position tells
-which, and is one of the two. At the end a server that nobody disturbs is given the same scripts, and every text is compared.
+which, and is one of the two. At the end a server that nobody disturbs is given the same scripts, and every text is
+compared.
 
 The caller gives the addresses of the servers (paths of unix sockets, or host:port), a function that is called to
 disturb them, and takes what went wrong as an exception.
@@ -110,7 +111,7 @@ class Conversation(threading.Thread):
     def take_turn(self, session, position):
         """Position and text after the next turn; text None: it was made, and its answer lost."""
         request = {**turn_of(self.number, len(self.said)), "session": session, "session_position": position}
-        until = time.monotonic() + 120
+        until = time.monotonic() + 600
         while time.monotonic() < until:
             try:
                 status, answered, answer = ask(self.choose(), "POST", "/v1/completions", request,
@@ -134,7 +135,7 @@ class Conversation(threading.Thread):
             if status not in (429, 502, 503, 504) and not (status == 409 and answered.get("Retry-After")):
                 raise AssertionError(f"turn {len(self.said)} of {session}: {status} {answer}")
             time.sleep(0.1)
-        raise AssertionError(f"turn {len(self.said)} of {session}: no answer in two minutes")
+        raise AssertionError(f"turn {len(self.said)} of {session}: no answer in ten minutes")
 
     def converse(self):
         session, position = self.begin(), 0
@@ -162,14 +163,22 @@ def compare(conversations, address):
             assert text in (None, alone), f"turn {turn} of {conversation.number}: {text!r}, alone {alone!r}"
 
 
+def wait_for_turns(conversations, count, seconds=30):
+    """Until so many turns more have been made: a machine may be slow."""
+    begin = sum(len(conversation.said) for conversation in conversations)
+    end = time.monotonic() + seconds
+    while sum(len(conversation.said) for conversation in conversations) < begin + count and time.monotonic() < end:
+        time.sleep(0.01)
+
+
 def hold(count, choose, disturb, headers_of=lambda session: {}, check_durable=True):
-    """Lets so many conversations go on while disturb() runs; returns them, ended."""
+    """Lets so many conversations go on while disturb(conversations) runs; returns them, ended."""
     stop = threading.Event()
     conversations = [Conversation(n, choose, stop, headers_of, check_durable) for n in range(count)]
     for conversation in conversations:
         conversation.start()
     try:
-        disturb()
+        disturb(conversations)
     finally:
         stop.set()
         for conversation in conversations:

@@ -45,10 +45,11 @@ def moved():
     return sum(float(line.split()[-1]) for line in figures if line.startswith("mesa_sessions_parked_total{"))
 
 
-def kill_again():
+def kill_again(conversations):
     global process
     for _ in range(kills):
-        time.sleep(chance.uniform(0.02, 1.2))
+        talk.wait_for_turns(conversations, chance.randrange(3))
+        time.sleep(chance.uniform(0.02, 0.5))
         assert process.poll() is None, f"the server has ended by itself: {process.returncode}"
         process.send_signal(signal.SIGKILL)
         process.wait()
@@ -68,7 +69,7 @@ try:
     process.terminate()
     assert process.wait(timeout=120) == 0
     process = start("--store", store, "--session-budget", "4M")
-    crowd = talk.hold(8, lambda: address, lambda: time.sleep(4))
+    crowd = talk.hold(8, lambda: address, lambda conversations: time.sleep(4))
     assert moved() > 0, "no session left memory"
     process.terminate()
     assert process.wait(timeout=120) == 0

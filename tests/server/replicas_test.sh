@@ -61,16 +61,17 @@ def choose():
     return front or places[int(time.monotonic() * 2) % 2]
 
 
-def restart_in_turn():
+def restart_in_turn(conversations):
     for i in range(restarts):
-        time.sleep(chance.uniform(0.3, 1.2))
+        talk.wait_for_turns(conversations, chance.randrange(4))
+        time.sleep(chance.uniform(0.1, 0.8))
         number = i % 2
         assert all(server.poll() is None for server in servers), "a server has ended by itself"
         servers[number].send_signal(signal.SIGKILL if i // 2 % 2 == 0 else signal.SIGTERM)
         servers[number].wait(timeout=60)
         time.sleep(chance.uniform(0, 0.5))
         servers[number] = start(number)
-    time.sleep(3)
+    talk.wait_for_turns(conversations, 6)
 
 
 chance = random.Random(int(os.environ.get("SEED", time.time_ns())))
