@@ -7,6 +7,7 @@
 
 #include "engine/durable_internal.h"
 #include "tests/check_main.h"
+#include "tests/engine/redis_server.h"
 #include "tests/engine/stored.h"
 #include "tests/engine/straight.h"
 #include "tests/engine/temp_folder.h"
@@ -444,6 +445,37 @@ START_TEST(a_full_store_catches_up) {
 }
 END_TEST
 
+START_TEST(a_server_that_died_catches_up) {
+    int32_t ids[30];
+    ON_SERVER_FROM(0);
+    open_store(0);
+    twins t = {.engine = open_letters((eng_options){.store = store, .lease_ms = HOUR_MS}),
+               .plain = open_letters((eng_options){0})};
+    t.id = keep(t.engine, create(t.engine), 1);
+    t.twin = create(t.plain);
+    both(&t, 1, 10, 2, "before");
+    for (int kill = 0; kill < 2; kill++) {
+        redis_server_kill();
+        for (int i = 0; i < 3; i++) {
+            plain_ids(2 + (uint64_t)i, ids, 30);
+            const outcome *got = turn(t.engine, t.id, ids, 30, 2);
+            ck_assert(!got->durable);
+            alike(got, turn(t.plain, t.twin, ids, 30, 2), "without a server");
+        }
+        both_back(&t, info_of(t.plain, t.twin).position - 20);
+        ck_assert(start_server());
+        wait_durable(t.engine, t.id);
+        both(&t, 9, 5, 3, "when it is back");
+    }
+    park(t.engine, 1);
+    eng_close(t.engine);
+    t.engine = open_letters((eng_options){.store = store});
+    t.id = fetch(t.engine, 1);
+    both(&t, 10, 5, 3, "out of it");
+    end_both(&t);
+}
+END_TEST
+
 // Called on the store's thread, which stalls as long as the gate is shut.
 static void pass_gate(void *gate) {
     while (!atomic_load((atomic_bool *)gate))
@@ -506,6 +538,7 @@ static Suite *durable_errand_suite(void) {
     tcase_add_test(leases, nothing_begins_when_the_lease_is_over);
     tcase_add_loop_test(room, those_that_are_idle_make_room, 0, 2);
     tcase_add_test(room, a_full_store_catches_up);
+    tcase_add_loop_test(room, a_server_that_died_catches_up, 0, 1);
     tcase_add_test(room, a_store_that_stalls_catches_up);
     return suite;
 }

@@ -26,7 +26,7 @@ static bool store_runs;
 static bool has_server;
 
 bool start_server(void) {
-    has_server = redis_server_start("");
+    has_server = redis_server_start("--appendonly yes --appendfsync always");
     return has_server;
 }
 

@@ -17,7 +17,7 @@ extern eng_store *store;
 // A store that may be shared, whose leases outlive their holders: MESA_TEST_STORE, or a server of the case's own. NULL:
 // a folder.
 const char *outside(void);
-bool start_server(void); // a redis-server, until end_case. False: none is installed
+bool start_server(void); // a redis-server that syncs, until end_case; or again. False: none is installed
 void end_case(void);     // and its folder
 void open_store(uint64_t budget);
 void open_hasty_store(int32_t time_limit_ms);
