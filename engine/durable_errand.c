@@ -111,7 +111,7 @@ static void keep_written(eng_durable *durable, eng_task *task) {
         vacate(task);
         finish(task, ENG_OK, "");
     } else if (named->failures != task->failures)
-        fail_keep(durable, task, named->failure, "the store did not take the session");
+        fail_keep(durable, task, named->failure, durable->fault);
     else
         eng_named_write(durable, named, named->timeline->read > ENG_DURABLE_JOURNAL_IDS);
 }
@@ -285,7 +285,7 @@ static void park(eng_durable *durable, eng_task *task) {
     }
     if (named->lost || (behind && failed)) {
         const eng_status status = named->lost ? ENG_CONFLICT : named->failure;
-        finish(task, status, named->lost ? eng_durable_lost_text : "the store did not take the session");
+        finish(task, status, named->lost ? eng_durable_lost_text : durable->fault);
         vacate(task);
         return;
     }

@@ -93,6 +93,7 @@ struct eng_durable {
     uint64_t parked, states, failures;              // so far
     uint64_t underway;                              // requests to the store
     bool failing;                                   // the last write did not reach it
+    char fault[256];                                // why the last one failed
     bool starved; // something found no room since the last look; there is some when replies come
     bool polling;
     int64_t tick_at; // next look at all names

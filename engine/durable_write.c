@@ -4,6 +4,7 @@
 // A write is decided anew each time: what failed leaves a mark, not a request to repeat.
 #include "engine/durable_internal.h"
 
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -52,7 +53,9 @@ static eng_store_request request_of(const eng_durable *durable, const eng_named 
     return request;
 }
 
-static void fail(eng_durable *durable, eng_named *named, eng_status status) {
+static void fail(eng_durable *durable, eng_named *named, eng_status status, const char *text) {
+    snprintf(durable->fault, sizeof durable->fault, "the store did not take the session: %.200s",
+             text[0] ? text : eng_status_text(status));
     durable->failures++;
     named->failures++;
     named->failure = status;
@@ -68,12 +71,13 @@ static void put_off_state(eng_named *named) {
 
 static eng_status submit(eng_durable *durable, eng_named *named, eng_store_request *request) {
     eng_timeline *timeline = named->timeline;
-    eng_status status = eng_durable_ask(durable, request, &named->writing, NULL);
+    eng_error error = {0};
+    eng_status status = eng_durable_ask(durable, request, &named->writing, &error);
     if (status == ENG_OK) {
         named->low = timeline->low;
         timeline->low = timeline->read;
     } else if (status != ENG_FULL) // which passes
-        fail(durable, named, status);
+        fail(durable, named, status, error.text);
     return status;
 }
 
@@ -81,12 +85,13 @@ static void append(eng_durable *durable, eng_named *named) {
     eng_timeline_piece piece;
     const size_t size = entry_bytes(durable, named, &piece);
     void *bytes = malloc(size);
-    eng_status status = bytes
-                            ? eng_timeline_piece_write(durable->options.pool, durable->options.key, &piece, bytes, NULL)
-                            : ENG_NO_MEMORY;
+    eng_error error = {0};
+    eng_status status =
+        bytes ? eng_timeline_piece_write(durable->options.pool, durable->options.key, &piece, bytes, &error)
+              : ENG_NO_MEMORY;
     if (status != ENG_OK) {
         free(bytes);
-        fail(durable, named, status);
+        fail(durable, named, status, error.text);
         return;
     }
     named->making = named->has;
@@ -129,17 +134,18 @@ static eng_store_buffer *fill_buffer(eng_durable *durable, eng_named *named, boo
         return NULL;
     }
     eng_timeline_piece near;
+    eng_error error = {0};
     eng_timeline_piece_near(named->timeline, options->chunk, &near);
     eng_status status = fit(durable, named->timeline, state, piece) ? ENG_OK : ENG_TOO_LONG;
     named->too_large |= state && state_of(piece) < near.state.begin;
     if (status == ENG_OK)
-        status = eng_timeline_piece_write(options->pool, options->key, piece, buffer->bytes, NULL);
+        status = eng_timeline_piece_write(options->pool, options->key, piece, buffer->bytes, &error);
     if (status == ENG_OK) {
         buffer->length = eng_state_measure(options->pool, &piece->state);
         return buffer;
     }
     put_off_state(named);
-    fail(durable, named, status);
+    fail(durable, named, status, error.text);
     eng_store_return_buffer(durable->client, buffer);
     return NULL;
 }
@@ -192,7 +198,7 @@ static void not_written(eng_durable *durable, eng_named *named, const eng_store_
         put_off_state(named);
     if (named->low < timeline->low)
         timeline->low = named->low;
-    fail(durable, named, status);
+    fail(durable, named, status, reply->error.text);
     if (status == ENG_CONFLICT || status == ENG_NOT_FOUND)
         eng_durable_lose(durable, named);
     else if (status != ENG_FULL && named->making.number != named->has.number)

@@ -426,7 +426,7 @@ START_TEST(a_full_store_catches_up) {
     }
     ck_assert_uint_gt(gauges_of(t.engine).store_failures, 0);
     both_back(&t, 12 + 61 * (turns - 1));
-    refused(t.engine, about(ENG_ERRAND_PARK, 1), ENG_FULL, "did not take");
+    refused(t.engine, about(ENG_ERRAND_PARK, 1), ENG_FULL, "did not take the session: ");
     refused(t.engine, keep_errand(create(t.engine), 2), ENG_FULL, "did not take");
     for (uint32_t i = 0; i < 20; i++) {
         eng_errand errand = about(ENG_ERRAND_DROP, 1000 + i);
