@@ -266,27 +266,67 @@ static void take_error(eng_redis *r, eng_redis_task *task, const eng_redis_due *
     }
 }
 
+// True: the reply is kept.
+static bool dispatch(eng_redis *r, const eng_redis_due *due, redisReply *reply) {
+    eng_redis_task *task = &r->task[due->task];
+    if (!task->job || task->serial != due->serial)
+        return false;
+    task->pending--;
+    if (reply->type == REDIS_REPLY_ERROR)
+        take_error(r, task, due, reply);
+    else if (due->step <= ENG_REDIS_STEP_LAST)
+        eng_redis_take_write(r, task, due, reply);
+    else
+        return eng_redis_take_read(r, task, due, reply);
+    return false;
+}
+
+static void take_member(eng_redis *r, const eng_redis_due *due, redisReply *reply) {
+    eng_redis_due member = *due;
+    member.step = ENG_REDIS_STEP_WRITE;
+    if (reply->type == REDIS_REPLY_ERROR) // which ends the group, too
+        dispatch(r, &member, reply);
+    else if (r->grouped < ENG_REDIS_TASKS)
+        r->group[r->grouped++] = member;
+}
+
+// The group's answers, or that nothing was done; then each goes alone.
+static void take_group(eng_redis *r, const redisReply *reply) {
+    uint32_t count = r->grouped;
+    bool done = reply->type == REDIS_REPLY_ARRAY && reply->elements == count;
+    r->grouped = 0;
+    for (uint32_t i = 0; i < count; i++) {
+        const eng_redis_due *member = &r->group[i];
+        eng_redis_task *task = &r->task[member->task];
+        if (done && !member->whole && eng_redis_says(reply->element[i], "NOSCRIPT"))
+            r->link.loaded[member->script] = false;
+        if (done)
+            dispatch(r, member, reply->element[i]);
+        else if (task->job && task->serial == member->serial)
+            eng_redis_again(r, task, 0, "Redis refuses a group of writes");
+        if (r->link.state != ENG_REDIS_READY) // all have begun again
+            return;
+    }
+}
+
 static void take(void *context, const eng_redis_due *due, redisReply *reply) {
     eng_redis *r = context;
-    eng_redis_task *task = due->task >= 0 ? &r->task[due->task] : NULL;
     bool kept = false;
-    if (!task && due->step == ENG_REDIS_STEP_SWEEP)
+    if (due->step == ENG_REDIS_STEP_MEMBER)
+        take_member(r, due, reply);
+    else if (due->task >= 0)
+        kept = dispatch(r, due, reply);
+    else if (due->step == ENG_REDIS_STEP_EXEC)
+        take_group(r, reply);
+    else if (due->step == ENG_REDIS_STEP_SWEEP)
         eng_store_tell_dropped(r->store, 0, (uint64_t)eng_redis_number(reply));
-    if (task && task->job && task->serial == due->serial) {
-        task->pending--;
-        if (reply->type == REDIS_REPLY_ERROR)
-            take_error(r, task, due, reply);
-        else if (due->step <= ENG_REDIS_STEP_LAST)
-            eng_redis_take_write(r, task, due, reply);
-        else
-            kept = eng_redis_take_read(r, task, due, reply);
-    }
     if (!kept)
         freeReplyObject(reply);
 }
 
 static void lost(void *context) {
     eng_redis *r = context;
+    r->grouped = 0;
     for (int i = 0; i < ENG_REDIS_TASKS; i++) {
         eng_redis_task *task = &r->task[i];
         if (!task->job || task->waiting)
@@ -298,16 +338,48 @@ static void lost(void *context) {
 
 // ------------------------------------------------------------------------------------------------------------ the loop
 
+static bool may_send(const eng_redis_task *task, int64_t now) {
+    return task->job && !task->waiting && task->retry_at <= now;
+}
+
+static bool may_join(const eng_redis_task *task, int64_t now) {
+    return may_send(task, now) && task->step == ENG_REDIS_STEP_WRITE && task->pending == 0 && task->attempts == 0;
+}
+
+static void send_word(eng_redis *r, const char *word, eng_redis_step step) {
+    eng_redis_args args = {0};
+    eng_redis_add_text(&args, word);
+    eng_redis_command(&r->link, &args, (eng_redis_due){.task = -1, .step = (int)step, .script = ENG_REDIS_SCRIPTS});
+}
+
+// Writes that are ready together go as one transaction: a server that syncs always does so once for all of them.
+static void send_writes(eng_redis *r, int64_t now, int count) {
+    if (count > 1 && r->touches)
+        eng_redis_send_touches(r);
+    if (count > 1)
+        send_word(r, "MULTI", ENG_REDIS_STEP_IGNORE);
+    r->grouping = count > 1;
+    for (int i = 0; i < ENG_REDIS_TASKS && eng_redis_link_has_room(&r->link); i++)
+        if (may_join(&r->task[i], now))
+            eng_redis_send_write(r, &r->task[i]);
+    r->grouping = false;
+    if (count > 1)
+        send_word(r, "EXEC", ENG_REDIS_STEP_EXEC);
+}
+
 static void send_tasks(eng_redis *r, int64_t now) {
+    int writes = 0;
     for (int i = 0; i < ENG_REDIS_TASKS && eng_redis_link_has_room(&r->link); i++) {
         eng_redis_task *task = &r->task[i];
-        if (!task->job || task->waiting || task->retry_at > now)
-            continue;
-        if (task->step <= ENG_REDIS_STEP_LAST)
+        if (may_join(task, now))
+            writes++;
+        else if (may_send(task, now) && task->step <= ENG_REDIS_STEP_LAST)
             eng_redis_send_write(r, task);
-        else
+        else if (may_send(task, now))
             eng_redis_send_read(r, task);
     }
+    if (writes && eng_redis_link_has_room(&r->link))
+        send_writes(r, now, writes);
 }
 
 static void expire_tasks(eng_redis *r, int64_t now) {
@@ -334,11 +406,9 @@ static void expire_tasks(eng_redis *r, int64_t now) {
 static void maintain(eng_redis *r, int64_t now) {
     if (r->link.state != ENG_REDIS_READY || now < r->sweep_at || !eng_redis_link_has_room(&r->link))
         return;
-    eng_redis_args time = {0}, sweep = {0};
+    eng_redis_args sweep = {0};
     r->sweep_at = now + SWEEP_MS;
-    eng_redis_add_text(&time, "TIME");
-    eng_redis_command(&r->link, &time,
-                      (eng_redis_due){.task = -1, .step = ENG_REDIS_STEP_TIME, .script = ENG_REDIS_SCRIPTS});
+    send_word(r, "TIME", ENG_REDIS_STEP_TIME);
     eng_redis_send_touches(r);
     eng_redis_add_number(&sweep, SWEEP);
     eng_redis_call(&r->link, ENG_REDIS_SWEEP, "expiry", &sweep,

@@ -149,7 +149,9 @@ typedef enum eng_redis_step {
     ENG_REDIS_STEP_LEASE,
     ENG_REDIS_STEP_RELEASE,
     ENG_REDIS_STEP_USAGE,
+    ENG_REDIS_STEP_MEMBER, // a WRITE that waits for its group's EXEC
     // without a task
+    ENG_REDIS_STEP_EXEC,
     ENG_REDIS_STEP_SWEEP,
     ENG_REDIS_STEP_TIME,
     ENG_REDIS_STEP_IGNORE,
@@ -194,7 +196,10 @@ typedef struct eng_redis {
     int wake; // eventfd
     uint64_t budget, generation;
     eng_redis_task task[ENG_REDIS_TASKS];
-    int live;             // tasks
+    int live;                             // tasks
+    bool grouping;                        // writes that are sent now are members
+    eng_redis_due group[ENG_REDIS_TASKS]; // that the server has queued
+    uint32_t grouped;
     eng_redis_hint *hint; // heads as they were last seen, so that a write may try without asking
     char touched[ENG_REDIS_TOUCHES][ENG_REDIS_NAME];
     int touches;

@@ -207,8 +207,11 @@ static void send_write(eng_redis *r, eng_redis_task *task) {
         eng_redis_finish(r, task, status);
         return;
     }
+    eng_redis_due due = eng_redis_due_of(r, task, 0);
+    if (r->grouping)
+        due.step = ENG_REDIS_STEP_MEMBER;
     task->pending++;
-    eng_redis_call(&r->link, ENG_REDIS_WRITE, task->name, &args, eng_redis_due_of(r, task, 0));
+    eng_redis_call(&r->link, ENG_REDIS_WRITE, task->name, &args, due);
 }
 
 static void send_last(eng_redis *r, eng_redis_task *task) {
@@ -235,7 +238,7 @@ void eng_redis_send_write(eng_redis *r, eng_redis_task *task) {
     }
     if (task->pending)
         return;
-    if (is_put(task) && r->touches) // before something may have to go
+    if (is_put(task) && r->touches && !r->grouping) // before something may have to go
         eng_redis_send_touches(r);
     if (r->link.state != ENG_REDIS_READY)
         return;

@@ -119,6 +119,51 @@ START_TEST(a_server_killed_in_the_middle) {
 }
 END_TEST
 
+static void await_round(int64_t *position, eng_status expected, uint32_t other_one) {
+    for (int i = 0; i < SESSIONS; i++) {
+        eng_store_reply *reply = await();
+        uint32_t id = reply->meta.id[3];
+        eng_status status = id == other_one ? ENG_CONFLICT : expected;
+        ck_assert_msg(reply->status == status, "%u: %s", id, reply->error.text);
+        position[id] += status == ENG_OK;
+        eng_store_done(client, reply);
+    }
+}
+
+// Writes that come together go together, and each has its own outcome.
+START_TEST(writes_in_groups) {
+    uint64_t epoch[SESSIONS];
+    int64_t position[SESSIONS] = {0};
+    ON_REDIS("");
+    start(64 * MIB);
+    for (uint32_t i = 0; i < SESSIONS; i++)
+        epoch[i] = lease_of(i, 1, 600000);
+    redisContext *link = redis_server_connect();
+    for (int round = 0; round < 40; round++) {
+        if (round % 10 == 5)
+            freeReplyObject(redis_server_ask(link, "SCRIPT FLUSH"));
+        epoch[2] += round % 4 == 3; // which nobody was given
+        submit_round(epoch, position);
+        await_round(position, ENG_OK, round % 4 == 3 ? 2 : SESSIONS);
+        epoch[2] -= round % 4 == 3;
+    }
+    freeReplyObject(redis_server_ask(link, "CONFIG SET maxmemory 1"));
+    submit_round(epoch, position);
+    await_round(position, ENG_FULL, SESSIONS);
+    freeReplyObject(redis_server_ask(link, "CONFIG SET maxmemory 0"));
+    submit_round(epoch, position);
+    await_round(position, ENG_OK, SESSIONS);
+    for (uint32_t i = 0; i < SESSIONS; i++)
+        check_session(i, position[i]);
+    ck_assert(position[0] == 41 && position[2] == 31);
+    redisReply *stats = redis_server_ask(link, "INFO commandstats");
+    ck_assert_ptr_nonnull(strstr(stats->str, "cmdstat_exec:"));
+    freeReplyObject(stats);
+    redisFree(link);
+    stop();
+}
+END_TEST
+
 // A server that keeps nothing: what it had is gone, the old epoch is good for nothing, and is not given again.
 START_TEST(a_server_that_forgets) {
     ON_REDIS("");
@@ -504,6 +549,7 @@ static Suite *store_redis_suite(void) {
     TCase *cases = tcase_create("store_redis");
     tcase_add_checked_fixture(cases, temp_folder_make, redis_server_end);
     tcase_add_test(cases, a_server_killed_in_the_middle);
+    tcase_add_test(cases, writes_in_groups);
     tcase_add_test(cases, a_server_that_forgets);
     tcase_add_test(cases, acknowledged_and_lost);
     tcase_add_test(cases, a_server_that_hangs);
