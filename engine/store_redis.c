@@ -5,7 +5,8 @@
 // at once over one connection; those of one record one after another. A write is planned here, by the rules and digests
 // of store_record.c, from the head as it was last seen, and a script in the server makes it so if the head is still
 // that one and the lease's epoch is the writer's; otherwise it is planned again. So whatever gets lost on the way, a
-// task can begin anew: a write that had happened is recognised or does no harm.
+// task can begin anew: a write that had happened is recognised or does no harm. Writes that are ready together share a
+// transaction, each with its own outcome, and so a sync.
 //
 // A connection that breaks sends its tasks back to the start. A task ends with ENG_IO when it gets no further for the
 // store's time limit, whatever the server does; what that one still comes to later has no effect
