@@ -51,11 +51,11 @@ void srv_completion_settle(srv_completion *completion) {
     completion->fail_unconverged = (given & SRV_GIVEN_ON_UNCONVERGED) && asked->fail_unconverged;
 }
 
-// An exact solve is one of tolerance 0. What the request does not permit, or asks for already, stays. Whether an output
-// is read at an earlier loop does not spare this version anything, so exit_threshold stays.
+// An exact solve is one of tolerance 0. What the request does not permit, or asks for already, stays.
 void srv_completion_degrade(srv_completion *completion) {
     const srv_degrade *floor = &completion->request.knobs.degrade;
-    const bool may_solve = eng_info(srv_worker_engine(completion->model->worker))->has_mesa;
+    const eng_model_info *info = eng_info(srv_worker_engine(completion->model->worker));
+    const bool may_solve = info->has_mesa;
     eng_knobs *knobs = &completion->knobs;
     const bool exact = knobs->cg_mode == ENG_CG_EXACT;
 
@@ -68,6 +68,11 @@ void srv_completion_degrade(srv_completion *completion) {
     if (may_solve && (floor->given & SRV_GIVEN_CG_MAX_STEPS) && knobs->cg_mode != ENG_CG_EXACT &&
         floor->cg_max_steps < knobs->cg_max_steps) {
         knobs->cg_max_steps = floor->cg_max_steps;
+        completion->degraded = true;
+    }
+    if (info->has_exit_gate && (floor->given & SRV_GIVEN_EXIT_THRESHOLD) &&
+        floor->exit_threshold < knobs->exit_threshold) {
+        knobs->exit_threshold = floor->exit_threshold;
         completion->degraded = true;
     }
 }

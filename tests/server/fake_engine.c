@@ -172,6 +172,7 @@ void eng_free(void *memory) {
 static void record(const eng_request *request) {
     atomic_store(&controls.last_cg_mode, (int)request->knobs.cg_mode);
     atomic_store(&controls.last_cg_tolerance, (int)(request->knobs.cg_tolerance * 1e6f + 0.5f));
+    atomic_store(&controls.last_exit_threshold, (int)(request->knobs.exit_threshold * 1e6f + 0.5f));
     atomic_store(&controls.last_cg_max_steps, request->knobs.cg_max_steps);
     atomic_store(&controls.last_fail_unconverged, request->fail_unconverged);
     atomic_store(&controls.last_priority, request->priority);

@@ -28,7 +28,8 @@ typedef struct fake_engine_controls {
     atomic_int submitted, cancelled, finished, active, paused; // choices
     atomic_int steps, tokens, prompt_tokens;                   // the latter: that were read
     // Of the last request.
-    atomic_int last_cg_tolerance; // millionths
+    atomic_int last_cg_tolerance;   // millionths
+    atomic_int last_exit_threshold; // likewise
     atomic_int last_cg_mode, last_cg_max_steps, last_fail_unconverged, last_priority, last_owner, last_min_tokens;
     atomic_int last_bias_count, last_presence, last_frequency, last_repetition; // hundredths
     atomic_int last_logprobs, last_prompt_logprobs, last_choices;

@@ -77,8 +77,7 @@ void fixture_start_model(fixture *fixture, const char *model, const char *const 
     ck_assert_int_eq(pthread_create(&fixture->thread, NULL, run_server, fixture), 0);
 }
 
-void fixture_start(fixture *fixture, const char *const *options) {
-    fixture_start_model(fixture, "demo=/models/demo", options);
+void fixture_wait(fixture *fixture) {
     for (int i = 0; i < PATIENCE_S * 200; i++) {
         answer answer;
         fixture_get(fixture, "/health/ready", &answer);
@@ -89,6 +88,11 @@ void fixture_start(fixture *fixture, const char *const *options) {
         sleep_ms(5);
     }
     ck_abort_msg("the server does not become ready");
+}
+
+void fixture_start(fixture *fixture, const char *const *options) {
+    fixture_start_model(fixture, "demo=/models/demo", options);
+    fixture_wait(fixture);
 }
 
 int fixture_join(fixture *fixture) {

@@ -28,6 +28,7 @@ typedef struct fixture {
 void fixture_start(fixture *fixture, const char *const *options);
 // The same with the model's folder; does not wait for readiness.
 void fixture_start_model(fixture *fixture, const char *model, const char *const *options);
+void fixture_wait(fixture *fixture); // for readiness
 // Drains, waits, checks that the engine was left empty. Returns the exit status.
 int fixture_stop(fixture *fixture);
 // Waits for a server that ends by itself.

@@ -308,6 +308,38 @@ START_TEST(permitted_requests_are_degraded) {
 }
 END_TEST
 
+// Of a model with an exit gate; a threshold that is low already stays.
+START_TEST(thresholds_are_degraded) {
+    static const char *const options[] = {"--rows", "1", "--queue-requests", "64", "--degrade-queue", "0.05", NULL};
+    static const struct {
+        permission asked;
+        int threshold; // millionths
+    } cases[] = {
+        {{"\"degrade\":{\"exit_threshold\":0.5}", ENG_CG_TOLERANCE, 1e-4, 30, true}, 500000},
+        {{"\"exit_threshold\":0.25,\"degrade\":{\"exit_threshold\":0.5}", ENG_CG_TOLERANCE, 1e-4, 30, false}, 250000},
+        {{"\"degrade\":{\"cg_max_steps\":5}", ENG_CG_TOLERANCE, 1e-4, 5, true}, 1000000}};
+    enum { CASES = sizeof cases / sizeof *cases };
+    int blockers[5], clients[CASES];
+
+    fixture_start_model(&server, "demo=/models/loops", options);
+    fixture_wait(&server);
+    atomic_store(&fake_engine()->step_us, 5000);
+    block(blockers, 5, "");
+    for (int i = 0; i < CASES; i++) {
+        clients[i] = client_connect(&server);
+        ask_with(clients[i], &cases[i].asked);
+        expect_knobs(&cases[i].asked, true);
+        ck_assert_int_eq(atomic_load(&fake_engine()->last_exit_threshold), cases[i].threshold);
+    }
+    for (int i = 0; i < 5; i++)
+        close(blockers[i]);
+    for (int i = 0; i < CASES; i++)
+        expect_told(clients[i], &cases[i].asked, true);
+    wait_engine_empty();
+    ck_assert_int_eq(fixture_stop(&server), 0);
+}
+END_TEST
+
 static Suite *queue_suite(void) {
     Suite *suite = suite_create("queue");
     TCase *tests = tcase_create("queue");
@@ -316,6 +348,7 @@ static Suite *queue_suite(void) {
     tcase_add_test(tests, keys_share_the_tokens);
     tcase_add_test(tests, a_single_key_has_it_all);
     tcase_add_test(tests, permitted_requests_are_degraded);
+    tcase_add_test(tests, thresholds_are_degraded);
     tcase_set_timeout(tests, 60);
     suite_add_tcase(suite, tests);
     return suite;
