@@ -2,13 +2,12 @@
 # SPDX-License-Identifier: Apache-2.0
 # Clients of sessions that leave at any moment: creating, completing, forking, exporting, rolling back. Afterwards every
 # session that is listed can be used, none is busy, those that were made for nobody are gone, and a conversation that
-# went on meanwhile says what it says alone.
+# went on meanwhile says what it says alone. With the sessions in memory, and with a store.
 set -uo pipefail
 source_dir=${MESA_SOURCE:-$(cd "$(dirname "$0")/../.." && pwd)}
 # shellcheck source=tests/clients/server.sh
 source "$source_dir/tests/clients/server.sh"
 command -v python3 >/dev/null || { echo "SKIP: there is no python3"; exit 77; }
-start_server
 cat >"$folder/leave.py" <<'END'
 import http.client, json, random, socket, sys, threading, time
 
@@ -124,11 +123,15 @@ for _ in range(600):  # figures follow a step
 assert left == (0, 0), left
 print(f"{len(listed)} sessions were known")
 END
-python3 "$folder/leave.py" "$folder/socket" "${1:-60}" >"$folder/left" 2>&1 || fail "$(tail -n 20 "$folder/left")"
-tail -n 1 "$folder/left"
-kill -0 "$server" || fail "the server has ended: $(tail -n 40 "$folder/server.log")"
-kill "$server"
-wait "$server" || fail "the server ended with status $?: $(tail -n 40 "$folder/server.log")"
-server=
+for store in none "$folder/store"; do
+    start_server --store "$store"
+    python3 "$folder/leave.py" "$folder/socket" "${1:-60}" >"$folder/left" 2>&1 ||
+        fail "store $store: $(tail -n 20 "$folder/left")"
+    tail -n 1 "$folder/left"
+    kill -0 "$server" || fail "the server has ended: $(tail -n 40 "$folder/server.log")"
+    kill "$server"
+    wait "$server" || fail "the server ended with status $?: $(tail -n 40 "$folder/server.log")"
+    server=
+done
 
 exit $((failures > 0))

@@ -1,17 +1,20 @@
 #!/bin/bash
 # SPDX-License-Identifier: Apache-2.0
 # Sessions through the server: ten turns are one straight conversation, forks and rollbacks, conditions on the position,
-# states taken to a second server, damaged states, other keys, names that are none.
+# states taken to a second server, damaged states, other keys, names that are none. Once with the sessions in memory, and
+# once more with a store.
 set -uo pipefail
 source_dir=${MESA_SOURCE:-$(cd "$(dirname "$0")/../.." && pwd)}
 # shellcheck source=tests/clients/server.sh
 source "$source_dir/tests/clients/server.sh"
+stored=${1:-} store=none durable=false
+[ -z "$stored" ] || store=$folder/store durable=true
 
 alice=$(printf 'a%.0s' $(seq 64)) bob=$(printf 'b%.0s' $(seq 64))
 for name in alice bob; do
     printf '%s %s\n' "$name" "$(printf %s "${!name}" | sha256sum | cut -d' ' -f 1)"
 done >"$folder/keys"
-start_server --keys "$folder/keys"
+start_server --keys "$folder/keys" --store "$store"
 key=$alice socket=$folder/socket
 
 call() { # METHOD PATH [BODY]: the answer, a line with its status behind it
@@ -46,7 +49,7 @@ whole=$(call POST /v1/completions '{"prompt":"The king said","temperature":0,"ma
 parts=
 for i in 1 2 3 4 5 6 7 8 9 10; do
     answer=$(turn "$id" "\"prompt\":\"$([ "$i" -gt 1 ] || echo The king said)\",\"max_tokens\":4,\"ignore_eos\":true")
-    expect 200 "\"session\":\{\"id\":\"$id\",\"position\":[0-9]+,\"durable\":false" "turn $i" "$answer"
+    expect 200 "\"session\":\{\"id\":\"$id\",\"position\":[0-9]+,\"durable\":$durable" "turn $i" "$answer"
     parts+=$(said "$answer" | sed 's/^"text":"//; s/"$//')
 done
 [ "\"text\":\"$parts\"" = "$(said "$whole")" ] || fail "ten turns: $parts, at once: $(said "$whole")"
@@ -195,8 +198,17 @@ head -c $((size - 1)) "$folder/state" >"$folder/damaged"
 [ "$(state PUT "$other" "$folder/damaged")" = 400 ] || fail "a short state was taken"
 [ "$(position "$other")" = "$stands" ] || fail "refused states moved the session to $(position "$other")"
 stop_server
-start_server --keys "$folder/keys"
-expect 404 session_not_found "a session of the server before" "$(turn "$id" '"prompt":"a"')"
+start_server --keys "$folder/keys" --store "$store"
+again=$(turn "$id" '"prompt":" And","max_tokens":8')
+if [ -n "$stored" ]; then
+    expect 200 '' "a session of the server before" "$again"
+    [ "$(said "$again")" = "$want" ] || fail "a session of the server before goes on otherwise"
+    key=$bob
+    expect 404 session_not_found "another key, of the server before" "$(turn "$twin" '"prompt":"a"')"
+    key=$alice
+else
+    expect 404 session_not_found "a session of the server before" "$again"
+fi
 moved=$(create)
 [ "$(state PUT "$moved" "$folder/state")" = 200 ] || fail "the state was not taken: $(cat "$folder/answer")"
 [ "$(said "$(turn "$moved" '"prompt":" And","max_tokens":8')")" = "$want" ] ||
@@ -206,5 +218,16 @@ expect 404 session_not_found "a second drop" "$(call DELETE "/v1/sessions/$moved
 short=$(create '{"ttl_s":1}')
 sleep 2.5
 expect 404 session_not_found "a session whose time is over" "$(call GET "/v1/sessions/$short")"
+if [ -n "$stored" ]; then
+    short=$(create '{"ttl_s":2}')
+    stop_server
+    sleep 2.5
+    start_server --keys "$folder/keys" --store "$store"
+    expect 404 session_not_found "one whose time was over before the start" "$(call GET "/v1/sessions/$short")"
+    expect 404 session_not_found "it, to go on" "$(turn "$short" '"prompt":"a"')"
+else
+    stop_server
+    bash "$0" stored || fail "with a store"
+fi
 
 exit $((failures > 0))
