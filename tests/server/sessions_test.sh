@@ -1,8 +1,8 @@
 #!/bin/bash
 # SPDX-License-Identifier: Apache-2.0
 # Sessions through the server: ten turns are one straight conversation, forks and rollbacks, conditions on the position,
-# states taken to a second server, damaged states, other keys, names that are none. With the sessions in memory, and once
-# more with a store.
+# states taken to a second server, damaged states, other keys, names that are none. With the sessions in memory, and
+# once more with a store.
 set -uo pipefail
 source_dir=${MESA_SOURCE:-$(cd "$(dirname "$0")/../.." && pwd)}
 # shellcheck source=tests/clients/server.sh
