@@ -4,7 +4,10 @@
 //
 // Errands, leases and room: durable_errand_test.c.
 #include <math.h>
+#include <signal.h>
 #include <string.h>
+#include <sys/wait.h>
+#include <unistd.h>
 
 #include "engine/durable_internal.h"
 #include "engine/random.h"
@@ -419,6 +422,81 @@ START_TEST(no_order_of_events_loses_anything) {
 }
 END_TEST
 
+// -------------------------------------------------------------------------------------------------------------- kill
+// -9
+
+// What comes next depends on the position alone.
+static outcome *next_turn(eng_engine *engine, uint64_t id) {
+    int32_t ids[24];
+    const int64_t position = info_of(engine, id).position;
+    const int32_t count = 1 + (int32_t)(position % 23);
+    plain_ids((uint64_t)position + 1, ids, count);
+    return turn(engine, id, ids, (size_t)count, 1 + position % 4);
+}
+
+// In a process of its own: makes the timeline, or goes on with it and tells every position that was acknowledged.
+static pid_t live_apart(bool make, int tell) {
+    const pid_t child = fork();
+    ck_assert_int_ge(child, 0);
+    if (child > 0)
+        return child;
+    open_store(0);
+    eng_engine *engine = open_letters((eng_options){.store = store});
+    uint64_t id = make ? keep(engine, create(engine), 1) : fetch(engine, 1);
+    while (!make) {
+        const outcome *out = next_turn(engine, id);
+        if (!out->durable || write(tell, &out->position, sizeof out->position) != sizeof out->position)
+            _exit(1);
+    }
+    eng_close(engine);
+    close_store();
+    _exit(0);
+}
+
+// Reads until that many have come, or no more will.
+static void hear(int tell, int least, int64_t *last) {
+    for (int64_t told; least > 0 && read(tell, &told, sizeof told) == sizeof told; least--) {
+        ck_assert_int_gt(told, *last);
+        *last = told;
+    }
+}
+
+START_TEST(killed_at_any_moment_it_is_what_was_acknowledged) {
+    enum { KILLS = 10 };
+    uint64_t at = 0;
+    int64_t last = 0;
+    int status;
+    if (!test_device_is_cpu())
+        return; // which no process can be started beside
+    name_of(1, OWNER); // drawn here, for all of them
+    ck_assert_int_eq(waitpid(live_apart(true, -1), &status, 0) > 0 && WIFEXITED(status) && WEXITSTATUS(status) == 0, 1);
+    for (int i = 0; i < KILLS; i++) {
+        int pipes[2];
+        ck_assert_int_eq(pipe(pipes), 0);
+        const pid_t child = live_apart(false, pipes[1]);
+        close(pipes[1]);
+        hear(pipes[0], 1 + (int)(draw(&at) % 3), &last);
+        pass(draw(&at) % 12);
+        ck_assert_int_eq(kill(child, SIGKILL), 0);
+        ck_assert_int_eq(waitpid(child, &status, 0), child);
+        ck_assert(WIFSIGNALED(status));
+        hear(pipes[0], INT32_MAX, &last);
+        close(pipes[0]);
+    }
+    open_store(0);
+    twins t = {.engine = open_letters((eng_options){.store = store}), .plain = open_letters((eng_options){0})};
+    t.id = fetch(t.engine, 1);
+    t.twin = create(t.plain);
+    const int64_t position = info_of(t.engine, t.id).position;
+    ck_assert_int_ge(position, last);
+    while (info_of(t.plain, t.twin).position < position)
+        next_turn(t.plain, t.twin);
+    ck_assert_int_eq(info_of(t.plain, t.twin).position, position); // whole turns
+    both(&t, 1, 20, 4, "after kills");
+    end_both(&t);
+}
+END_TEST
+
 static Suite *durable_suite(void) {
     Suite *suite = suite_create("durable");
     TCase *mixers = tcase_create("every mixer"), *kept = tcase_create("what is kept"), *hunt = tcase_create("hunt");
@@ -442,6 +520,7 @@ static Suite *durable_suite(void) {
     tcase_add_test(kept, another_profile_is_told);
     tcase_add_test(kept, a_state_that_is_too_large_is_read_again);
     tcase_add_test(kept, an_import_is_kept_when_asked);
+    tcase_add_test(hunt, killed_at_any_moment_it_is_what_was_acknowledged);
     tcase_add_loop_test(hunt, no_order_of_events_loses_anything, 0, 3);
     return suite;
 }
