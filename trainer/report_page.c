@@ -29,14 +29,14 @@ static const char style[] =
     "linear-gradient(270deg,var(--card) 40%,transparent) 100% 0/40px 100% no-repeat local,"
     "linear-gradient(90deg,var(--shade),transparent) 0 0/14px 100% no-repeat scroll,"
     "linear-gradient(270deg,var(--shade),transparent) 100% 0/14px 100% no-repeat scroll,var(--card)}"
-    "table{border-collapse:collapse;width:100%;font-size:.875rem;font-variant-numeric:tabular-nums}"
+    "table{border-collapse:separate;border-spacing:0;width:100%;font-size:.875rem;font-variant-numeric:tabular-nums}"
     "th,td{padding:.35rem .7rem;text-align:right;white-space:nowrap;border-bottom:1px solid var(--line)}"
     "thead th{background:var(--head);font-weight:600;vertical-align:bottom}"
     "tbody tr:last-child>*{border-bottom:0}th:first-child,td.name{text-align:left}"
-    "tbody th{font-weight:500;position:sticky;left:0;background:var(--card)}"
+    "tbody th{font-weight:500;position:sticky;left:0;background:var(--card);white-space:normal;min-width:10rem}"
     "thead th:first-child{position:sticky;left:0}"
     "small,.error{color:var(--soft);font-size:.8125rem;font-weight:400}.good{color:var(--good)}.bad{color:var(--bad)}"
-    ".plots{display:grid;gap:1rem;grid-template-columns:repeat(auto-fit,minmax(min(100%,29rem),1fr))}"
+    ".plots{display:grid;gap:1rem;grid-template-columns:repeat(auto-fill,minmax(min(100%,29rem),1fr))}"
     "figure{margin:0;padding:.75rem;border:1px solid var(--line);border-radius:6px;background:var(--card)}"
     "figcaption{font-weight:600;font-size:.9375rem;margin-bottom:.25rem}svg{display:block;width:100%;height:auto}"
     "svg text{fill:var(--soft);font:12.5px system-ui,sans-serif}.grid{stroke:var(--line);stroke-width:1}"
@@ -48,7 +48,7 @@ static const char style[] =
     "var(--line);"
     "border-radius:0}details>p{padding:0 .8rem}"
     "@media(max-width:40rem){body{font-size:15px}main{padding:.75rem .75rem 3rem}h1{font-size:1.35rem}"
-    "th,td{padding:.3rem .5rem}tbody th{white-space:normal;min-width:7rem}svg text{font-size:15px}}"
+    "th,td{padding:.3rem .5rem}tbody th{min-width:7rem}svg text{font-size:15px}}"
     "@media print{details{break-inside:avoid}}";
 
 static void put_bytes(trn_page *page, const char *text, size_t length) {

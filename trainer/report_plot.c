@@ -47,7 +47,7 @@ static int drawn_series(const trn_plot *plot) {
 
 // Where series have the same places (positions, lengths: logarithmic), their bars stand beside each other.
 static double place_of(const trn_plot *plot, const scale *x, int number, double value) {
-    return x_of(x, value) + (plot->log_x ? 3 * (number - 0.5 * (drawn_series(plot) - 1)) : 0);
+    return x_of(x, value) + (plot->log_x ? 2 * (number - 0.5 * (drawn_series(plot) - 1)) : 0);
 }
 
 // Ranges of what is drawn, with some room around. false: nothing is.
