@@ -46,8 +46,8 @@ give_template() {
 TEMPLATE
 }
 
-# [OPTION...]: more options of the server; served_as, where it is set, is the model's name. Exports MESA_URL and waits until it is ready; address is that of its TCP
-# listener, where it has one.
+# [OPTION...]: more options of the server; served_as, where it is set, is the model's name. Exports MESA_URL and waits
+# until it is ready; address is that of its TCP listener, where it has one.
 start_server() {
     "$build/mesa-server" --model "${served_as:-demo}=$model" --listen "unix:$folder/socket" "$@" \
         >"$folder/server.log" 2>&1 &
