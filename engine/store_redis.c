@@ -360,7 +360,7 @@ static void send_writes(eng_redis *r, int64_t now, int count) {
     if (count > 1)
         send_word(r, "MULTI", ENG_REDIS_STEP_IGNORE);
     r->grouping = count > 1;
-    for (int i = 0; i < ENG_REDIS_TASKS && eng_redis_link_has_room(&r->link); i++)
+    for (int i = 0; i < ENG_REDIS_TASKS && eng_redis_link_is_open(&r->link); i++)
         if (may_join(&r->task[i], now))
             eng_redis_send_write(r, &r->task[i]);
     r->grouping = false;
@@ -368,19 +368,33 @@ static void send_writes(eng_redis *r, int64_t now, int count) {
         send_word(r, "EXEC", ENG_REDIS_STEP_EXEC);
 }
 
-static void send_tasks(eng_redis *r, int64_t now) {
-    int writes = 0;
+static void send_large(eng_redis *r, int64_t now) {
     for (int i = 0; i < ENG_REDIS_TASKS && eng_redis_link_has_room(&r->link); i++) {
-        eng_redis_task *task = &r->task[i];
-        if (may_join(task, now))
-            writes++;
-        else if (may_send(task, now) && task->step <= ENG_REDIS_STEP_LAST)
+        eng_redis_task *task = &r->task[(r->turn + i) % ENG_REDIS_TASKS];
+        if (may_send(task, now) && task->step == ENG_REDIS_STEP_STAGE)
             eng_redis_send_write(r, task);
-        else if (may_send(task, now))
+        else if (may_send(task, now) && task->step == ENG_REDIS_STEP_PIECE)
             eng_redis_send_read(r, task);
     }
-    if (writes && eng_redis_link_has_room(&r->link))
+    r->turn = (r->turn + 1) % ENG_REDIS_TASKS;
+}
+
+// Pieces of large states come last, so that nothing small waits for more of them than are on their way.
+static void send_tasks(eng_redis *r, int64_t now) {
+    int writes = 0;
+    for (int i = 0; i < ENG_REDIS_TASKS && eng_redis_link_is_open(&r->link); i++) {
+        eng_redis_task *task = &r->task[i];
+        bool large = task->step == ENG_REDIS_STEP_STAGE || task->step == ENG_REDIS_STEP_PIECE;
+        if (may_join(task, now))
+            writes++;
+        else if (may_send(task, now) && !large && task->step <= ENG_REDIS_STEP_LAST)
+            eng_redis_send_write(r, task);
+        else if (may_send(task, now) && !large)
+            eng_redis_send_read(r, task);
+    }
+    if (writes && eng_redis_link_is_open(&r->link))
         send_writes(r, now, writes);
+    send_large(r, now);
 }
 
 static void expire_tasks(eng_redis *r, int64_t now) {
@@ -405,7 +419,7 @@ static void expire_tasks(eng_redis *r, int64_t now) {
 }
 
 static void maintain(eng_redis *r, int64_t now) {
-    if (r->link.state != ENG_REDIS_READY || now < r->sweep_at || !eng_redis_link_has_room(&r->link))
+    if (r->link.state != ENG_REDIS_READY || now < r->sweep_at || !eng_redis_link_is_open(&r->link))
         return;
     eng_redis_args sweep = {0};
     r->sweep_at = now + SWEEP_MS;

@@ -125,7 +125,8 @@ int64_t eng_redis_link_alarm(const eng_redis_link *link); // when drive has some
 void eng_redis_link_work(eng_redis_link *link, short events);
 // Drops the connection. `why` is for the log and the gauges.
 void eng_redis_link_fail(eng_redis_link *link, const char *why);
-bool eng_redis_link_has_room(const eng_redis_link *link); // for another large command
+bool eng_redis_link_is_open(const eng_redis_link *link);  // for a command
+bool eng_redis_link_has_room(const eng_redis_link *link); // for a large one
 // *args begins with the arguments behind the script's key.
 void eng_redis_call(eng_redis_link *link, eng_redis_script script, const char *key, const eng_redis_args *args,
                     eng_redis_due due);
@@ -197,6 +198,7 @@ typedef struct eng_redis {
     uint64_t budget, generation;
     eng_redis_task task[ENG_REDIS_TASKS];
     int live;                             // tasks
+    int turn;                             // the task whose pieces are looked at first
     bool grouping;                        // writes that are sent now are members
     eng_redis_due group[ENG_REDIS_TASKS]; // that the server has queued
     uint32_t grouped;

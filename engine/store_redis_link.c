@@ -84,8 +84,12 @@ void eng_redis_call(eng_redis_link *link, eng_redis_script script, const char *k
     eng_redis_command(link, &all, due);
 }
 
+bool eng_redis_link_is_open(const eng_redis_link *link) {
+    return link->state == ENG_REDIS_READY && link->count < ENG_REDIS_DUE / 2 && link->unwritten < 8 * MOST_OUT;
+}
+
 bool eng_redis_link_has_room(const eng_redis_link *link) {
-    return link->state == ENG_REDIS_READY && link->unwritten < MOST_OUT && link->count < ENG_REDIS_DUE / 2;
+    return eng_redis_link_is_open(link) && link->unwritten < MOST_OUT;
 }
 
 int64_t eng_redis_time(const eng_redis_link *link) {
