@@ -56,7 +56,7 @@ expect 0 "^$moved$" '' bash -c "'$mesa' session export '$copy' - | '$mesa' sessi
 expect 0 '.' '' "$mesa" complete "${more[@]}" --cg-mode exact --session "$moved" ''
 cmp -s "$folder/out" "$folder/went-on" || fail 'a state from a file goes on otherwise'
 expect 0 '' '' "$mesa" session rollback "$id" "$at"
-expect 0 "\"position\":$at[^0-9]" '' "$mesa" session show --json "$id"
+expect 0 "\"position\":${at}[^0-9]" '' "$mesa" session show --json "$id"
 expect 0 '.' '' "$mesa" complete "${more[@]}" --session "$id" ''
 cmp -s "$folder/out" "$folder/went-on" || fail 'what was taken back goes on otherwise'
 known=$("$mesa" session list | wc -l)
