@@ -378,6 +378,47 @@ START_TEST(prompts_are_read_in_turns_over_owners) {
 }
 END_TEST
 
+// Who waits for what another reads neither loses its turn by that nor gains one, and pays for a paused reader with
+// nothing but its own reading.
+START_TEST(followers_keep_their_turn) {
+    static outcome reader, before, follower, after;
+    static int32_t prompt[1000], other[1000];
+    eng_engine *engine = open_with(SMALL_MESA, (eng_options){.max_rows = 1});
+    const int32_t chunk = eng_info(engine)->chunk;
+    small_prompt(3, prompt, 1000);
+    small_prompt(4, other, 1000);
+    eng_request slow = greedy(engine, prompt, (size_t)(9 * chunk + 5), 3), quick = slow;
+    slow.priority = 5;
+    quick.max_tokens = 1;
+    submit(engine, slow, &reader);
+    step(engine);
+    slow.ids = quick.ids = other;
+    submit(engine, slow, &after);
+    submit(engine, quick, &before);
+    quick.ids = prompt;
+    submit(engine, quick, &follower);
+    drain(engine);
+    ck_assert_int_lt(reader.last_step, before.first_step);
+    ck_assert_int_lt(before.last_step, follower.first_step);
+    ck_assert_int_lt(follower.last_step, after.first_step);
+    ck_assert_int_eq(follower.usage.cached_tokens, 9 * chunk);
+    eng_close(engine);
+
+    engine = open_with(SMALL_MESA, (eng_options){.max_rows = 2, .prompt_tokens = 1});
+    submit(engine, quick, &reader);
+    step(engine);
+    submit(engine, quick, &follower);
+    eng_pause(engine, reader.id, true);
+    while (!follower.finals)
+        ck_assert(step(engine));
+    ck_assert_int_ge(follower.usage.cached_tokens, chunk);
+    eng_pause(engine, reader.id, false);
+    drain(engine);
+    ck_assert_str_eq(follower.text, reader.text);
+    eng_close(engine);
+}
+END_TEST
+
 START_TEST(scored_prompts_share_a_step) {
     static outcome client, scored[5], plain;
     static int32_t prompt[1000];
@@ -520,6 +561,7 @@ static Suite *scheduler_suite(void) {
     tcase_add_test(cases, owners_take_turns);
     tcase_add_test(cases, priority_comes_before_turns);
     tcase_add_test(cases, prompts_are_read_in_turns_over_owners);
+    tcase_add_test(cases, followers_keep_their_turn);
     tcase_add_test(cases, scored_prompts_share_a_step);
     tcase_add_test(cases, random_operations_keep_the_books);
     suite_add_tcase(suite, cases);
