@@ -20,6 +20,7 @@ typedef struct session_call {
     srv_exchange *exchange; // NULL: the client has left
     srv_session *session;   // NULL: of LOOK and DROP, one that may be in the store
     bool taken;
+    eng_name name;   // of one that is not in the table
     unsigned sought; // so often it was looked for in the store
     uint64_t owner, timeline;
     int64_t position; // of a rollback
@@ -212,6 +213,20 @@ static void reached(void *context, srv_session *session, const srv_problem *prob
     }
 }
 
+// What the store is told of a session: as it is now that it is here, with its knobs and its time.
+static void prepare_errand(session_call *call) {
+    static const eng_errand_kind kinds[] = {[LOOK] = ENG_ERRAND_LOOK,
+                                            [DROP] = ENG_ERRAND_DROP,
+                                            [ROLLBACK] = ENG_ERRAND_KEEP,
+                                            [EXPORT] = ENG_ERRAND_LOOK,
+                                            [IMPORT] = ENG_ERRAND_KEEP};
+
+    if (call->session)
+        srv_session_errand(call->session, kinds[call->action], &call->errand);
+    else
+        call->errand = (eng_errand){.kind = kinds[call->action], .name = call->name, .owner = call->owner};
+}
+
 static void begin(session_call *call) {
     srv_session *session = call->session;
     srv_problem problem = {0};
@@ -225,6 +240,7 @@ static void begin(session_call *call) {
         return;
     }
     call->timeline = session ? session->timeline : 0;
+    prepare_errand(call);
     srv_worker_call((session ? session->model : call->exchange->model)->worker, &call->call);
 }
 
@@ -248,19 +264,6 @@ static void abandon(void *context) {
     exchange->task = NULL;
     srv_refuse(&problem, 503, "draining", NULL, "the server is shutting down");
     srv_exchange_refuse(exchange, &problem);
-}
-
-static void prepare_errand(session_call *call, const eng_name *name) {
-    static const eng_errand_kind kinds[] = {[LOOK] = ENG_ERRAND_LOOK,
-                                            [DROP] = ENG_ERRAND_DROP,
-                                            [ROLLBACK] = ENG_ERRAND_KEEP,
-                                            [EXPORT] = ENG_ERRAND_LOOK,
-                                            [IMPORT] = ENG_ERRAND_KEEP};
-
-    if (call->session)
-        srv_session_errand(call->session, kinds[call->action], &call->errand);
-    else
-        call->errand = (eng_errand){.kind = kinds[call->action], .name = *name, .owner = call->owner};
 }
 
 // The call takes the bytes, if any, also on failure. name: of a session that is not in the table.
@@ -287,7 +290,8 @@ static void ask(srv_exchange *exchange, const session_call *what, const eng_name
         exchange->model = call->session->model;
         call->session->calls++;
     }
-    prepare_errand(call, name);
+    if (name)
+        call->name = *name;
     srv_exchange_attach(exchange, &ops, call);
     begin(call);
 }
