@@ -38,7 +38,7 @@ static void finish(eng_task *task, eng_status status, const char *text) {
         (void)eng_fail(&task->error, status, "%s", text);
 }
 
-// Submits; the reply goes to `take`. Full: the step is run again.
+// Submits; the reply goes to `take`. False: the step is run again, as there was no room, or the task is done.
 static bool ask(eng_durable *durable, eng_task *task, eng_store_request *request, eng_reply_fn take) {
     eng_error error = {0};
     eng_status status = eng_durable_ask(durable, request, &task->waiter, &error);
@@ -261,8 +261,7 @@ static void begin_fetch(eng_durable *durable, eng_task *task) {
         return;
     }
     eng_store_request request = lease_request(durable, task);
-    const bool asked = ask(durable, task, &request, fetch_leased);
-    (void)asked; // or again
+    ask(durable, task, &request, fetch_leased);
 }
 
 // ---------------------------------------------------------------------------------------------------------------- park
@@ -346,8 +345,7 @@ static void looked(eng_durable *durable, eng_waiter *waiter, eng_store_reply *re
 
 static void begin_look(eng_durable *durable, eng_task *task) {
     eng_store_request request = eng_durable_about(&task->errand.name, ENG_STORE_GET);
-    const bool asked = ask(durable, task, &request, looked);
-    (void)asked; // or again
+    ask(durable, task, &request, looked);
 }
 
 static void touched(eng_durable *durable, eng_waiter *waiter, eng_store_reply *reply) {
@@ -364,8 +362,7 @@ static void touched(eng_durable *durable, eng_waiter *waiter, eng_store_reply *r
 static void begin_touch(eng_durable *durable, eng_task *task) {
     eng_store_request request = eng_durable_about(&task->errand.name, ENG_STORE_EXPIRE);
     request.ttl_ms = task->errand.ttl_ms;
-    const bool asked = ask(durable, task, &request, touched);
-    (void)asked; // or again
+    ask(durable, task, &request, touched);
 }
 
 // --------------------------------------------------------------------------------------------------------- list, usage
@@ -387,8 +384,7 @@ static void listed(eng_durable *durable, eng_waiter *waiter, eng_store_reply *re
 
 static void begin_list(eng_durable *durable, eng_task *task) {
     eng_store_request request = eng_durable_about(&task->errand.name, ENG_STORE_LIST);
-    const bool asked = ask(durable, task, &request, listed);
-    (void)asked; // or again
+    ask(durable, task, &request, listed);
 }
 
 static void told_usage(eng_durable *durable, eng_waiter *waiter, eng_store_reply *reply) {
@@ -400,8 +396,7 @@ static void told_usage(eng_durable *durable, eng_waiter *waiter, eng_store_reply
 
 static void begin_usage(eng_durable *durable, eng_task *task) {
     eng_store_request request = eng_durable_about(&task->errand.name, ENG_STORE_USAGE);
-    const bool asked = ask(durable, task, &request, told_usage);
-    (void)asked; // or again
+    ask(durable, task, &request, told_usage);
 }
 
 // ----------------------------------------------------------------------------------------------------------- their

@@ -343,8 +343,9 @@ ENG_EXPORT ENG_CHECKED eng_status eng_timeline_import(eng_engine *engine, uint64
 // named timeline is in the store, synced, before its last event is told (event.durable); states follow now and then, so
 // that after a kill the timeline is what was acknowledged last, bit for bit.
 //
-// A store that cannot be reached: requests on a named timeline end with durable false, until its lease is nearly over
-// (two fifteenths of lease_ms before its end); then eng_submit answers ENG_IO. What is missing in the store gets there
+// A store that cannot be reached: requests on a named timeline end with durable false, the first that finds out after
+// two seconds, until the lease is nearly over (two fifteenths of lease_ms before its end); then eng_submit answers
+// ENG_IO. What is missing in the store gets there
 // when it is back. If another engine took the lease meanwhile, the timeline is gone from this one, and a request on it
 // ends with ENG_CONFLICT.
 //
@@ -415,8 +416,8 @@ typedef struct eng_record {
 // those that an eng_close overtakes are not answered.
 typedef enum eng_errand_kind {
     // The timeline gets the name, ttl_ms and note, and is in the store when ENG_OK comes. A timeline that has the name
-    // already: all of it is there (after a rollback or an import, which by themselves are written behind the caller's
-    // back), with this ttl_ms and note. ENG_CONFLICT: it has another name, or there is such a record; ENG_BUSY: a
+    // already: all of it is there (after a rollback or an import, which by themselves get there a moment
+    // later), with this ttl_ms and note. ENG_CONFLICT: it has another name, or there is such a record; ENG_BUSY: a
     // request is on it; ENG_FULL: no room in the store; ENG_IO: it is not known whether the store has it. On failure
     // the timeline is as before, without a name if it had none.
     ENG_ERRAND_KEEP,
@@ -470,7 +471,7 @@ typedef struct eng_gauges {
     uint64_t kv_pages_used, kv_pages_total;
     uint64_t timelines, kept_on_device, kept_on_host;         // states that are kept, each counted once
     uint64_t kept_bytes, kept_bytes_total;                    // of the session budget
-    uint64_t named, behind;                                   // timelines with a name; those not wholly in the store
+    uint64_t named, behind;                                   // timelines with a name; not wholly in the store
     uint64_t parked;                                          // left the engine for want of room, so far
     uint64_t states_stored, store_failures;                   // by this engine, so far: states put; writes that failed
     uint64_t prefix_states, prefix_bytes, prefix_bytes_total; // that are kept; of the prefix budget
