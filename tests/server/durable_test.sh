@@ -4,7 +4,7 @@
 # acknowledged is there, and each conversation says what it says undisturbed. Then one that ends as asked, one with
 # memory for fewer sessions than there are, and sessions in a state folder of the service manager's.
 #
-#   tests/server/durable_test.sh [KILLS]        6 by default
+#   tests/server/durable_test.sh [KILLS]        4 by default
 # MESA_TEST_STORE: another store than a folder of its own.
 set -uo pipefail
 source_dir=${MESA_SOURCE:-$(cd "$(dirname "$0")/../.." && pwd)}
@@ -82,7 +82,7 @@ finally:
 print(f"{kills} kills, {sum(len(c.said) for c in held)} turns: {sum(c.lost for c in held)} answers lost, "
       f"{sum(c.again for c in held)} turns made again; {sum(len(c.said) for c in crowd)} turns in a crowd")
 END
-python3 "$folder/killed.py" "$source_dir/tests/server" "$build/mesa-server" "$model" "$folder" "$store" "${1:-6}" \
+python3 "$folder/killed.py" "$source_dir/tests/server" "$build/mesa-server" "$model" "$folder" "$store" "${1:-4}" \
     >"$folder/killed" 2>&1 || fail "$(tail -n 12 "$folder/killed"; tail -n 20 "$folder/killed.log")"
 tail -n 1 "$folder/killed"
 
