@@ -332,6 +332,20 @@ static void cut(eng_timeline *timeline, int64_t position) {
         timeline->low = timeline->read;
 }
 
+void eng_timeline_free_tail(eng_timeline *timeline, const eng_knobs *knobs) {
+    eng_run *last = timeline->runs > 0 ? &timeline->run[timeline->runs - 1] : NULL;
+    if (!last || timeline->read < timeline->position || last->kind != KERN_ROW_GENERATED ||
+        same_knobs(&last->knobs, knobs))
+        return;
+    const int64_t begin = timeline->runs > 1 ? last[-1].end : timeline->first;
+    last->end = --timeline->read;
+    timeline->runs -= last->end == begin;
+    eng_timeline_drop_after(timeline, timeline->read);
+    if (timeline->read < timeline->low)
+        timeline->low = timeline->read;
+    eng_timeline_changed(timeline);
+}
+
 void eng_timeline_rewind(eng_timeline *timeline, int64_t read) {
     timeline->position = timeline->end = timeline->read = read;
     while (timeline->runs > 0 && (timeline->runs > 1 ? timeline->run[timeline->runs - 2].end : timeline->first) >= read)

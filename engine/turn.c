@@ -65,6 +65,8 @@ static eng_status make_prompt(const eng_timeline *timeline, const eng_request *r
 }
 
 static eng_status fill(eng_timeline *timeline, const eng_request *request, eng_turn *turn, eng_error *error) {
+    if (!restores_only(request))
+        eng_timeline_free_tail(timeline, &request->knobs);
     const bool again = reads_again(timeline, request);
     eng_snapshot *from = eng_timeline_nearest(timeline, again);
     if (!from && timeline->first > 0)

@@ -235,6 +235,54 @@ START_TEST(a_cancelled_turn_keeps_what_was_told) {
 }
 END_TEST
 
+// Whatever had read the last id before, and however the request before ended: whoever goes on with other knobs reads it
+// with its own, as behind a request that drew so many and no more.
+START_TEST(the_last_id_is_read_with_the_knobs_of_who_goes_on) {
+    static outcome out, want, got;
+    static const char *const ends[] = {"a stop id", "a stop string", "a cancellation", "a rollback", "a fork"};
+    int32_t prompt[50];
+    eng_engine *engine = open_letters((eng_options){0});
+    small_prompt(3, prompt, 50);
+    const outcome full = *turn(engine, create(engine), prompt, 50, 12);
+    for (int end = 0; end < 5; end++) {
+        for (int with = 0; with < 2; with++) { // a prompt
+            uint64_t id = create(engine), straight = create(engine);
+            eng_request request = turn_of(engine, id, prompt, 50, end == 2 ? 40 : 12);
+            eng_text stop = {full.text + 5, 2};
+            request.stop_ids = full.ids + 4;
+            request.stop_id_count = end == 0;
+            request.stops = &stop;
+            request.stop_count = end == 1;
+            submit(engine, request, &out);
+            while (end == 2 && out.id_count < 5)
+                step(engine);
+            if (end == 2)
+                eng_cancel(engine, out.id);
+            run_all(engine);
+            if (end == 3)
+                ck_assert_int_eq(eng_timeline_rollback(engine, OWNER, id, 55, NULL), ENG_OK);
+            id = end == 4 ? fork_at(engine, id, 56) : id;
+            const int64_t position = info_of(engine, id).position;
+            ck_assert_int_gt(position, 51);
+            turn(engine, straight, prompt, 50, position - 50);
+            eng_request others[] = {turn_of(engine, straight, prompt, with ? 7 : 0, 4),
+                                    turn_of(engine, id, prompt, with ? 7 : 0, 4)};
+            for (int i = 0; i < 2; i++) {
+                others[i].knobs.cg_mode = ENG_CG_STEPS;
+                others[i].knobs.cg_max_steps = 1;
+                submit(engine, others[i], i ? &got : &want);
+                run_all(engine);
+            }
+            ck_assert_uint_eq(got.id_count, 4);
+            ck_assert_msg(memcmp(got.ids, want.ids, 4 * sizeof *got.ids) == 0 &&
+                              memcmp(got.logprobs, want.logprobs, 4 * sizeof *got.logprobs) == 0,
+                          "%s, %d: %.9g, not %.9g", ends[end], with, (double)got.logprobs[0], (double)want.logprobs[0]);
+        }
+    }
+    eng_close(engine);
+}
+END_TEST
+
 START_TEST(a_turn_that_returns_leaves_no_trace) {
     static outcome out;
     int32_t prompt[50];
@@ -519,6 +567,7 @@ static Suite *timeline_suite(void) {
     tcase_add_checked_fixture(ends, temp_folder_make, temp_folder_remove);
     tcase_add_test(ends, what_was_cut_was_never_read);
     tcase_add_test(ends, a_cancelled_turn_keeps_what_was_told);
+    tcase_add_test(ends, the_last_id_is_read_with_the_knobs_of_who_goes_on);
     tcase_add_test(ends, a_turn_that_returns_leaves_no_trace);
     tcase_add_test(ends, refusals_name_the_reason_and_change_nothing);
     tcase_add_test(ends, a_damaged_import_changes_nothing);
