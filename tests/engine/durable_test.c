@@ -467,7 +467,7 @@ START_TEST(killed_at_any_moment_it_is_what_was_acknowledged) {
     int64_t last = 0;
     int status;
     if (!test_device_is_cpu())
-        return; // which no process can be started beside
+        return;        // which no process can be started beside
     name_of(1, OWNER); // drawn here, for all of them
     ck_assert_int_eq(waitpid(live_apart(true, -1), &status, 0) > 0 && WIFEXITED(status) && WEXITSTATUS(status) == 0, 1);
     for (int i = 0; i < KILLS; i++) {
