@@ -196,12 +196,16 @@ void eng_timelines_unreserve(eng_timelines *all, uint64_t bytes) {
 
 // ------------------------------------------------------------------------------------------------- ids, runs, states
 
+// More than is wanted, for what comes, where the budget has it: reserved is what is wanted alone.
 static bool room_for_ids(eng_timeline *timeline, int64_t count) {
+    const eng_timelines *all = timeline->all;
     const int64_t wanted = timeline->end - timeline->first + count;
     if (wanted <= timeline->capacity)
         return true;
-    const int64_t capacity =
-        wanted > timeline->capacity + timeline->capacity / 2 ? wanted : timeline->capacity + timeline->capacity / 2;
+    int64_t capacity = timeline->capacity + timeline->capacity / 2;
+    const uint64_t more = sizeof *timeline->ids * (uint64_t)(capacity - timeline->capacity);
+    if (capacity < wanted || eng_timelines_bytes(all, NULL) + all->reserved + more > all->options.budget)
+        capacity = wanted;
     int32_t *grown = reallocarray(timeline->ids, (size_t)capacity, sizeof *grown);
     if (!grown)
         return false;

@@ -389,8 +389,10 @@ srv_session *srv_session_find(srv_exchange *exchange, const char *id, size_t len
         return NULL;
     }
     session = add_row(exchange, &name, model, problem);
-    if (session)
+    if (session) {
         session->busy = false; // it is taken next
+        session->known = true; // if it is in the store: lists show it while it comes from there
+    }
     return session;
 }
 

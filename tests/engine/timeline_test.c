@@ -453,6 +453,35 @@ START_TEST(the_budget_holds_and_states_can_be_read_again) {
 }
 END_TEST
 
+// With the least budget that a turn is taken with its ids have the room that they need and no more.
+START_TEST(the_budget_holds_to_the_byte) {
+    static outcome out;
+    int32_t prompt[10];
+    int taken = 0;
+    small_prompt(5, prompt, 10);
+    for (uint64_t budget = 4; taken < 8; budget += 4) {
+        eng_engine *engine = open_letters((eng_options){.session_budget = budget});
+        uint64_t id;
+        eng_request request = {0};
+        if (budget < 64)
+            budget = eng_pool_slot_stride(engine->pool);
+        else if (eng_timeline_create(engine, OWNER, &id, NULL) == ENG_OK) {
+            request = turn_of(engine, id, prompt, 10, 15);
+            request.user = &out;
+            memset(&out, 0, sizeof out);
+            const bool begun = eng_submit(engine, &request, &out.id, NULL) == ENG_OK;
+            run_all(engine);
+            const eng_gauges gauges = gauges_of(engine);
+            ck_assert_msg(gauges.kept_bytes <= gauges.kept_bytes_total, "%lu of %lu bytes",
+                          (unsigned long)gauges.kept_bytes, (unsigned long)gauges.kept_bytes_total);
+            taken += begun && gauges.kept_bytes > budget / 2;
+        }
+        eng_close(engine);
+        ck_assert_uint_lt(budget, 1 << 20);
+    }
+}
+END_TEST
+
 // Full attention: pages are shared by forks and go to the host with their state.
 START_TEST(pages_are_shared_and_come_back) {
     int32_t prompt[150];
@@ -575,6 +604,7 @@ static Suite *timeline_suite(void) {
     tcase_add_checked_fixture(memory, temp_folder_make, temp_folder_remove);
     tcase_add_test(memory, a_thousand_forks_are_a_thousand_states);
     tcase_add_test(memory, the_budget_holds_and_states_can_be_read_again);
+    tcase_add_test(memory, the_budget_holds_to_the_byte);
     tcase_add_test(memory, pages_are_shared_and_come_back);
     tcase_add_test(memory, a_history_is_bounded);
     tcase_add_loop_test(memory, no_order_of_events_changes_a_bit, 0, 4);

@@ -97,6 +97,20 @@ STATE_DIRECTORY=$folder/state start_server
 "$mesa" session show "$id" | grep -qE '^durable +true$' || fail "it is not durable"
 stop_server
 
+# What was asked for when a session was made holds when it comes from the store, is rolled back there, and comes again.
+STATE_DIRECTORY=$folder/state start_server
+loose=$("$mesa" session create --ttl 100000 --cg-mode steps --cg-max-steps 1 'Once upon a time')
+for _ in 1 2; do
+    stop_server
+    STATE_DIRECTORY=$folder/state start_server
+    "$mesa" session rollback "$loose" 3 || fail "a session in the store is not rolled back"
+done
+expect 0 '"completion":\{"cg_steps_mean":1,"cg_steps_max":1,' '' "$mesa" complete --json --no-stream \
+    --session "$loose" --max-tokens 2 --ignore-eos ' the'
+over=$("$mesa" session show --json "$loose" | grep -oE '"expires_at":[0-9]+' | cut -d: -f 2)
+[ "$((over - $(date +%s)))" -gt 90000 ] || fail "a session of 100000 s is over at $over"
+stop_server
+
 # Another model's server knows of it and does not touch it; one that has both goes on when the model is named.
 "$build/mesa-trainer" init --random tiny --out "$folder/tiny" >"$folder/log" 2>&1 || fail "$(cat "$folder/log")"
 STATE_DIRECTORY=$folder/state served_as=tiny model=$folder/tiny start_server
