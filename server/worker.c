@@ -417,20 +417,30 @@ static void end_waiting_calls(srv_worker *worker) {
     }
 }
 
-// Those that were asked for, one after the other; engine NULL: they are told that there is none.
-static void run_calls(srv_worker *worker, eng_engine *engine) {
-    for (;;) {
-        pthread_mutex_lock(&worker->lock);
-        srv_call *call = worker->asked;
-        if (call && !(worker->asked = call->next))
-            worker->asked_end = &worker->asked;
-        pthread_mutex_unlock(&worker->lock);
-        if (!call)
-            return;
+// Under the lock: all that were asked for.
+static srv_call *take_asked(srv_worker *worker) {
+    srv_call *asked = worker->asked;
+
+    worker->asked = NULL;
+    worker->asked_end = &worker->asked;
+    return asked;
+}
+
+// One after the other; engine NULL: they are told that there is none.
+static void run_calls(srv_call *call, eng_engine *engine) {
+    for (srv_call *next; call; call = next) {
+        next = call->next;
         call->run(call, engine);
         if (!call->waits)
             answer_call(call);
     }
+}
+
+static void refuse_calls(srv_worker *worker) {
+    pthread_mutex_lock(&worker->lock);
+    srv_call *asked = take_asked(worker);
+    pthread_mutex_unlock(&worker->lock);
+    run_calls(asked, NULL);
 }
 
 // ---- engine thread: the loop ---------------------------------------------------------------------------------------
@@ -506,9 +516,10 @@ static bool take_inbox(srv_worker *worker, bool idle) {
         pthread_mutex_lock(&worker->lock);
     }
     const bool stop = worker->stop;
+    // Now that the inbox is empty: a call comes after the cancellation that was asked for before it.
+    srv_call *asked = stop ? NULL : take_asked(worker);
     pthread_mutex_unlock(&worker->lock);
-    if (!stop)
-        run_calls(worker, worker->engine);
+    run_calls(asked, worker->engine);
     return !stop;
 }
 
@@ -575,7 +586,7 @@ static void wait_for_stop(srv_worker *worker) {
     pthread_mutex_lock(&worker->lock);
     while (!worker->stop) {
         pthread_mutex_unlock(&worker->lock);
-        run_calls(worker, NULL);
+        refuse_calls(worker);
         pthread_mutex_lock(&worker->lock);
         if (!worker->stop && !worker->asked)
             pthread_cond_wait(&worker->news, &worker->lock);
@@ -671,7 +682,7 @@ void srv_worker_stop(srv_worker *worker) {
     pthread_mutex_unlock(&worker->lock);
     pthread_join(worker->thread, NULL);
     srv_call *calls;
-    while (run_calls(worker, NULL), (calls = srv_worker_take_calls(worker)) != NULL)
+    while (refuse_calls(worker), (calls = srv_worker_take_calls(worker)) != NULL)
         for (srv_call *call = calls, *next; call; call = next) { // which may ask for more
             next = call->next;
             call->done(call);
