@@ -8,7 +8,8 @@ The server that is hunted has memory for few sessions and prefixes and a store, 
 answer is written down with what it was an answer to: a completion by its body, a session by its history, step by step
 up to the position that was acknowledged. A second server without store, cache and neighbours gets the same steps, one
 at a time, and must say the same, bit for bit, but for what an answer tells of other requests: cached tokens and the
-solver's steps over the part of the prompt that was read. What each thread does is drawn from the seed.
+solver's steps over the part of the prompt that was read. What each thread does is drawn from the seed. MIXED=1: the
+turns of a session have knobs of their own, not only the session's.
 """
 import collections
 import hashlib
@@ -33,6 +34,7 @@ HUNTED = ("--store", FOLDER + "/hunted", "--session-budget", str(SESSION_BUDGET)
           "--prefix-audit", "2", "--snapshot-tokens", "64", "--rows", "6", "--keys", KEYS_FILE)
 ALONE = ("--store", "none", "--prefix-budget", "0", "--rows", "1")
 MOST_GROWTH_MIB = 96
+MIXED = os.environ.get("MIXED") == "1"
 KNOBS = ({}, {}, {}, {"cg_tolerance": 0.3}, {"cg_mode": "steps", "cg_max_steps": 2}, {"cg_mode": "exact"})
 SAMPLING = ({"temperature": 0}, {}, {"temperature": 1.3, "top_p": 0.9}, {"top_k": 30}, {"min_p": 0.02},
             {"presence_penalty": 1.5, "frequency_penalty": 0.7}, {"repetition_penalty": 1.4, "temperature": 0},
@@ -354,6 +356,8 @@ class Hunter:
 
     def body_of_turn(self, session):
         body = draw_body(self.chance, session.key)
+        if not MIXED:
+            body = {name: value for name, value in body.items() if not name.startswith("cg_")}
         if self.chance.random() < 0.3 and session.position >= max(2, session.first):
             body["prompt"] = ""
         body["seed"] = self.chance.randrange(1 << 30)
@@ -582,7 +586,7 @@ def hunt(server, part, operations):
         chance.shuffle(order)
         write_keys(order)
         server.process.send_signal(signal.SIGHUP)
-        threads[0].join(chance.uniform(0.2, 0.6))
+        next((thread for thread in threads if thread.is_alive()), threads[0]).join(chance.uniform(0.2, 0.6))
         now = figures(client)
         memory.append(memory_of(server.process))
         for what, budget in (("sessions", SESSION_BUDGET), ("prefixes", PREFIX_BUDGET)):

@@ -5,7 +5,7 @@
 # sessions, and nothing is left behind.
 #
 #   tests/server/leak_test.sh [OPERATIONS]      400 by default
-# SEED: of another hunt.
+# SEED: of another hunt. MIXED=1: turns change the knobs of their sessions.
 set -uo pipefail
 source_dir=${MESA_SOURCE:-$(cd "$(dirname "$0")/../.." && pwd)}
 # shellcheck source=tests/clients/server.sh
