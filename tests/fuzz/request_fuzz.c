@@ -69,10 +69,11 @@ static void check_accepted(const srv_request *request) {
     require(request->min_p >= 0 && request->min_p <= 1);
     require(request->top_k >= -1);
     require(request->stop_count <= SRV_MAX_STOPS);
-    require(!(request->given & SRV_GIVEN_CG_TOLERANCE) || (request->cg_tolerance >= 0 && request->cg_tolerance <= 1));
-    require(request->cg_max_steps >= 0 && request->cg_max_steps <= 256);
-    require(!(request->given & SRV_GIVEN_EXIT_THRESHOLD) ||
-            (request->exit_threshold >= 0 && request->exit_threshold <= 1));
+    require(!(request->knobs.given & SRV_GIVEN_CG_TOLERANCE) ||
+            (request->knobs.cg_tolerance >= 0 && request->knobs.cg_tolerance <= 1));
+    require(request->knobs.cg_max_steps >= 0 && request->knobs.cg_max_steps <= 256);
+    require(!(request->knobs.given & SRV_GIVEN_EXIT_THRESHOLD) ||
+            (request->knobs.exit_threshold >= 0 && request->knobs.exit_threshold <= 1));
 }
 
 int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size) {
