@@ -424,7 +424,8 @@ static bool keeps_place(const eng_job *job) {
 // The ids a prompt reads in this step: to the next grid boundary and, with a larger share, whole chunks beyond it.
 static int32_t prompt_piece(const eng_scheduler *scheduler, const eng_job *job, int64_t share) {
     const eng_run *run = eng_job_run(job);
-    int64_t end = run ? run->end : job->prompt_count, place = eng_job_last_boundary(scheduler, job);
+    int64_t end = run && run->end < job->prompt_count ? run->end : job->prompt_count;
+    int64_t place = eng_job_last_boundary(scheduler, job);
     if (!keeps_place(job) || job->session.read >= place)
         place = INT64_MAX;
     const int64_t stop = eng_share_stop(scheduler, job);

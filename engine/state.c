@@ -11,7 +11,7 @@
 
 #include "engine/forward.h"
 
-enum { VERSION = 4, PROFILE_CHANGED = 1 };
+enum { VERSION = 5, PROFILE_CHANGED = 1 };
 
 static const int64_t max_position = (int64_t)1 << 36; // keeps all sizes below 2^63
 
@@ -172,8 +172,8 @@ static bool is_sane(const header *head, size_t count) {
     const bool ordered = head->begin >= 0 && head->read >= head->begin && head->position >= head->read &&
                          head->position <= max_position && head->position - head->read <= 1;
     return ordered && are_ordered(head) && head->flags <= PROFILE_CHANGED && head->runs >= 0 &&
-           head->runs <= head->read - head->begin && (uint64_t)head->runs <= count / sizeof(stored_run) &&
-           (head->runs > 0 || head->read == head->begin);
+           head->runs <= head->position - head->begin && (uint64_t)head->runs <= count / sizeof(stored_run) &&
+           (head->runs > 0 || head->position == head->begin);
 }
 
 static eng_state lengths_of(const header *head) {
@@ -209,7 +209,8 @@ static bool read_runs(const header *head, const char *from, eng_run *run) {
                                      .exit_threshold = stored.exit_threshold,
                                      .max_loops = stored.max_loops}};
     }
-    return begin == head->read;
+    // Only what was generated may wait.
+    return begin == head->position && (head->read == begin || run[head->runs - 1].kind == KERN_ROW_GENERATED);
 }
 
 static bool are_ids(const int32_t *ids, int64_t count, int32_t vocab) {

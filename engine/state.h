@@ -23,8 +23,8 @@ enum { ENG_STATE_PARTS = 2 };
 
 typedef struct eng_state {
     int64_t begin;    // where ids and runs begin
-    int64_t read;     // ids up to here were read by the runs
-    int64_t position; // read .. position: the tail
+    int64_t read;     // ids up to here were read
+    int64_t position; // read .. position: the tail. The runs go so far
     const eng_run *run;
     int32_t runs;
     const int32_t *ids; // (position - begin)

@@ -312,6 +312,17 @@ static eng_status check_cut(const eng_timeline *timeline, int64_t position, eng_
                     timeline->first, timeline->position, position);
 }
 
+static int64_t begin_of_last(const eng_timeline *timeline) {
+    return timeline->runs > 1 ? timeline->run[timeline->runs - 2].end : timeline->first;
+}
+
+static void cut_runs(eng_timeline *timeline, int64_t position) {
+    while (timeline->runs > 0 && begin_of_last(timeline) >= position)
+        timeline->runs--;
+    if (timeline->runs > 0 && timeline->run[timeline->runs - 1].end > position)
+        timeline->run[timeline->runs - 1].end = position;
+}
+
 // What is left ends inside a run. If that was generated, its last id becomes the tail, unless a state has read it.
 static void cut(eng_timeline *timeline, int64_t position) {
     if (position == timeline->position)
@@ -319,43 +330,18 @@ static void cut(eng_timeline *timeline, int64_t position) {
     timeline->position = timeline->end = position;
     timeline->read = timeline->read < position ? timeline->read : position;
     eng_timeline_changed(timeline);
-    while (timeline->runs > 0) {
-        const int64_t begin = timeline->runs > 1 ? timeline->run[timeline->runs - 2].end : timeline->first;
-        eng_run *last = &timeline->run[timeline->runs - 1];
-        if (last->kind == KERN_ROW_GENERATED && timeline->read == position && position > begin &&
-            !eng_timeline_has(timeline, position))
-            timeline->read--;
-        if (timeline->read > begin) {
-            last->end = timeline->read;
-            break;
-        }
-        timeline->runs--;
-    }
+    cut_runs(timeline, position);
+    if (timeline->runs > 0 && timeline->run[timeline->runs - 1].kind == KERN_ROW_GENERATED &&
+        timeline->read == position && !eng_timeline_has(timeline, position))
+        timeline->read--;
     eng_timeline_drop_after(timeline, timeline->read);
     if (timeline->read < timeline->low)
         timeline->low = timeline->read;
-}
-
-void eng_timeline_free_tail(eng_timeline *timeline, const eng_knobs *knobs) {
-    eng_run *last = timeline->runs > 0 ? &timeline->run[timeline->runs - 1] : NULL;
-    if (!last || timeline->read < timeline->position || last->kind != KERN_ROW_GENERATED ||
-        same_knobs(&last->knobs, knobs))
-        return;
-    const int64_t begin = timeline->runs > 1 ? last[-1].end : timeline->first;
-    last->end = --timeline->read;
-    timeline->runs -= last->end == begin;
-    eng_timeline_drop_after(timeline, timeline->read);
-    if (timeline->read < timeline->low)
-        timeline->low = timeline->read;
-    eng_timeline_changed(timeline);
 }
 
 void eng_timeline_rewind(eng_timeline *timeline, int64_t read) {
     timeline->position = timeline->end = timeline->read = read;
-    while (timeline->runs > 0 && (timeline->runs > 1 ? timeline->run[timeline->runs - 2].end : timeline->first) >= read)
-        timeline->runs--;
-    if (timeline->runs > 0 && timeline->run[timeline->runs - 1].end > read)
-        timeline->run[timeline->runs - 1].end = read;
+    cut_runs(timeline, read);
     eng_timeline_drop_after(timeline, read);
     if (read < timeline->low)
         timeline->low = read;

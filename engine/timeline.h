@@ -2,10 +2,11 @@
 // Timelines that are kept after a request ends: their ids, how each was read, and states at rest along the way.
 //
 // A timeline is `position` ids, of which a state has read the first `read`; at most one more, the last, waits (the
-// tail). How ids were read is a list of runs: as a prompt, in chunks on the absolute grid, or as generated ids, one by
-// one, with which knobs. Reading them again by the same runs from any state along the way gives the same bits, so a
-// state that is missing costs time and nothing else: a timeline that was cut before where its state stood (a stop
-// string, a cancellation, a fork at an earlier position) is restored when it goes on, from the nearest state before.
+// tail). How ids are read is a list of runs: as a prompt, in chunks on the absolute grid, or as generated ids, one by
+// one, and with which knobs: those of the request that they came with, also for the tail, which another will read.
+// Reading them again by the same runs from any state along the way gives the same bits, so a state that is missing
+// costs time and nothing else: a timeline that was cut before where its state stood (a stop string, a cancellation, a
+// fork at an earlier position) is restored when it goes on, from the nearest state before.
 // Kept are the states in which requests began and ended, and one at the last grid boundary of a prompt that was only
 // read; the newest of each timeline stays, the others go, least recently used first, when the budget needs their bytes.
 //
@@ -22,7 +23,7 @@ enum { ENG_MAX_TIMELINES = 1 << 16 };
 typedef struct eng_timelines eng_timelines;
 typedef struct eng_prompt eng_prompt; // request.h
 
-// How ids were read, from the end of the run before on.
+// How ids are read, from the end of the run before on.
 typedef struct eng_run {
     int64_t end; // position behind the last
     kern_row_kind kind;
@@ -36,7 +37,7 @@ typedef struct eng_timeline {
     int64_t first, capacity; // position of ids[0]; 0 unless what came before is forgotten or was never here
     int64_t position, read;
     int64_t end;  // with the ids of the turn under way
-    eng_run *run; // (runs) up to read
+    eng_run *run; // (runs) up to position
     int32_t runs, run_capacity;
     eng_snapshot **snapshot; // (snapshots) by ascending read. With first > 0 the first has read first
     int32_t snapshots, snapshot_capacity;

@@ -12,10 +12,6 @@ const eng_timelines_options *eng_timelines_read_options(const eng_timelines *all
 bool eng_timeline_make_room(eng_timeline *timeline);
 bool eng_timeline_has(const eng_timeline *timeline, int64_t read); // a state that has read so much
 void eng_timeline_drop_after(eng_timeline *timeline, int64_t read);
-// The id that was generated last is read with the knobs of the request that goes on. A state that has read it already,
-// as one has behind an end of text or a cut, serves knobs that are the same; for others it waits as the tail does. So
-// bits do not depend on how far a state had gone when the request before ended, nor on which states are still there.
-void eng_timeline_free_tail(eng_timeline *timeline, const eng_knobs *knobs);
 void eng_timeline_trim(eng_timeline *timeline); // to the history's length
 
 #endif

@@ -40,19 +40,14 @@ static bool reads_again(const eng_timeline *timeline, const eng_request *request
 }
 
 static eng_status copy_runs(const eng_timeline *timeline, const eng_request *request, eng_turn *turn) {
-    enum { TAIL_AND_PROMPT = 2 };
     int32_t passed = 0;
     while (passed < timeline->runs && timeline->run[passed].end <= turn->start)
         passed++;
-    turn->run = malloc(sizeof *turn->run * ((size_t)(timeline->runs - passed) + TAIL_AND_PROMPT));
+    turn->run = malloc(sizeof *turn->run * ((size_t)(timeline->runs - passed) + 1));
     if (!turn->run)
         return ENG_NO_MEMORY;
     turn->runs = timeline->runs - passed;
     memcpy(turn->run, timeline->run + passed, sizeof *turn->run * (size_t)turn->runs);
-    if (restores_only(request))
-        return ENG_OK;
-    if (timeline->read < timeline->position)
-        turn->run[turn->runs++] = (eng_run){timeline->position, KERN_ROW_GENERATED, request->knobs};
     if (request->count > 0)
         turn->run[turn->runs++] = (eng_run){turn->prompt_end, KERN_ROW_PROMPT, request->knobs};
     return ENG_OK;
@@ -65,8 +60,6 @@ static eng_status make_prompt(const eng_timeline *timeline, const eng_request *r
 }
 
 static eng_status fill(eng_timeline *timeline, const eng_request *request, eng_turn *turn, eng_error *error) {
-    if (!restores_only(request))
-        eng_timeline_free_tail(timeline, &request->knobs);
     const bool again = reads_again(timeline, request);
     eng_snapshot *from = eng_timeline_nearest(timeline, again);
     if (!from && timeline->first > 0)
@@ -159,10 +152,8 @@ static void add_run(eng_timeline *timeline, int64_t end, kern_row_kind kind, con
 static void move_to(const eng_turn *turn, int64_t position, const eng_session *session) {
     eng_timeline *timeline = turn->timeline;
     const int64_t read = read_at(turn, position, session);
-    if (timeline->read < timeline->position)
-        add_run(timeline, timeline->position, KERN_ROW_GENERATED, &turn->knobs);
     add_run(timeline, turn->prompt_end, KERN_ROW_PROMPT, &turn->knobs);
-    add_run(timeline, read, KERN_ROW_GENERATED, &turn->knobs);
+    add_run(timeline, position, KERN_ROW_GENERATED, &turn->knobs);
     timeline->position = position;
     timeline->read = read;
     eng_timeline_changed(timeline);

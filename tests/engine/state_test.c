@@ -38,7 +38,7 @@ static void export_state(int model) {
     piece.knobs = (eng_knobs){ENG_CG_EXACT, 0, 0, 1, 1};
     ck_assert_int_eq(eng_batch_add(batch, &piece, &index, NULL), ENG_OK);
     ck_assert_int_eq(eng_batch_run(batch, NULL), ENG_OK);
-    const eng_run run = {.end = READ + 1, .kind = KERN_ROW_GENERATED, .knobs = piece.knobs};
+    const eng_run run = {.end = READ + 2, .kind = KERN_ROW_GENERATED, .knobs = piece.knobs};
     const eng_state state = {.begin = READ,
                              .read = READ + 1,
                              .position = READ + 2,
@@ -75,7 +75,7 @@ static eng_status import(const unsigned char *from, size_t size, const eng_state
     }
     ck_assert(state.begin == READ && state.read == READ + 1 && state.position == READ + 2 && state.runs == RUNS);
     ck_assert(state.ids[0] == 18 && state.ids[1] == 17);
-    ck_assert(run[0].end == READ + 1 && run[0].kind == KERN_ROW_GENERATED && run[0].knobs.cg_mode == ENG_CG_EXACT);
+    ck_assert(run[0].end == READ + 2 && run[0].kind == KERN_ROW_GENERATED && run[0].knobs.cg_mode == ENG_CG_EXACT);
     ck_assert(state.states == 1 && state.at[0] == READ);
     ck_assert_ptr_eq(state.content[0], eng_state_content(pool, &state, 0, (void *)from));
     if (profile_changed)

@@ -111,7 +111,7 @@ void go_on_straight(eng_engine *engine, uint64_t id, const int32_t *ids, int32_t
     const eng_timeline *timeline = eng_timelines_find(engine->timelines, OWNER, id, NULL);
     const int64_t position = timeline->position;
     int32_t *all = malloc(sizeof *all * (size_t)(position + count + 1));
-    eng_run *run = malloc(sizeof *run * (size_t)(timeline->runs + 2));
+    eng_run *run = malloc(sizeof *run * (size_t)(timeline->runs + 1));
     int32_t runs = timeline->runs;
     ck_assert_int_eq(timeline->first, 0);
     if (position > 0)
@@ -120,8 +120,6 @@ void go_on_straight(eng_engine *engine, uint64_t id, const int32_t *ids, int32_t
         memcpy(all + position, ids, sizeof *all * (size_t)count);
     if (runs > 0)
         memcpy(run, timeline->run, sizeof *run * (size_t)runs);
-    if (timeline->read < position)
-        run[runs++] = (eng_run){position, KERN_ROW_GENERATED, engine->info.default_knobs};
     if (count > 0)
         run[runs++] = (eng_run){position + count, KERN_ROW_PROMPT, engine->info.default_knobs};
     go_straight(engine, all, run, runs, drawn, out);

@@ -235,22 +235,34 @@ START_TEST(a_cancelled_turn_keeps_what_was_told) {
 }
 END_TEST
 
-// Whatever had read the last id before, and however the request before ended: whoever goes on with other knobs reads it
-// with its own, as behind a request that drew so many and no more.
-START_TEST(the_last_id_is_read_with_the_knobs_of_who_goes_on) {
+static uint64_t brought_in(eng_engine *engine, uint64_t id) {
+    uint64_t there = create(engine);
+    void *bytes;
+    size_t count;
+    ck_assert_int_eq(eng_timeline_export(engine, OWNER, id, &bytes, &count, NULL), ENG_OK);
+    ck_assert_int_eq(eng_timeline_import(engine, OWNER, there, bytes, count, NULL), ENG_OK);
+    eng_free(bytes);
+    return there;
+}
+
+// Whatever had read the last id before, and however the request before ended: for whoever goes on with other knobs it
+// is read with those that it came with, as behind a request that drew so many and no more.
+START_TEST(the_last_id_is_read_with_the_knobs_that_it_came_with) {
+    enum { PROMPT = 150, ENDS = 6 };
     static outcome out, want, got;
-    static const char *const ends[] = {"a stop id", "a stop string", "a cancellation", "a rollback", "a fork"};
-    int32_t prompt[50];
+    static const char *const ends[] = {"a stop id",  "a stop string", "a cancellation",
+                                       "a rollback", "a fork",        "an import"};
+    int32_t prompt[PROMPT];
     eng_engine *engine = open_letters((eng_options){0});
-    small_prompt(3, prompt, 50);
-    const outcome full = *turn(engine, create(engine), prompt, 50, 12);
-    for (int end = 0; end < 5; end++) {
-        for (int with = 0; with < 2; with++) { // a prompt
+    small_prompt(3, prompt, PROMPT);
+    const outcome full = *turn(engine, create(engine), prompt, PROMPT, 12);
+    for (int end = 0; end < ENDS; end++) {
+        for (int with = end == 5; with < 2; with++) { // a prompt, which an import needs
             uint64_t id = create(engine), straight = create(engine);
-            eng_request request = turn_of(engine, id, prompt, 50, end == 2 ? 40 : 12);
+            eng_request request = turn_of(engine, id, prompt, PROMPT, end == 2 ? 40 : 12);
             eng_text stop = {full.text + 5, 2};
             request.stop_ids = full.ids + 4;
-            request.stop_id_count = end == 0;
+            request.stop_id_count = end == 0 || end == 5;
             request.stops = &stop;
             request.stop_count = end == 1;
             submit(engine, request, &out);
@@ -260,11 +272,13 @@ START_TEST(the_last_id_is_read_with_the_knobs_of_who_goes_on) {
                 eng_cancel(engine, out.id);
             run_all(engine);
             if (end == 3)
-                ck_assert_int_eq(eng_timeline_rollback(engine, OWNER, id, 55, NULL), ENG_OK);
-            id = end == 4 ? fork_at(engine, id, 56) : id;
+                ck_assert_int_eq(eng_timeline_rollback(engine, OWNER, id, PROMPT + 5, NULL), ENG_OK);
+            if (end == 5)
+                id = brought_in(engine, id);
+            id = end == 4 ? fork_at(engine, id, PROMPT + 6) : id;
             const int64_t position = info_of(engine, id).position;
-            ck_assert_int_gt(position, 51);
-            turn(engine, straight, prompt, 50, position - 50);
+            ck_assert_int_gt(position, PROMPT + 1);
+            turn(engine, straight, prompt, PROMPT, position - PROMPT);
             eng_request others[] = {turn_of(engine, straight, prompt, with ? 7 : 0, 4),
                                     turn_of(engine, id, prompt, with ? 7 : 0, 4)};
             for (int i = 0; i < 2; i++) {
@@ -596,7 +610,7 @@ static Suite *timeline_suite(void) {
     tcase_add_checked_fixture(ends, temp_folder_make, temp_folder_remove);
     tcase_add_test(ends, what_was_cut_was_never_read);
     tcase_add_test(ends, a_cancelled_turn_keeps_what_was_told);
-    tcase_add_test(ends, the_last_id_is_read_with_the_knobs_of_who_goes_on);
+    tcase_add_test(ends, the_last_id_is_read_with_the_knobs_that_it_came_with);
     tcase_add_test(ends, a_turn_that_returns_leaves_no_trace);
     tcase_add_test(ends, refusals_name_the_reason_and_change_nothing);
     tcase_add_test(ends, a_damaged_import_changes_nothing);
