@@ -692,8 +692,10 @@ class Alone:
         text = is_beginning(what, step.heard, answer)
         end = answer["usage"]["session"]["position"]
         if not body.get("session_rollback"):
-            # Of a character that is not whole, or a stop string that may begin, the ids come before the text.
-            least = min(end, before + (answer["usage"]["prompt_tokens"] + 1 if text else 0))
+            # Of a character that is not whole the ids come before the text; where a stop string may begin, so may a part
+            # of the first token's text.
+            told = text and not body.get("stop")
+            least = min(end, before + (answer["usage"]["prompt_tokens"] + 1 if told else 0))
             check(least <= step.position <= end, f"{what}: left at {step.position}, not of {least} to {end}")
             self.rollback(name, step.position)
 
