@@ -230,7 +230,7 @@ START_TEST(a_request_runs_to_its_length) {
     }
     uint64_t solves = _i == SMALL_LOOPED ? 4 * 2 : small_models[_i].mesa ? 2 * 2 : 0; // Mesa layers of two heads
     ck_assert_uint_eq(out.usage.prompt.solves, 50 * solves);
-    if (_i == SMALL_LOOPED) // what leaves early leaves solves for later
+    if (_i == SMALL_LOOPED && test_device_is_cpu()) // what leaves early leaves solves for later
         ck_assert(out.usage.completion.solves < 19 * solves && out.usage.completion.solves >= 19 * solves / 4);
     else
         ck_assert_uint_eq(out.usage.completion.solves, 19 * solves); // the last id is never read
