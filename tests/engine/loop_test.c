@@ -96,9 +96,10 @@ static void same_states(const eng_session *deferred, const eng_session *whole, c
     eng_error error = {0};
     ck_assert_msg(eng_session_settle(deferred, &error) == ENG_OK, "%s", error.text);
     ck_assert_int_eq(waiting(deferred), 0);
-    ck_assert_msg(
-        memcmp(eng_pool_slot(pool, deferred->slot), eng_pool_slot(pool, whole->slot), world.model->state_bytes) == 0,
-        "%s: states differ after step %d", mixer, step);
+    ck_assert_msg(world.model->state_bytes == 0 || // softmax layers alone
+                      memcmp(eng_pool_slot(pool, deferred->slot), eng_pool_slot(pool, whole->slot),
+                             world.model->state_bytes) == 0,
+                  "%s: states differ after step %d", mixer, step);
     for (int32_t page = 0; page < deferred->pages; page++)
         ck_assert_msg(memcmp(eng_pool_page(pool, deferred->page[page]), eng_pool_page(pool, whole->page[page]),
                              world.model->page_bytes) == 0,
