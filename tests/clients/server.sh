@@ -46,6 +46,29 @@ give_template() {
 TEMPLATE
 }
 
+# NAME...: of each $folder/NAME.json the run $folder/NAME, a step from the random start, with the demo's tokenizer.
+train_a_step() {
+    local demo=$source_dir/deploy/models/demo name
+    "$build/mesa-trainer" pack --tokenizer "$demo" --out "$folder/data" "$source_dir/README.md" >"$folder/log" 2>&1 ||
+        { cat "$folder/log"; exit 1; }
+    for name; do
+        cat >"$folder/run.ini" <<CONFIG
+[model]
+base = $folder/$name.json
+[data]
+train = $folder/data
+tokenizer = $demo
+context = 64
+[train]
+steps = 1
+batch_tokens = 64
+micro_rows = 1
+CONFIG
+        "$build/mesa-trainer" train --config "$folder/run.ini" --out "$folder/$name" >"$folder/log" 2>&1 ||
+            { cat "$folder/log"; exit 1; }
+    done
+}
+
 # [OPTION...]: more options of the server; served_as, where it is set, is the model's name. Exports MESA_URL and waits
 # until it is ready; address is that of its TCP listener, where it has one.
 start_server() {

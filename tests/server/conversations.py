@@ -49,6 +49,20 @@ def ask(address, method, path, body=None, headers=None):
         connection.close()
 
 
+def wait_until_ready(address, process, tries=1200):
+    """Until the server of that process answers; an AssertionError where it ends or does not become ready."""
+    for _ in range(tries):
+        assert process.poll() is None, "the process has ended: see its log"
+        try:
+            if ask(address, "GET", "/health/ready")[0] == 200:
+                return
+        except (OSError, http.client.HTTPException, ValueError):
+            pass
+        time.sleep(0.02)
+    raise AssertionError(f"{address} does not become ready")
+
+
+
 def patiently(choose, method, path, body=None, headers=None, seconds=60):
     """Asks until there is an answer that is none to wait for: not while servers start, nor while another has it."""
     until = time.monotonic() + seconds

@@ -27,15 +27,8 @@ log = open(folder + "/killed.log", "ab")
 def start(*more):
     process = subprocess.Popen([server, "--model", "demo=" + model, "--listen", "unix:" + address, *more],
                                stdout=log, stderr=log)
-    for _ in range(1200):
-        assert process.poll() is None, "the server does not start: see its log"
-        try:
-            if talk.ask(address, "GET", "/health/ready")[0] == 200:
-                return process
-        except (OSError, talk.http.client.HTTPException, ValueError):
-            pass
-        time.sleep(0.02)
-    raise AssertionError("the server does not become ready")
+    talk.wait_until_ready(address, process)
+    return process
 
 
 def moved():

@@ -75,15 +75,7 @@ class Server:
         self.process = subprocess.Popen(command, stdout=self.log, stderr=self.log)
 
     def wait_until_ready(self):
-        for _ in range(3000):
-            check(self.process.poll() is None, "a server does not start: see its log")
-            try:
-                if talk.ask(self.address, "GET", "/health/ready")[0] == 200:
-                    return
-            except (OSError, http.client.HTTPException, ValueError):
-                pass
-            time.sleep(0.02)
-        raise Fault("a server does not become ready")
+        talk.wait_until_ready(self.address, self.process, 3000)
 
     def end(self):
         self.process.terminate()

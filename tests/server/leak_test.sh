@@ -14,27 +14,12 @@ trainer=$build/mesa-trainer
 [ -x "$trainer" ] || { echo "SKIP: $trainer is not built"; exit 77; }
 command -v python3 >/dev/null || { echo "SKIP: there is no python3"; exit 77; }
 
-demo=$source_dir/deploy/models/demo
 echo '{"model_type": "mesa_net", "vocab_size": 4096, "hidden_size": 32, "num_hidden_layers": 3, "num_heads": 2,
     "head_dim": 16, "intermediate_size": 32, "layer_types": ["mesa_net", "attention", "mesa_net"],
     "attn": {"num_heads": 2}, "tie_word_embeddings": true, "initializer_range": 0.3, "max_position_embeddings": 65536,
     "bos_token_id": 0, "eos_token_id": 0}' >"$folder/small.json"
-"$trainer" pack --tokenizer "$demo" --out "$folder/data" "$source_dir/README.md" >"$folder/log" 2>&1 ||
-    { cat "$folder/log"; exit 1; }
-cat >"$folder/run.ini" <<CONFIG
-[model]
-base = $folder/small.json
-[data]
-train = $folder/data
-tokenizer = $demo
-context = 64
-[train]
-steps = 1
-batch_tokens = 64
-micro_rows = 1
-CONFIG
-"$trainer" train --config "$folder/run.ini" --out "$folder/run" >"$folder/log" 2>&1 || { cat "$folder/log"; exit 1; }
-model=$(echo "$folder"/run/step-*)
+train_a_step small
+model=$(echo "$folder"/small/step-*)
 PYTHONPATH=$source_dir/tests/server python3 "$source_dir/tests/server/leak.py" "$build/mesa-server" "$model" "$folder" \
     "${1:-400}" "${SEED:-1}" >"$folder/said" 2>&1 ||
     fail "seed ${SEED:-1}: $(tail -n 20 "$folder/said"; tail -n 20 "$folder/hunt.log")"

@@ -18,24 +18,7 @@ echo "{\"model_type\": \"gla\", $common, \"num_heads\": 2, \"intermediate_size\"
     \"layer_types\": [\"gla\", \"attention\"], \"attn\": {\"num_heads\": 4}}" >"$folder/gla.json"
 echo "{\"model_type\": \"mamba2\", $common, \"norm_eps\": 1e-5, \"head_dim\": 32, \"state_size\": 16}" \
     >"$folder/mamba2.json"
-"$trainer" pack --tokenizer "$demo" --out "$folder/data" "$source_dir/README.md" >"$folder/log" 2>&1 ||
-    { cat "$folder/log"; exit 1; }
-for name in gla mamba2; do
-    cat >"$folder/run.ini" <<END
-[model]
-base = $folder/$name.json
-[data]
-train = $folder/data
-tokenizer = $demo
-context = 64
-[train]
-steps = 1
-batch_tokens = 64
-micro_rows = 1
-END
-    "$trainer" train --config "$folder/run.ini" --out "$folder/$name" >"$folder/log" 2>&1 ||
-        { cat "$folder/log"; exit 1; }
-done
+train_a_step gla mamba2
 declare -A path=([demo]=$demo [gla]=$(echo "$folder"/gla/step-*) [mamba2]=$(echo "$folder"/mamba2/step-*))
 
 # ---- asking ----------------------------------------------------------------------------------------------------------

@@ -37,22 +37,10 @@ def run(*command):
     return child
 
 
-def wait_for(address, process):
-    for _ in range(1200):
-        assert process.poll() is None, "a process has ended: see the log"
-        try:
-            if talk.ask(address, "GET", "/health/ready")[0] == 200:
-                return
-        except (OSError, talk.http.client.HTTPException, ValueError):
-            pass
-        time.sleep(0.02)
-    raise AssertionError(address + " does not become ready")
-
-
 def start(number, *more):
     options = more or ("--store", f"redis+unix://{folder}/redis", "--store-lease", "2")
     process = run(program, "--model", "demo=" + model, "--listen", "unix:" + places[number], *options)
-    wait_for(places[number], process)
+    talk.wait_until_ready(places[number], process)
     return process
 
 
@@ -84,7 +72,7 @@ try:
         time.sleep(0.02)
     servers = [start(0), start(1)]
     if front:
-        wait_for(front, run("haproxy", "-db", "-f", folder + "/haproxy.cfg"))
+        talk.wait_until_ready(front, run("haproxy", "-db", "-f", folder + "/haproxy.cfg"))
     held = talk.hold(3, choose, restart_in_turn)
     listed = [talk.ask(place, "GET", "/v1/sessions")[2]["data"] for place in places]
     assert [sorted(one["id"] for one in several) for several in listed][0] == sorted(

@@ -10,27 +10,12 @@ trainer=$build/mesa-trainer
 [ -x "$trainer" ] || { echo "SKIP: $trainer is not built"; exit 77; }
 command -v python3 >/dev/null || { echo "SKIP: there is no python3"; exit 77; }
 
-demo=$source_dir/deploy/models/demo
 echo '{"model_type": "mesa_net", "vocab_size": 4096, "hidden_size": 8, "num_hidden_layers": 2, "num_heads": 1,
     "head_dim": 8, "intermediate_size": 8, "layer_types": ["mesa_net", "attention"], "attn": {"num_heads": 1},
     "tie_word_embeddings": true, "initializer_range": 0.3, "max_position_embeddings": 512, "bos_token_id": 0,
     "eos_token_id": 0}' >"$folder/tiny.json"
-"$trainer" pack --tokenizer "$demo" --out "$folder/data" "$source_dir/README.md" >"$folder/log" 2>&1 ||
-    { cat "$folder/log"; exit 1; }
-cat >"$folder/run.ini" <<END
-[model]
-base = $folder/tiny.json
-[data]
-train = $folder/data
-tokenizer = $demo
-context = 64
-[train]
-steps = 1
-batch_tokens = 64
-micro_rows = 1
-END
-"$trainer" train --config "$folder/run.ini" --out "$folder/run" >"$folder/log" 2>&1 || { cat "$folder/log"; exit 1; }
-model=$(echo "$folder"/run/step-*)
+train_a_step tiny
+model=$(echo "$folder"/tiny/step-*)
 start_server
 cat >"$folder/flip.py" <<'END'
 import http.client, json, socket, sys

@@ -41,15 +41,8 @@ def start_redis():
 
 def serve(*options):
     process = run(program, "--model", "demo=" + model, "--listen", "unix:" + address, *options)
-    for _ in range(1200):
-        assert process.poll() is None, "the server does not start"
-        try:
-            if talk.ask(address, "GET", "/health/ready")[0] == 200:
-                return process
-        except (OSError, talk.http.client.HTTPException, ValueError):
-            pass
-        time.sleep(0.02)
-    raise AssertionError("the server does not become ready")
+    talk.wait_until_ready(address, process)
+    return process
 
 
 def turn(session):
