@@ -203,6 +203,7 @@ eng_status eng_submit(eng_engine *engine, const eng_request *request, uint64_t *
 
     if (engine->count >= engine->queue_requests)
         return eng_fail(error, ENG_FULL, "full");
+    record(request); // before it is counted: who waits for the count reads it
     *id = ++engine->next_id;
     for (int32_t choice = 0; choice < choices; choice++) {
         fake_request *made = fake_request_create(request, *id, choice);
@@ -210,7 +211,6 @@ eng_status eng_submit(eng_engine *engine, const eng_request *request, uint64_t *
             return eng_fail(error, ENG_NO_MEMORY, "no memory");
         add_choice(engine, made);
     }
-    record(request);
     return ENG_OK;
 }
 
