@@ -98,6 +98,15 @@ static __device__ __forceinline__ void cuda_bulk_load_for(uint16_t blocks, void 
 static __device__ __forceinline__ void cuda_bulk_fence(void) {
     asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
 }
+// The other way, by the thread that waits for it; behind a cuda_bulk_fence of those who wrote and a barrier. A kernel
+// that has ended has stored it.
+static __device__ __forceinline__ void cuda_bulk_store(void *to, const void *shared, uint32_t bytes) {
+    asm volatile("cp.async.bulk.global.shared::cta.bulk_group [%0], [%1], %2;" ::"l"(to),
+                 "r"(cuda_shared_address(shared)), "r"(bytes)
+                 : "memory");
+    asm volatile("cp.async.bulk.commit_group;" ::: "memory");
+    asm volatile("cp.async.bulk.wait_group 0;" ::: "memory");
+}
 // As cuda_prefetch, of a whole run.
 static __device__ __forceinline__ void cuda_bulk_prefetch(const void *from, uint32_t bytes) {
     asm volatile("cp.async.bulk.prefetch.L2.global [%0], %1;" ::"l"(from), "r"(bytes) : "memory");

@@ -23,11 +23,13 @@ static const cuda_table *table_of(const kern_rows *rows) {
 }
 
 static cuda_step step_of(const kern_stream *stream, const kern_rows *rows) {
-    cuda_step step = {cuda_of(stream->device), cuda_handle(stream), table_of(rows), 0, 0, 0, false, NULL};
+    cuda_step step = {cuda_of(stream->device), cuda_handle(stream), table_of(rows), 0, 0, 0, 0, 0, false, NULL};
     if (rows) {
         step.rows = rows->n_rows;
         step.tokens = rows->n_tokens;
         step.logits = rows->n_logits;
+        step.chunks = rows->n_chunks;
+        step.generated_rows = rows->n_chunks ? rows->chunk[0].row : rows->n_rows; // which come first
         step.generated = rows->n_generated == rows->n_tokens && rows->n_rows == rows->n_tokens;
     }
     return step;
@@ -126,7 +128,7 @@ static kern_status replay(const cuda_step *step, kern_calls *calls, int bucket) 
     graphs->workspace = step->cuda->workspace;
     if (!graphs->exec[bucket]) {
         cuda_step bounds = *step;
-        bounds.rows = bounds.tokens = bounds.logits = 1 << bucket;
+        bounds.rows = bounds.tokens = bounds.logits = bounds.generated_rows = 1 << bucket;
         const kern_status status = make_graph(&bounds, calls, &graphs->chain[bucket], &graphs->exec[bucket]);
         if (status)
             return status;

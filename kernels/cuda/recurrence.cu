@@ -118,7 +118,6 @@ static size_t wide_bytes(int32_t depth) {
 }
 
 kern_status cuda_recurrence_prepare(const kern_cuda *cuda, const void *args, size_t *workspace_bytes) {
-    (void)workspace_bytes;
     const kern_recurrence_args *a = (const kern_recurrence_args *)args;
     const kern_recurrence *f = &a->family;
     const kern_status status = kern_recurrence_check(f, WIDTH_MAX, a->g.ref != 0, a->beta.ref != 0, a->skip.ref != 0);
@@ -130,6 +129,8 @@ kern_status cuda_recurrence_prepare(const kern_cuda *cuda, const void *args, siz
         return KERN_UNSUPPORTED; // there is no backward pass to read them
     if (f->key_width > REGISTER_DEPTH && wide_bytes(f->key_width) + sizeof(wide_sums[2]) > cuda->shared_limit)
         return KERN_UNSUPPORTED;
+    if (cuda_recurrence_has_chunks(cuda, f))
+        *workspace_bytes = cuda_recurrence_chunk_workspace(f);
     return KERN_OK;
 }
 
@@ -197,9 +198,19 @@ template <typename Stored> static kern_status run(const cuda_step *step, const k
                                             : launch<16, Stored>(step, a);
 }
 
+// Token by token; all rows.
+static kern_status run_tokens(const cuda_step *step, const kern_recurrence_args *a) {
+    return a->family.storage == KERN_STORE_BF16 ? run<cuda_bf16>(step, a) : run<float>(step, a);
+}
+
 kern_status cuda_recurrence_run(const cuda_step *step, const void *args) {
     const kern_recurrence_args *a = (const kern_recurrence_args *)args;
-    return a->family.storage == KERN_STORE_BF16 ? run<cuda_bf16>(step, a) : run<float>(step, a);
+    if (step->chunks == 0 || !cuda_recurrence_has_chunks(step->cuda, &a->family))
+        return run_tokens(step, a);
+    cuda_step generated = *step;
+    generated.rows = step->generated_rows;
+    const kern_status status = generated.rows > 0 ? run_tokens(&generated, a) : KERN_OK;
+    return status ? status : cuda_recurrence_chunks(step, recurrence_of(a, RECURRENCE_SLICE));
 }
 
 kern_status cuda_recurrence_behind(const cuda_step *step, const preparation &before, const kern_recurrence_args *args,

@@ -396,6 +396,16 @@ kern_status cuda_recurrence_stream_behind(const cuda_step *step, const preparati
 kern_status cuda_recurrence_behind(const cuda_step *step, const preparation &before, const kern_recurrence_args *args,
                                    bool *fits);
 
+// ------------------------------------------------------------------------------------------------------- prompt rows
+
+// recurrence_chunk.cu: the prompt rows of a step chunk by chunk, where the chip and the shape allow; else they go token
+// by token as generated ones do.
+bool cuda_recurrence_has_chunks(const kern_cuda *cuda, const kern_recurrence *family);
+size_t cuda_recurrence_chunk_workspace(const kern_recurrence *family);
+kern_status cuda_recurrence_chunks(const cuda_step *step, const recurrence &a);
+
+// ---------------------------------------------------------------------------------------------------------- a row
+
 template <int R, bool VECTOR, bool CHANNEL, typename Stored, typename Team>
 static __device__ __forceinline__ void recurrence_row(const cuda_table *table, const recurrence &a, const kern_row &row,
                                                       const recurrence_piece &p, recurrence_memory<R> &memory) {

@@ -1,0 +1,109 @@
+// SPDX-License-Identifier: Apache-2.0
+// A chunk of one head as the chunk kernels see it: which of its tokens belong together, and what decays between them.
+//
+// With c_i the running sum of log decays inside the chunk and E_ij = e^(c_i - c_j) for j <= i of one document, else 0:
+// sums are made in double and kept as a float and its rounding error, so that a difference is good to its own rounding
+// however far c has run. All exponents are <= 0, and a boundary is an index, never a decay of -infinity.
+#ifndef KERNELS_CUDA_CHUNK_CUH
+#define KERNELS_CUDA_CHUNK_CUH
+
+#include "kernels/cuda/split.cuh"
+
+constexpr int CHUNK = 64, CHUNK_TILES = CHUNK / SPLIT_TILE;
+constexpr int CHUNK_LOWER = CHUNK_TILES * (CHUNK_TILES + 1) / 2; // tiles on and below the diagonal
+
+static __host__ __device__ __forceinline__ constexpr int chunk_lower(int row, int column) {
+    return row * (row + 1) / 2 + column;
+}
+
+struct chunk_decay {
+    float high[CHUNK], low[CHUNK]; // c
+    int32_t first[CHUNK];          // first token of the token's document inside the chunk; -1: it began before
+};
+
+// By one warp; decay_of(i) is token i's log decay, i < length. Behind it a barrier of those who read.
+template <typename Decay>
+static __device__ __forceinline__ void chunk_sum_decays(const cuda_table *table, const kern_chunk &chunk,
+                                                        chunk_decay &decay, Decay decay_of) {
+    const int32_t lane = threadIdx.x % CUDA_WARP, row0 = table->row[chunk.row].token0;
+    double sum[2];
+    for (int i = 0; i < 2; i++) {
+        const int32_t at = 2 * lane + i;
+        sum[i] = at < chunk.length ? (double)decay_of(at) : 0;
+        const int32_t start = at < chunk.length ? table->token_start[chunk.token0 + at] : row0;
+        decay.first[at] = start < chunk.token0 || start == row0 ? -1 : start - chunk.token0;
+    }
+    sum[1] += sum[0];
+    double before = sum[1];
+    for (int distance = 1; distance < CUDA_WARP; distance *= 2) {
+        const double other = __shfl_up_sync(~0u, before, distance);
+        before += lane >= distance ? other : 0;
+    }
+    before -= sum[1];
+    for (int i = 0; i < 2; i++) {
+        const double c = before + sum[i];
+        decay.high[2 * lane + i] = (float)c;
+        decay.low[2 * lane + i] = (float)(c - (double)(float)c);
+    }
+}
+
+// E_ij; 0 where i or j is no token.
+static __device__ __forceinline__ float chunk_pair(const chunk_decay &decay, int32_t length, int32_t i, int32_t j) {
+    if (i >= length || j > i || j < decay.first[i])
+        return 0;
+    return expf((decay.high[i] - decay.high[j]) + (decay.low[i] - decay.low[j]));
+}
+// What the state before the chunk still weighs at token i.
+static __device__ __forceinline__ float chunk_from_start(const chunk_decay &decay, int32_t length, int32_t i) {
+    return i < length && decay.first[i] < 0 ? expf(decay.high[i]) : 0;
+}
+// The decay of the state over the chunk, minus 1; -1: the state after it owes nothing to the one before.
+static __device__ __forceinline__ float chunk_whole_m1(const chunk_decay &decay, int32_t length) {
+    return decay.first[length - 1] < 0 ? expm1f(decay.high[length - 1]) : -1.0f;
+}
+
+// A vector of a token, WIDTH floats of which `width` exist, into a row of tiles, PARTS threads a row; row[i] is tile
+// i's. Returns the inverse of its power. The threads of a row are neighbours.
+template <int WIDTH, int PARTS>
+static __device__ __forceinline__ float chunk_put_row(split_tile *row, int32_t inner, int32_t part, const float *from,
+                                                      int32_t width) {
+    constexpr int RUNS = WIDTH / 8 / PARTS;
+    cuda_quad x[RUNS][2];
+    float largest = 0;
+    const bool wide = (uintptr_t)from % sizeof(float4) == 0;
+#pragma unroll
+    for (int n = 0; n < RUNS; n++)
+#pragma unroll
+        for (int i = 0; i < 2; i++) {
+            const int32_t column = (n * PARTS + part) * 8 + 4 * i;
+            x[n][i] = cuda_load(from + column, from ? width - column : 0, wide);
+#pragma unroll
+            for (int e = 0; e < 4; e++)
+                largest = fmaxf(largest, fabsf(x[n][i].v[e]));
+        }
+#pragma unroll
+    for (int distance = 1; distance < PARTS; distance *= 2)
+        largest = fmaxf(largest, __shfl_xor_sync(~0u, largest, distance));
+    const split_power power = split_power_of(largest);
+#pragma unroll
+    for (int n = 0; n < RUNS; n++) {
+        const int32_t run = n * PARTS + part;
+        float scaled[8];
+#pragma unroll
+        for (int e = 0; e < 8; e++)
+            scaled[e] = x[n][e / 4].v[e % 4] * power.scale;
+        split_put_run(row[run / 2], inner, run % 2, scaled);
+    }
+    return power.inverse;
+}
+
+// sum += rows a of `tiles` tiles times rows b.
+template <int TILES>
+static __device__ __forceinline__ void chunk_multiply(split_sum &sum, const split_tile *a, const split_tile *b,
+                                                      int32_t lane) {
+#pragma unroll
+    for (int n = 0; n < TILES; n++)
+        split_multiply(sum, split_load_left(a[n], lane), split_load_right(b[n], lane));
+}
+
+#endif

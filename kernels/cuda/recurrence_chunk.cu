@@ -1,0 +1,629 @@
+// SPDX-License-Identifier: Apache-2.0
+// The recurrence family's chunk form on the tensor cores (sm_90), decays of a head: what prompt rows run.
+//
+//   A_ij = w_i k_i.k_j E_ij (i > j)       T = (I + A)^-1 diag(w)       P_ij = q_i.k_j E_ij (i >= j)
+//   U = T (V - e^c K S), or w V           O = scale (e^c Q S + P U)    S = e^(c_C) S + (e^(c_C - c) K)^T U
+//
+// prepare_kernel: a block has one chunk of one state and makes what does not depend on S: K and Q as operands, P, T
+// (a record). All chunks at once. states_kernel: a warp has 16 columns of a state, transposed, in registers from a row's
+// first chunk to its last, so that every result is the left operand of the next product as it stands; warps exchange
+// nothing. A block's warps share the records, which the copy engine brings one ahead.
+//
+// Records of all chunks need not fit in the workspace: then chunks go in groups, and the one row that is cut between
+// two of them leaves its state in its slot, or in the workspace where it has none. Numbers are those of split.cuh; a
+// row's bits depend on its chunks alone.
+#include "kernels/cuda/bulk.cuh"
+#include "kernels/cuda/recurrence_chunk.cuh"
+
+constexpr int PREPARE_THREADS = 128, PREPARE_WARPS = PREPARE_THREADS / CUDA_WARP;
+constexpr int SYSTEM_ROW = CHUNK + 4; // floats; rows of tiles in different banks
+constexpr size_t RECORDS_BYTES = (size_t)288 << 20;
+
+// A group of chunks.
+struct chunk_group {
+    recurrence a;
+    int32_t first, count; // chunks
+    char *records;        // (count, states)
+    float *carry;         // (states, D, V')
+};
+
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
+
+// -------------------------------------------------------------------------------------------------------- the triangle
+
+struct triangle {
+    float l[CHUNK][SYSTEM_ROW];                            // A
+    float t[CHUNK][SYSTEM_ROW];                            // (I + A)^-1
+    float between[PREPARE_WARPS][SPLIT_TILE][SPLIT_TILE];  // of a warp
+};
+
+// t of a diagonal tile, by a warp: a lane solves for a column.
+static __device__ __forceinline__ void invert_tile(triangle &m, int32_t at, int32_t lane) {
+    const int32_t column = lane % SPLIT_TILE;
+    float x[SPLIT_TILE];
+#pragma unroll
+    for (int r = 0; r < SPLIT_TILE; r++) {
+        x[r] = r == column ? 1.0f : 0.0f;
+#pragma unroll
+        for (int s = 0; s < SPLIT_TILE; s++)
+            if (s < r)
+                x[r] = fmaf(-m.l[at + r][at + s], x[s], x[r]);
+    }
+    if (lane < SPLIT_TILE)
+#pragma unroll
+        for (int r = 0; r < SPLIT_TILE; r++)
+            m.t[at + r][at + column] = x[r];
+}
+
+// 8 columns of a row of a 16 x 16 product, a lane's share: sum += a[k] b[k][0 .. 7].
+static __device__ __forceinline__ void add_rows(float (&sum)[8], const float *a, const float *b, int32_t b_row) {
+#pragma unroll
+    for (int k = 0; k < SPLIT_TILE; k++) {
+        const float4 first = *(const float4 *)(b + k * b_row), second = *(const float4 *)(b + k * b_row + 4);
+        sum[0] = fmaf(a[k], first.x, sum[0]), sum[1] = fmaf(a[k], first.y, sum[1]);
+        sum[2] = fmaf(a[k], first.z, sum[2]), sum[3] = fmaf(a[k], first.w, sum[3]);
+        sum[4] = fmaf(a[k], second.x, sum[4]), sum[5] = fmaf(a[k], second.y, sum[5]);
+        sum[6] = fmaf(a[k], second.z, sum[6]), sum[7] = fmaf(a[k], second.w, sum[7]);
+    }
+}
+
+// The tile (i, j), i > j, by a warp, from those nearer to the diagonal: T_ij = -T_ii sum_k A_ik T_kj.
+static __device__ __forceinline__ void invert_between(triangle &m, int32_t i, int32_t j, int32_t warp, int32_t lane) {
+    const int32_t row = lane / 2, column = lane % 2 * 8;
+    float sum[8] = {}, result[8] = {};
+    for (int32_t k = j; k < i; k++)
+        add_rows(sum, &m.l[i * SPLIT_TILE + row][k * SPLIT_TILE], &m.t[k * SPLIT_TILE][j * SPLIT_TILE + column],
+                 SYSTEM_ROW);
+#pragma unroll
+    for (int e = 0; e < 8; e++)
+        m.between[warp][row][column + e] = -sum[e];
+    __syncwarp();
+    add_rows(result, &m.t[i * SPLIT_TILE + row][i * SPLIT_TILE], &m.between[warp][0][column], SPLIT_TILE);
+#pragma unroll
+    for (int e = 0; e < 8; e++)
+        m.t[i * SPLIT_TILE + row][j * SPLIT_TILE + column + e] = result[e];
+}
+
+// By the block; begins and ends with a barrier.
+static __device__ void invert(triangle &m, int32_t warp, int32_t lane) {
+    static_assert(CHUNK_TILES == PREPARE_WARPS, "a warp for each tile of the diagonal");
+    __syncthreads();
+    invert_tile(m, warp * SPLIT_TILE, lane);
+    for (int32_t distance = 1; distance < CHUNK_TILES; distance++) {
+        __syncthreads();
+        if (warp + distance < CHUNK_TILES)
+            invert_between(m, warp + distance, warp, warp, lane);
+    }
+    __syncthreads();
+}
+
+// ------------------------------------------------------------------------------------------------------- the preparation
+
+template <int D> struct alignas(128) prepare_shared {
+    recurrence_record<D> record;
+    chunk_decay decay;
+    float key_inverse[CHUNK], query_inverse[CHUNK];
+    triangle system;
+};
+
+// K or Q of a chunk: two threads a token.
+template <int D>
+static __device__ __forceinline__ void put_operand(split_tile (&tiles)[CHUNK_TILES][D / SPLIT_TILE], float *inverse,
+                                                   int32_t length, const float *rows, int64_t stride, int32_t depth) {
+    constexpr int PARTS = PREPARE_THREADS / CHUNK;
+    const int32_t token = threadIdx.x / PARTS, part = threadIdx.x % PARTS;
+    const float *from = token < length ? rows + token * stride : NULL;
+    const float got = chunk_put_row<D, PARTS>(tiles[token / SPLIT_TILE], token % SPLIT_TILE, part, from, depth);
+    if (part == 0)
+        inverse[token] = got;
+}
+
+// Rows of tiles 0 .. `row` of a lower triangle, as operand; one power for the 16 rows.
+template <typename Element>
+static __device__ __forceinline__ void put_lower(split_tile *tiles, float &inverse, int32_t row, int32_t lane,
+                                                 Element element) {
+    float largest = 0;
+    split_block x[CHUNK_TILES];
+#pragma unroll
+    for (int n = 0; n < CHUNK_TILES; n++)
+#pragma unroll
+        for (int half = 0; half < 2; half++)
+#pragma unroll
+            for (int i = 0; i < 4; i++) {
+                x[n].v[half][i] = n <= row ? element(n, half, i) : 0;
+                largest = fmaxf(largest, fabsf(x[n].v[half][i]));
+            }
+    const split_power power = split_power_of(cuda_warp_max(largest));
+    if (lane == 0)
+        inverse = power.inverse;
+#pragma unroll
+    for (int n = 0; n < CHUNK_TILES; n++)
+#pragma unroll
+        for (int half = 0; half < 2; half++)
+#pragma unroll
+            for (int i = 0; i < 4 && n <= row; i += 2)
+                split_put_pair(tiles[chunk_lower(row, n)], split_row(lane, i), split_column(lane, half, i),
+                               x[n].v[half][i] * power.scale, x[n].v[half][i + 1] * power.scale);
+}
+
+// A row of tiles of `rows` times those of k, into x.
+template <int D>
+static __device__ __forceinline__ void multiply_lower(const split_tile (&rows)[CHUNK_TILES][D / SPLIT_TILE],
+                                                      const prepare_shared<D> &shared, const float *inverse,
+                                                      int32_t length, int32_t row, int32_t lane,
+                                                      split_block (&x)[CHUNK_TILES]) {
+#pragma unroll
+    for (int n = 0; n < CHUNK_TILES; n++) {
+        if (n > row)
+            continue;
+        split_sum sum = {};
+        chunk_multiply<D / SPLIT_TILE>(sum, rows[row], shared.record.k[n], lane);
+#pragma unroll
+        for (int half = 0; half < 2; half++)
+#pragma unroll
+            for (int e = 0; e < 4; e++) {
+                const int32_t i = row * SPLIT_TILE + split_row(lane, e);
+                const int32_t j = n * SPLIT_TILE + split_column(lane, half, e);
+                x[n].v[half][e] = split_total(sum, half, e) * inverse[i] * shared.key_inverse[j] *
+                                  chunk_pair(shared.decay, length, i, j);
+            }
+    }
+}
+
+// A; the tiles above the diagonal are not looked at.
+template <int D>
+static __device__ __forceinline__ void put_system(prepare_shared<D> &shared, int32_t length, int32_t row,
+                                                  int32_t lane) {
+    split_block x[CHUNK_TILES];
+    multiply_lower<D>(shared.record.k, shared, shared.key_inverse, length, row, lane, x);
+#pragma unroll
+    for (int n = 0; n < CHUNK_TILES; n++)
+#pragma unroll
+        for (int half = 0; half < 2; half++)
+#pragma unroll
+            for (int e = 0; e < 4; e++) {
+                const int32_t i = row * SPLIT_TILE + split_row(lane, e);
+                const int32_t j = n * SPLIT_TILE + split_column(lane, half, e);
+                if (n <= row)
+                    shared.system.l[i][j] = i > j ? shared.record.weight[i] * x[n].v[half][e] : 0;
+            }
+}
+
+// What the tokens are multiplied with, by threads of a token each.
+template <int D> static __device__ __forceinline__ void put_factors(prepare_shared<D> &shared, int32_t length) {
+    recurrence_record<D> &record = shared.record;
+    for (int32_t i = threadIdx.x; i < CHUNK; i += PREPARE_THREADS) {
+        const float start = chunk_from_start(shared.decay, length, i);
+        record.key_start[i] = start * shared.key_inverse[i];
+        record.query_start[i] = start * shared.query_inverse[i];
+        record.key_end[i] = (i < length ? chunk_pair(shared.decay, length, length - 1, i) : 0) * shared.key_inverse[i];
+    }
+    if (threadIdx.x == 0)
+        record.whole_m1 = chunk_whole_m1(shared.decay, length);
+}
+
+template <int D> static __device__ void prepare(const cuda_table *table, const chunk_group &group, char *memory) {
+    prepare_shared<D> &shared = *(prepare_shared<D> *)memory;
+    recurrence_record<D> &record = shared.record;
+    const recurrence &a = group.a;
+    const int32_t at = blockIdx.x / a.states, state = blockIdx.x % a.states;
+    const kern_chunk chunk = table->chunk[group.first + at];
+    const int32_t warp = threadIdx.x / CUDA_WARP, lane = threadIdx.x % CUDA_WARP, length = chunk.length;
+    if (warp == 0)
+        chunk_sum_decays(table, chunk, shared.decay,
+                         [&](int32_t i) { return recurrence_head_decay(a, chunk.token0 + i, state); });
+    for (int32_t i = threadIdx.x; i < CHUNK; i += PREPARE_THREADS)
+        record.weight[i] = i < length ? recurrence_weight(a, chunk.token0 + i, state) : 0;
+    put_operand<D>(record.k, shared.key_inverse, length, recurrence_key(a, chunk.token0, state), a.keys * a.depth,
+                   a.depth);
+    put_operand<D>(record.q, shared.query_inverse, length, recurrence_query(a, chunk.token0, state, 0),
+                   a.queries * a.depth, a.depth);
+    __syncthreads();
+    put_factors(shared, length);
+    split_block p[CHUNK_TILES];
+    multiply_lower<D>(record.q, shared, shared.query_inverse, length, warp, lane, p);
+    put_lower(record.pairs, record.pairs_inverse[warp], warp, lane, [&](int n, int half, int i) { return p[n].v[half][i]; });
+    if (a.delta) {
+        put_system(shared, length, CHUNK_TILES - 1 - warp, lane); // even shares
+        invert(shared.system, warp, lane);
+        put_lower(record.system, record.system_inverse[warp], warp, lane, [&](int n, int half, int e) {
+            const int32_t i = warp * SPLIT_TILE + split_row(lane, e), j = n * SPLIT_TILE + split_column(lane, half, e);
+            return i >= j ? shared.system.t[i][j] * record.weight[j] : 0;
+        });
+    }
+    cuda_bulk_fence();
+    __syncthreads();
+    if (threadIdx.x == 0)
+        cuda_bulk_store((recurrence_record<D> *)group.records + blockIdx.x, &record, sizeof record);
+}
+
+// ----------------------------------------------------------------------------------------------------------- the states
+
+enum { RECORDS_AHEAD = 2 };
+
+template <int D> struct alignas(128) states_shared {
+    recurrence_record<D> record[RECORDS_AHEAD];
+    cuda_mbarrier full[RECORDS_AHEAD], empty[RECORDS_AHEAD];
+};
+
+// A warp's part of a row: 16 columns of a state from a lane's first on, those of the group's chunks.
+struct column_strip {
+    int32_t state, column[2]; // of the lane's two rows
+    bool exists[2], constant[2]; // constant: the unit column
+    int32_t lane;
+};
+
+// S^T, rows are columns of the state.
+template <int D> struct strip_state {
+    split_block s[D / SPLIT_TILE];
+};
+
+template <int D, typename Use>
+static __device__ __forceinline__ void each_element(const column_strip &strip, int32_t depth, Use use) {
+#pragma unroll
+    for (int n = 0; n < D / SPLIT_TILE; n++)
+#pragma unroll
+        for (int half = 0; half < 2; half++)
+#pragma unroll
+            for (int i = 0; i < 4; i++) {
+                const int32_t d = n * SPLIT_TILE + split_column(strip.lane, half, i);
+                if (d < depth && strip.exists[i / 2])
+                    use(n, half, i, d);
+            }
+}
+
+// V^T of a chunk, tile by tile of tokens.
+static __device__ __forceinline__ void load_values(const recurrence &a, const kern_chunk &chunk,
+                                                   const column_strip &strip, split_block (&v)[CHUNK_TILES]) {
+    const float *from = recurrence_value(a, chunk.token0, strip.state);
+    const int64_t stride = (int64_t)a.values * a.width;
+#pragma unroll
+    for (int n = 0; n < CHUNK_TILES; n++)
+#pragma unroll
+        for (int half = 0; half < 2; half++)
+#pragma unroll
+            for (int i = 0; i < 4; i++) {
+                const int32_t token = n * SPLIT_TILE + split_column(strip.lane, half, i);
+                const bool read = token < chunk.length && strip.exists[i / 2] && !strip.constant[i / 2];
+                v[n].v[half][i] = read                                                       ? from[token * stride + strip.column[i / 2]]
+                                  : strip.constant[i / 2] && token < chunk.length ? 1.0f
+                                                                                             : 0.0f;
+            }
+}
+
+// Every element x of a strip of tokens becomes value(element, token, row of the lane).
+template <typename Value>
+static __device__ __forceinline__ void each_token(const column_strip &strip, split_block (&x)[CHUNK_TILES],
+                                                  Value value) {
+#pragma unroll
+    for (int n = 0; n < CHUNK_TILES; n++)
+#pragma unroll
+        for (int half = 0; half < 2; half++)
+#pragma unroll
+            for (int i = 0; i < 4; i++)
+                x[n].v[half][i] = value(x[n].v[half][i], n * SPLIT_TILE + split_column(strip.lane, half, i), i / 2);
+}
+
+// x times a lower triangle, transposed: element (row, token i) is the sum over j <= i.
+static __device__ __forceinline__ split_sum multiply_tile(const split_left (&x)[CHUNK_TILES], const split_tile *lower,
+                                                          int32_t tile, int32_t lane) {
+    split_sum sum = {};
+#pragma unroll
+    for (int n = 0; n < CHUNK_TILES; n++)
+        if (n <= tile)
+            split_multiply(sum, x[n], split_load_right(lower[chunk_lower(tile, n)], lane));
+    return sum;
+}
+
+template <int N>
+static __device__ __forceinline__ void split_strip(const split_block (&x)[N], split_powers &powers,
+                                                   split_left (&left)[N]) {
+    powers = split_powers_of(x);
+#pragma unroll
+    for (int n = 0; n < N; n++)
+        left[n] = split_left_of(x[n], powers);
+}
+
+// S^T times rows of k or q, a tile of tokens.
+template <int D>
+static __device__ __forceinline__ split_sum multiply_state(const split_left (&s)[D / SPLIT_TILE],
+                                                           const split_tile (&rows)[D / SPLIT_TILE], int32_t lane) {
+    split_sum sum = {};
+#pragma unroll
+    for (int n = 0; n < D / SPLIT_TILE; n++)
+        split_multiply(sum, s[n], split_load_right(rows[n], lane));
+    return sum;
+}
+
+// U^T by the delta rule, in place of V^T.
+template <int D>
+static __device__ __forceinline__ void correct(const recurrence_record<D> &record, const column_strip &strip,
+                                               const split_left (&s)[D / SPLIT_TILE], const split_powers &powers,
+                                               split_block (&u)[CHUNK_TILES]) {
+#pragma unroll
+    for (int n = 0; n < CHUNK_TILES; n++) {
+        const split_sum sum = multiply_state<D>(s, record.k[n], strip.lane);
+#pragma unroll
+        for (int half = 0; half < 2; half++)
+#pragma unroll
+            for (int i = 0; i < 4; i++) {
+                const float start = record.key_start[n * SPLIT_TILE + split_column(strip.lane, half, i)];
+                u[n].v[half][i] = fmaf(-(split_total(sum, half, i) * powers.row[i / 2].inverse), start, u[n].v[half][i]);
+            }
+    }
+    split_powers error_powers;
+    split_left error[CHUNK_TILES];
+    split_strip(u, error_powers, error);
+#pragma unroll
+    for (int n = 0; n < CHUNK_TILES; n++) {
+        const split_sum sum = multiply_tile(error, record.system, n, strip.lane);
+#pragma unroll
+        for (int half = 0; half < 2; half++)
+#pragma unroll
+            for (int i = 0; i < 4; i++)
+                u[n].v[half][i] = split_total(sum, half, i) * error_powers.row[i / 2].inverse * record.system_inverse[n];
+    }
+}
+
+// O^T of a chunk, to its place.
+template <int D>
+static __device__ __forceinline__ void read_out(const recurrence &a, const recurrence_record<D> &record,
+                                                const kern_chunk &chunk, const column_strip &strip,
+                                                const split_left (&s)[D / SPLIT_TILE], const split_powers &powers,
+                                                const split_block (&u)[CHUNK_TILES]) {
+    split_powers written_powers;
+    split_left written[CHUNK_TILES];
+    split_strip(u, written_powers, written);
+#pragma unroll
+    for (int n = 0; n < CHUNK_TILES; n++) {
+        const split_sum before = multiply_state<D>(s, record.q[n], strip.lane);
+        const split_sum inside = multiply_tile(written, record.pairs, n, strip.lane);
+#pragma unroll
+        for (int half = 0; half < 2; half++)
+#pragma unroll
+            for (int i = 0; i < 4; i++) {
+                const int32_t token = n * SPLIT_TILE + split_column(strip.lane, half, i), column = strip.column[i / 2];
+                if (token >= chunk.length || !strip.exists[i / 2])
+                    continue;
+                const float start = record.query_start[token], skip = recurrence_skip(a, strip.state, 0, column);
+                const float own = split_total(inside, half, i) * written_powers.row[i / 2].inverse;
+                const float o = fmaf(split_total(before, half, i) * powers.row[i / 2].inverse, start,
+                                     own * record.pairs_inverse[n]);
+                const float value = skip != 0 ? recurrence_value(a, chunk.token0 + token, strip.state)[column] : 0;
+                recurrence_output(a, chunk.token0 + token, strip.state, 0)[column] = fmaf(skip, value, a.scale * o);
+            }
+    }
+}
+
+// S^T over a chunk; u is spent.
+template <int D>
+static __device__ __forceinline__ void advance(const recurrence_record<D> &record, const column_strip &strip,
+                                               split_block (&u)[CHUNK_TILES], strip_state<D> &state) {
+    each_token(strip, u, [&](float x, int32_t token, int) { return x * record.key_end[token]; });
+    split_powers powers;
+    split_left left[CHUNK_TILES];
+    split_strip(u, powers, left);
+    const float whole_m1 = record.whole_m1;
+#pragma unroll
+    for (int n = 0; n < D / SPLIT_TILE; n++) {
+        split_sum sum = {};
+#pragma unroll
+        for (int tile = 0; tile < CHUNK_TILES; tile++)
+            split_multiply(sum, left[tile], split_load_turned(record.k[tile][n], strip.lane));
+#pragma unroll
+        for (int half = 0; half < 2; half++)
+#pragma unroll
+            for (int i = 0; i < 4; i++) {
+                const float s = state.s[n].v[half][i], kept = whole_m1 > -1 ? fmaf(whole_m1, s, s) : 0;
+                state.s[n].v[half][i] = fmaf(split_total(sum, half, i), powers.row[i / 2].inverse, kept);
+            }
+    }
+}
+
+// One chunk.
+template <int D, bool DELTA>
+static __device__ __forceinline__ void run_chunk(const recurrence &a, const recurrence_record<D> &record,
+                                                 const kern_chunk &chunk, const column_strip &strip,
+                                                 split_block (&u)[CHUNK_TILES], strip_state<D> &state) {
+    split_powers powers;
+    split_left s[D / SPLIT_TILE];
+    split_strip(state.s, powers, s);
+    if (DELTA)
+        correct<D>(record, strip, s, powers, u);
+    else
+        each_token(strip, u, [&](float x, int32_t token, int) { return x * record.weight[token]; });
+    read_out<D>(a, record, chunk, strip, s, powers, u);
+    advance<D>(record, strip, u, state);
+}
+
+// The first chunk of a row, or of a later one.
+static __device__ __forceinline__ int32_t chunk_of_row(const cuda_table *table, int32_t row) {
+    int32_t low = 0, high = table->n_chunks;
+    while (low < high) {
+        const int32_t middle = (low + high) / 2;
+        if (table->chunk[middle].row < row)
+            low = middle + 1;
+        else
+            high = middle;
+    }
+    return low;
+}
+
+// A row's chunks of the group, and the state that they begin and end with; NULL: from zeros, to nowhere.
+struct chunk_run {
+    int32_t first, last; // [first, last)
+    const float *from;
+    float *to;
+};
+static __device__ __forceinline__ chunk_run chunk_run_of(const cuda_table *table, const chunk_group &group, int32_t row,
+                                                         int32_t state) {
+    const int32_t begin = chunk_of_row(table, row), end = chunk_of_row(table, row + 1), group_end = group.first + group.count;
+    float *home = recurrence_state<float>(table, group.a, table->row[row].slot, state);
+    float *carry = home ? home : group.carry + (int64_t)state * group.a.depth * group.a.columns;
+    return {max(begin, group.first), min(end, group_end), begin < group.first ? carry : home,
+            end > group_end ? carry : home};
+}
+
+template <int D> static __device__ __forceinline__ void bring(const chunk_group &group, const chunk_run &run, int32_t state,
+                                                              int32_t at, states_shared<D> &shared) {
+    if (run.first + at >= run.last)
+        return;
+    const int64_t record = (int64_t)(run.first + at - group.first) * group.a.states + state;
+    const int32_t stage = at % RECORDS_AHEAD;
+    cuda_mbarrier_expect(&shared.full[stage], sizeof(recurrence_record<D>));
+    cuda_bulk_load(&shared.record[stage], (const recurrence_record<D> *)group.records + record,
+                   sizeof(recurrence_record<D>), &shared.full[stage]);
+    cuda_mbarrier_arrive(&shared.full[stage]);
+}
+
+template <int D, bool DELTA>
+static __device__ void run_states(const cuda_table *table, const chunk_group &group, int32_t row, int32_t item,
+                                  char *memory) {
+    states_shared<D> &shared = *(states_shared<D> *)memory;
+    const recurrence &a = group.a;
+    const int32_t warps = blockDim.x / CUDA_WARP, warp = threadIdx.x / CUDA_WARP, lane = threadIdx.x % CUDA_WARP;
+    column_strip strip = {.state = item / a.slices, .lane = lane};
+    for (int r = 0; r < 2; r++) {
+        strip.column[r] = (item % a.slices * warps + warp) * SPLIT_TILE + lane / 4 + 8 * r;
+        strip.exists[r] = strip.column[r] < a.columns;
+        strip.constant[r] = strip.column[r] == a.width && strip.exists[r];
+    }
+    const chunk_run run = chunk_run_of(table, group, row, strip.state);
+    if (run.first >= run.last)
+        return;
+    if (threadIdx.x == 0) {
+        for (int i = 0; i < RECORDS_AHEAD; i++) {
+            cuda_mbarrier_make(&shared.full[i], 1);
+            cuda_mbarrier_make(&shared.empty[i], warps);
+        }
+        cuda_mbarrier_made();
+        for (int i = 0; i < RECORDS_AHEAD; i++)
+            bring<D>(group, run, strip.state, i, shared);
+    }
+    strip_state<D> state = {};
+    if (run.from)
+        each_element<D>(strip, a.depth, [&](int n, int half, int i, int32_t d) {
+            state.s[n].v[half][i] = run.from[(int64_t)d * a.columns + strip.column[i / 2]];
+        });
+    __syncthreads();
+    for (int32_t at = 0; run.first + at < run.last; at++) {
+        const kern_chunk chunk = table->chunk[run.first + at];
+        const int32_t stage = at % RECORDS_AHEAD;
+        const uint32_t parity = at / RECORDS_AHEAD % 2;
+        split_block u[CHUNK_TILES];
+        load_values(a, chunk, strip, u);
+        cuda_mbarrier_wait(&shared.full[stage], parity);
+        run_chunk<D, DELTA>(a, shared.record[stage], chunk, strip, u, state);
+        __syncwarp();
+        if (lane == 0)
+            cuda_mbarrier_arrive(&shared.empty[stage]);
+        if (threadIdx.x == 0) {
+            cuda_mbarrier_wait(&shared.empty[stage], parity);
+            bring<D>(group, run, strip.state, at + RECORDS_AHEAD, shared);
+        }
+        __syncwarp();
+    }
+    if (run.to)
+        each_element<D>(strip, a.depth, [&](int n, int half, int i, int32_t d) {
+            run.to[(int64_t)d * a.columns + strip.column[i / 2]] = state.s[n].v[half][i];
+        });
+}
+
+#endif
+
+template <int D>
+static __global__ void __launch_bounds__(PREPARE_THREADS, 2)
+    prepare_kernel(const cuda_table *table, const chunk_group group) {
+    cuda_begin();
+    cuda_await();
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
+    extern __shared__ __align__(128) char memory[];
+    prepare<D>(table, group, memory);
+#endif
+}
+
+template <int D, bool DELTA, int WARPS>
+static __global__ void __launch_bounds__(WARPS * CUDA_WARP, 1)
+    states_kernel(const cuda_table *table, const chunk_group group, int32_t first_row) {
+    cuda_begin();
+    cuda_await();
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
+    extern __shared__ __align__(128) char memory[];
+    const int32_t items = group.a.states * group.a.slices;
+    run_states<D, DELTA>(table, group, first_row + blockIdx.x / items, blockIdx.x % items, memory);
+#endif
+}
+
+// ------------------------------------------------------------------------------------------------------------ launching
+
+constexpr int DEPTH_LEAST = 64, DEPTH_MOST = 128, WARPS_LEAST = 4, WARPS_MOST = 8;
+
+// sizeof(prepare_shared) and sizeof(states_shared) of a chip that has them.
+template <int D> constexpr size_t prepare_bytes(void) {
+    return sizeof(recurrence_record<D>) + sizeof(chunk_decay) + 2 * CHUNK * sizeof(float) +
+           sizeof(float) * (2 * CHUNK * SYSTEM_ROW + PREPARE_WARPS * SPLIT_TILE * SPLIT_TILE) + 128;
+}
+template <int D> constexpr size_t states_bytes(void) {
+    return 2 * sizeof(recurrence_record<D>) + 128;
+}
+
+template <int D, bool DELTA, int WARPS>
+static kern_status launch_states(const cuda_step *step, chunk_group group) {
+    group.a.slices = (group.a.columns + WARPS * SPLIT_TILE - 1) / (WARPS * SPLIT_TILE);
+    const kern_status status = cuda_allow_shared(states_kernel<D, DELTA, WARPS>, states_bytes<D>());
+    if (status)
+        return status;
+    const int blocks = (step->rows - step->generated_rows) * group.a.states * group.a.slices;
+    return cuda_start(step, states_kernel<D, DELTA, WARPS>, blocks, WARPS * CUDA_WARP, states_bytes<D>(), step->table,
+                      group, step->generated_rows);
+}
+
+// Warps of a block share the records, but where there are few they had better be on different processors.
+template <int D, bool DELTA> static kern_status launch_states(const cuda_step *step, const chunk_group &group) {
+    const int strips = (group.a.columns + SPLIT_TILE - 1) / SPLIT_TILE, small = (strips + WARPS_LEAST - 1) / WARPS_LEAST;
+    const int64_t blocks = (int64_t)(step->rows - step->generated_rows) * group.a.states * small;
+    return strips <= WARPS_LEAST || blocks <= step->cuda->processors
+               ? launch_states<D, DELTA, WARPS_LEAST>(step, group)
+               : launch_states<D, DELTA, WARPS_MOST>(step, group);
+}
+
+template <int D> static kern_status launch_groups(const cuda_step *step, chunk_group group) {
+    const size_t of_chunk = sizeof(recurrence_record<D>) * (size_t)group.a.states;
+    const int32_t most = (int32_t)(RECORDS_BYTES / of_chunk);
+    kern_status status = cuda_allow_shared(prepare_kernel<D>, prepare_bytes<D>());
+    for (group.first = 0; !status && group.first < step->chunks; group.first += most) {
+        const int32_t left = step->chunks - group.first;
+        group.count = left < most ? left : most;
+        status = cuda_start(step, prepare_kernel<D>, group.count * group.a.states, PREPARE_THREADS, prepare_bytes<D>(),
+                            step->table, group);
+        if (!status)
+            status = group.a.delta ? launch_states<D, true>(step, group) : launch_states<D, false>(step, group);
+    }
+    return status;
+}
+
+static size_t carry_bytes(const kern_recurrence *f) {
+    return sizeof(float) * (size_t)f->heads * (size_t)f->key_width * (size_t)(f->value_width + 1);
+}
+static size_t record_bytes(int32_t depth) {
+    return depth <= DEPTH_LEAST ? sizeof(recurrence_record<DEPTH_LEAST>) : sizeof(recurrence_record<DEPTH_MOST>);
+}
+
+bool cuda_recurrence_has_chunks(const kern_cuda *cuda, const kern_recurrence *f) {
+    const size_t most = states_bytes<DEPTH_MOST>();
+    return cuda->overlaps && cuda->shared_limit >= most && f->storage == KERN_STORE_F32 &&
+           f->decay != KERN_DECAY_CHANNEL && f->key_width <= DEPTH_MOST && f->query_heads <= f->heads &&
+           record_bytes(f->key_width) * (size_t)f->heads <= RECORDS_BYTES;
+}
+
+size_t cuda_recurrence_chunk_workspace(const kern_recurrence *f) {
+    return (carry_bytes(f) + 127) / 128 * 128 + RECORDS_BYTES;
+}
+
+kern_status cuda_recurrence_chunks(const cuda_step *step, const recurrence &a) {
+    chunk_group group = {};
+    group.a = a;
+    group.carry = (float *)(step->cuda->workspace + RECORDS_BYTES);
+    group.records = step->cuda->workspace;
+    return a.depth <= DEPTH_LEAST ? launch_groups<DEPTH_LEAST>(step, group) : launch_groups<DEPTH_MOST>(step, group);
+}
