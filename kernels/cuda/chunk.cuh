@@ -97,13 +97,44 @@ static __device__ __forceinline__ float chunk_put_row(split_tile *row, int32_t i
     return power.inverse;
 }
 
-// sum += rows a of `tiles` tiles times rows b.
+// sum += a row of tiles times another.
 template <int TILES>
-static __device__ __forceinline__ void chunk_multiply(split_sum &sum, const split_tile *a, const split_tile *b,
-                                                      int32_t lane) {
+static __device__ __forceinline__ void chunk_multiply(split_sum &sum, const split_tile (&a)[TILES],
+                                                      const split_tile (&b)[TILES], int32_t lane) {
 #pragma unroll
     for (int n = 0; n < TILES; n++)
         split_multiply(sum, split_load_left(a[n], lane), split_load_right(b[n], lane));
+}
+
+// ------------------------------------------------------------------------------------------------------- chunks of a row
+
+// The first chunk of a row, or of a later one.
+static __device__ __forceinline__ int32_t chunk_of_row(const cuda_table *table, int32_t row) {
+    int32_t low = 0, high = table->n_chunks;
+    while (low < high) {
+        const int32_t middle = (low + high) / 2;
+        if (table->chunk[middle].row < row)
+            low = middle + 1;
+        else
+            high = middle;
+    }
+    return low;
+}
+
+// A row's chunks [first, last) among those of a group, and the state that they begin and end with: the row's home, where
+// it has one, else `carry` between two groups; NULL: from zeros, to nowhere.
+template <typename State> struct chunk_run {
+    int32_t first, last;
+    const State *from;
+    State *to;
+};
+template <typename State>
+static __device__ __forceinline__ chunk_run<State> chunk_run_of(const cuda_table *table, int32_t row, int32_t first,
+                                                                int32_t count, State *home, State *carry) {
+    const int32_t begin = chunk_of_row(table, row), end = chunk_of_row(table, row + 1);
+    State *between = home ? home : carry;
+    return {max(begin, first), min(end, first + count), begin < first ? between : home,
+            end > first + count ? between : home};
 }
 
 #endif

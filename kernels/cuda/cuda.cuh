@@ -72,6 +72,7 @@ struct cuda_step {
     const cuda_table *table; // device memory
     int32_t rows, tokens, logits;
     int32_t generated_rows, chunks; // rows before the prompt rows, and pieces of these (never bounds)
+    bool exact_prompts; // a prompt row is solved exactly
     bool generated;    // every row is a generated one of a single token: row r is token r
     cuda_chain *chain; // that phases are gathered in; NULL: every operation is launched
 };

@@ -29,6 +29,10 @@ static __global__ void __launch_bounds__(mesa_work<D>::THREADS, BLOCKS)
         return;
     }
     const kern_row row = table->row[item];
+    if (a.chunked && row.kind == KERN_ROW_PROMPT && row.solver.mode != KERN_SOLVE_EXACT) {
+        cuda_await();
+        return;
+    }
     const mesa_state home = mesa_state_of<Stored>(table, a, row.slot, head);
     if (home.hk && gridDim.x <= CUDA_FEW_BLOCKS) {
         prefetch(home.hk, mesa_keys<Stored>(D) * sizeof(float));
@@ -268,7 +272,9 @@ kern_status cuda_mesa_prepare(const kern_cuda *cuda, const void *args, size_t *w
         return KERN_INVALID;
     if (a->snapshots.ref)
         return KERN_UNSUPPORTED; // there is no backward pass to read them
-    if (!has_tile(cuda, m))
+    if (cuda_mesa_has_chunks(cuda, m))
+        *workspace_bytes = cuda_mesa_chunk_workspace(m);
+    else if (!has_tile(cuda, m))
         *workspace_bytes =
             sizeof(float) * (size_t)any_workspace_floats(m->key_width, m->value_width) * (size_t)any_blocks(cuda);
     return KERN_OK;
@@ -320,9 +326,13 @@ template <typename Stored> static kern_status run_tiles(const cuda_step *step, c
 }
 
 template <typename Stored> static kern_status run(const cuda_step *step, const kern_mesa_args *args) {
-    const mesa a = mesa_of(args);
-    if (has_tile(step->cuda, &args->mesa))
-        return run_tiles<Stored>(step, a);
+    mesa a = mesa_of(args);
+    a.chunked = step->chunks > 0 && cuda_mesa_has_chunks(step->cuda, &args->mesa);
+    if (has_tile(step->cuda, &args->mesa)) {
+        const kern_status status =
+            !a.chunked || step->generated_rows > 0 || step->exact_prompts ? run_tiles<Stored>(step, a) : KERN_OK;
+        return status || !a.chunked ? status : cuda_mesa_chunks(step, a);
+    }
     const int64_t items = (int64_t)step->rows * a.heads;
     const int most = any_blocks(step->cuda), blocks = items < most ? (int)items : most;
     return cuda_start(step, any_kernel<Stored>, blocks, ANY_THREADS, 0, step->table, a, (float *)step->cuda->workspace);

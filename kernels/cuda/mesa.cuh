@@ -28,10 +28,17 @@ struct mesa {
     kern_solve_sum *sum;
     int32_t heads, depth, width; // H, D, V
     float lambda_bound;
+    bool chunked; // prompt rows go elsewhere (mesa_chunk.cu), but those solved exactly
 };
 
 // ------------------------------------------------------------------------------------------------- states in their
 // slot
+
+// mesa_chunk.cu: the prompt rows of a step chunk by chunk, where the chip and the shape allow; else they go token by
+// token as generated ones do, and so do always those that are solved exactly.
+bool cuda_mesa_has_chunks(const kern_cuda *cuda, const kern_mesa *mesa);
+size_t cuda_mesa_chunk_workspace(const kern_mesa *mesa);
+kern_status cuda_mesa_chunks(const cuda_step *step, const mesa &a);
 
 template <typename Stored> constexpr bool MESA_TRIANGLE = sizeof(Stored) < sizeof(float);
 

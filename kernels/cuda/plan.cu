@@ -23,13 +23,15 @@ static const cuda_table *table_of(const kern_rows *rows) {
 }
 
 static cuda_step step_of(const kern_stream *stream, const kern_rows *rows) {
-    cuda_step step = {cuda_of(stream->device), cuda_handle(stream), table_of(rows), 0, 0, 0, 0, 0, false, NULL};
+    cuda_step step = {cuda_of(stream->device), cuda_handle(stream), table_of(rows), 0, 0, 0, 0, 0, false, false, NULL};
     if (rows) {
         step.rows = rows->n_rows;
         step.tokens = rows->n_tokens;
         step.logits = rows->n_logits;
         step.chunks = rows->n_chunks;
         step.generated_rows = rows->n_chunks ? rows->chunk[0].row : rows->n_rows; // which come first
+        for (int32_t r = step.generated_rows; r < rows->n_rows; r++)
+            step.exact_prompts |= rows->row[r].solver.mode == KERN_SOLVE_EXACT;
         step.generated = rows->n_generated == rows->n_tokens && rows->n_rows == rows->n_tokens;
     }
     return step;

@@ -157,7 +157,7 @@ static __device__ __forceinline__ void multiply_lower(const split_tile (&rows)[C
         if (n > row)
             continue;
         split_sum sum = {};
-        chunk_multiply<D / SPLIT_TILE>(sum, rows[row], shared.record.k[n], lane);
+        chunk_multiply(sum, rows[row], shared.record.k[n], lane);
 #pragma unroll
         for (int half = 0; half < 2; half++)
 #pragma unroll
@@ -315,26 +315,6 @@ static __device__ __forceinline__ split_sum multiply_tile(const split_left (&x)[
     return sum;
 }
 
-template <int N>
-static __device__ __forceinline__ void split_strip(const split_block (&x)[N], split_powers &powers,
-                                                   split_left (&left)[N]) {
-    powers = split_powers_of(x);
-#pragma unroll
-    for (int n = 0; n < N; n++)
-        left[n] = split_left_of(x[n], powers);
-}
-
-// S^T times rows of k or q, a tile of tokens.
-template <int D>
-static __device__ __forceinline__ split_sum multiply_state(const split_left (&s)[D / SPLIT_TILE],
-                                                           const split_tile (&rows)[D / SPLIT_TILE], int32_t lane) {
-    split_sum sum = {};
-#pragma unroll
-    for (int n = 0; n < D / SPLIT_TILE; n++)
-        split_multiply(sum, s[n], split_load_right(rows[n], lane));
-    return sum;
-}
-
 // U^T by the delta rule, in place of V^T.
 template <int D>
 static __device__ __forceinline__ void correct(const recurrence_record<D> &record, const column_strip &strip,
@@ -342,7 +322,7 @@ static __device__ __forceinline__ void correct(const recurrence_record<D> &recor
                                                split_block (&u)[CHUNK_TILES]) {
 #pragma unroll
     for (int n = 0; n < CHUNK_TILES; n++) {
-        const split_sum sum = multiply_state<D>(s, record.k[n], strip.lane);
+        const split_sum sum = split_multiply_rows(s, record.k[n], strip.lane);
 #pragma unroll
         for (int half = 0; half < 2; half++)
 #pragma unroll
@@ -376,7 +356,7 @@ static __device__ __forceinline__ void read_out(const recurrence &a, const recur
     split_strip(u, written_powers, written);
 #pragma unroll
     for (int n = 0; n < CHUNK_TILES; n++) {
-        const split_sum before = multiply_state<D>(s, record.q[n], strip.lane);
+        const split_sum before = split_multiply_rows(s, record.q[n], strip.lane);
         const split_sum inside = multiply_tile(written, record.pairs, n, strip.lane);
 #pragma unroll
         for (int half = 0; half < 2; half++)
@@ -436,35 +416,14 @@ static __device__ __forceinline__ void run_chunk(const recurrence &a, const recu
     advance<D>(record, strip, u, state);
 }
 
-// The first chunk of a row, or of a later one.
-static __device__ __forceinline__ int32_t chunk_of_row(const cuda_table *table, int32_t row) {
-    int32_t low = 0, high = table->n_chunks;
-    while (low < high) {
-        const int32_t middle = (low + high) / 2;
-        if (table->chunk[middle].row < row)
-            low = middle + 1;
-        else
-            high = middle;
-    }
-    return low;
-}
-
-// A row's chunks of the group, and the state that they begin and end with; NULL: from zeros, to nowhere.
-struct chunk_run {
-    int32_t first, last; // [first, last)
-    const float *from;
-    float *to;
-};
-static __device__ __forceinline__ chunk_run chunk_run_of(const cuda_table *table, const chunk_group &group, int32_t row,
-                                                         int32_t state) {
-    const int32_t begin = chunk_of_row(table, row), end = chunk_of_row(table, row + 1), group_end = group.first + group.count;
+static __device__ __forceinline__ chunk_run<float> states_run(const cuda_table *table, const chunk_group &group,
+                                                              int32_t row, int32_t state) {
     float *home = recurrence_state<float>(table, group.a, table->row[row].slot, state);
-    float *carry = home ? home : group.carry + (int64_t)state * group.a.depth * group.a.columns;
-    return {max(begin, group.first), min(end, group_end), begin < group.first ? carry : home,
-            end > group_end ? carry : home};
+    return chunk_run_of(table, row, group.first, group.count, home,
+                        group.carry + (int64_t)state * group.a.depth * group.a.columns);
 }
 
-template <int D> static __device__ __forceinline__ void bring(const chunk_group &group, const chunk_run &run, int32_t state,
+template <int D> static __device__ __forceinline__ void bring(const chunk_group &group, const chunk_run<float> &run, int32_t state,
                                                               int32_t at, states_shared<D> &shared) {
     if (run.first + at >= run.last)
         return;
@@ -488,7 +447,7 @@ static __device__ void run_states(const cuda_table *table, const chunk_group &gr
         strip.exists[r] = strip.column[r] < a.columns;
         strip.constant[r] = strip.column[r] == a.width && strip.exists[r];
     }
-    const chunk_run run = chunk_run_of(table, group, row, strip.state);
+    const chunk_run<float> run = states_run(table, group, row, strip.state);
     if (run.first >= run.last)
         return;
     if (threadIdx.x == 0) {

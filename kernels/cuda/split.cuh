@@ -163,4 +163,24 @@ static __device__ __forceinline__ split_left split_left_of(const split_block &x,
     return a;
 }
 
+template <int N>
+static __device__ __forceinline__ void split_strip(const split_block (&x)[N], split_powers &powers,
+                                                   split_left (&left)[N]) {
+    powers = split_powers_of(x);
+#pragma unroll
+    for (int n = 0; n < N; n++)
+        left[n] = split_left_of(x[n], powers);
+}
+
+// Such rows times rows of tiles: 16 x 16 of the product.
+template <int N>
+static __device__ __forceinline__ split_sum split_multiply_rows(const split_left (&a)[N], const split_tile (&rows)[N],
+                                                                int32_t lane) {
+    split_sum sum = {};
+#pragma unroll
+    for (int n = 0; n < N; n++)
+        split_multiply(sum, a[n], split_load_right(rows[n], lane));
+    return sum;
+}
+
 #endif
