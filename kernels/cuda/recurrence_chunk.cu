@@ -248,9 +248,10 @@ template <int D> struct alignas(128) states_shared {
 
 // A warp's part of a row: 16 columns of a state from a lane's first on, those of the group's chunks.
 struct column_strip {
-    int32_t state, column[2]; // of the lane's two rows
-    bool exists[2], constant[2]; // constant: the unit column
-    int32_t lane;
+    int32_t lane, state, column[2]; // columns of the lane's two rows
+    bool exists[2], reads[2];       // reads: from v
+    float constant[2];              // else: 1 of the unit column
+    float skip[2];
 };
 
 // S^T, rows are columns of the state.
@@ -272,23 +273,30 @@ static __device__ __forceinline__ void each_element(const column_strip &strip, i
             }
 }
 
+// Calls use(tile, half, column of two, first of its tokens' rows at `rows`) for a lane's tokens; `stride`: of a token. Its
+// second row is 8 columns on.
+template <typename Float, typename Use>
+static __device__ __forceinline__ void each_token_row(const column_strip &strip, Float *rows, int64_t stride, Use use) {
+    rows += split_column(strip.lane, 0, 0) * stride + strip.column[0];
+#pragma unroll
+    for (int n = 0; n < CHUNK_TILES; n++)
+#pragma unroll
+        for (int half = 0; half < 2; half++, rows += 8 * stride) {
+            use(n, half, 0, rows);
+            use(n, half, 1, rows + stride);
+        }
+}
+
 // V^T of a chunk, tile by tile of tokens.
 static __device__ __forceinline__ void load_values(const recurrence &a, const kern_chunk &chunk,
                                                    const column_strip &strip, split_block (&v)[CHUNK_TILES]) {
     const float *from = recurrence_value(a, chunk.token0, strip.state);
-    const int64_t stride = (int64_t)a.values * a.width;
+    each_token_row(strip, from, (int64_t)a.values * a.width, [&](int n, int half, int c, const float *row) {
+        const bool exists = n * SPLIT_TILE + split_column(strip.lane, half, c) < chunk.length;
 #pragma unroll
-    for (int n = 0; n < CHUNK_TILES; n++)
-#pragma unroll
-        for (int half = 0; half < 2; half++)
-#pragma unroll
-            for (int i = 0; i < 4; i++) {
-                const int32_t token = n * SPLIT_TILE + split_column(strip.lane, half, i);
-                const bool read = token < chunk.length && strip.exists[i / 2] && !strip.constant[i / 2];
-                v[n].v[half][i] = read                                                       ? from[token * stride + strip.column[i / 2]]
-                                  : strip.constant[i / 2] && token < chunk.length ? 1.0f
-                                                                                             : 0.0f;
-            }
+        for (int r = 0; r < 2; r++)
+            v[n].v[half][2 * r + c] = exists && strip.reads[r] ? row[8 * r] : exists ? strip.constant[r] : 0;
+    });
 }
 
 // Every element x of a strip of tokens becomes value(element, token, row of the lane).
@@ -345,15 +353,17 @@ static __device__ __forceinline__ void correct(const recurrence_record<D> &recor
     }
 }
 
-// O^T of a chunk, to its place.
+// O^T of a chunk without what skips the state.
 template <int D>
-static __device__ __forceinline__ void read_out(const recurrence &a, const recurrence_record<D> &record,
-                                                const kern_chunk &chunk, const column_strip &strip,
-                                                const split_left (&s)[D / SPLIT_TILE], const split_powers &powers,
-                                                const split_block (&u)[CHUNK_TILES]) {
+static __device__ __forceinline__ void read_out(const recurrence_record<D> &record, float scale,
+                                                const column_strip &strip, const split_left (&s)[D / SPLIT_TILE],
+                                                const split_powers &powers, const split_block (&u)[CHUNK_TILES],
+                                                split_block (&o)[CHUNK_TILES]) {
     split_powers written_powers;
     split_left written[CHUNK_TILES];
     split_strip(u, written_powers, written);
+    for (int r = 0; r < 2; r++)
+        written_powers.row[r].inverse *= scale;
 #pragma unroll
     for (int n = 0; n < CHUNK_TILES; n++) {
         const split_sum before = split_multiply_rows(s, record.q[n], strip.lane);
@@ -362,17 +372,33 @@ static __device__ __forceinline__ void read_out(const recurrence &a, const recur
         for (int half = 0; half < 2; half++)
 #pragma unroll
             for (int i = 0; i < 4; i++) {
-                const int32_t token = n * SPLIT_TILE + split_column(strip.lane, half, i), column = strip.column[i / 2];
-                if (token >= chunk.length || !strip.exists[i / 2])
-                    continue;
-                const float start = record.query_start[token], skip = recurrence_skip(a, strip.state, 0, column);
+                const float start = record.query_start[n * SPLIT_TILE + split_column(strip.lane, half, i)] * scale;
                 const float own = split_total(inside, half, i) * written_powers.row[i / 2].inverse;
-                const float o = fmaf(split_total(before, half, i) * powers.row[i / 2].inverse, start,
-                                     own * record.pairs_inverse[n]);
-                const float value = skip != 0 ? recurrence_value(a, chunk.token0 + token, strip.state)[column] : 0;
-                recurrence_output(a, chunk.token0 + token, strip.state, 0)[column] = fmaf(skip, value, a.scale * o);
+                o[n].v[half][i] = fmaf(split_total(before, half, i) * powers.row[i / 2].inverse, start,
+                                       own * record.pairs_inverse[n]);
             }
     }
+}
+
+static __device__ __forceinline__ void store_outputs(const recurrence &a, const kern_chunk &chunk,
+                                                     const column_strip &strip, split_block (&o)[CHUNK_TILES]) {
+    if (a.skip_width) {
+        split_block v[CHUNK_TILES];
+        load_values(a, chunk, strip, v);
+#pragma unroll
+        for (int n = 0; n < CHUNK_TILES; n++)
+#pragma unroll
+            for (int i = 0; i < 8; i++)
+                o[n].v[i / 4][i % 4] = fmaf(strip.skip[i % 4 / 2], v[n].v[i / 4][i % 4], o[n].v[i / 4][i % 4]);
+    }
+    float *to = recurrence_output(a, chunk.token0, strip.state, 0);
+    each_token_row(strip, to, (int64_t)a.outputs * a.columns, [&](int n, int half, int c, float *row) {
+        const bool exists = n * SPLIT_TILE + split_column(strip.lane, half, c) < chunk.length;
+#pragma unroll
+        for (int r = 0; r < 2; r++)
+            if (exists && strip.exists[r])
+                row[8 * r] = o[n].v[half][2 * r + c];
+    });
 }
 
 // S^T over a chunk; u is spent.
@@ -412,7 +438,9 @@ static __device__ __forceinline__ void run_chunk(const recurrence &a, const recu
         correct<D>(record, strip, s, powers, u);
     else
         each_token(strip, u, [&](float x, int32_t token, int) { return x * record.weight[token]; });
-    read_out<D>(a, record, chunk, strip, s, powers, u);
+    split_block o[CHUNK_TILES];
+    read_out<D>(record, a.scale, strip, s, powers, u, o);
+    store_outputs(a, chunk, strip, o);
     advance<D>(record, strip, u, state);
 }
 
@@ -441,11 +469,13 @@ static __device__ void run_states(const cuda_table *table, const chunk_group &gr
     states_shared<D> &shared = *(states_shared<D> *)memory;
     const recurrence &a = group.a;
     const int32_t warps = blockDim.x / CUDA_WARP, warp = threadIdx.x / CUDA_WARP, lane = threadIdx.x % CUDA_WARP;
-    column_strip strip = {.state = item / a.slices, .lane = lane};
+    column_strip strip = {lane, item / a.slices, {}, {}, {}, {}, {}};
     for (int r = 0; r < 2; r++) {
         strip.column[r] = (item % a.slices * warps + warp) * SPLIT_TILE + lane / 4 + 8 * r;
         strip.exists[r] = strip.column[r] < a.columns;
-        strip.constant[r] = strip.column[r] == a.width && strip.exists[r];
+        strip.reads[r] = strip.column[r] < a.width;
+        strip.constant[r] = strip.exists[r] ? 1.0f : 0.0f;
+        strip.skip[r] = recurrence_skip(a, strip.state, 0, strip.column[r]);
     }
     const chunk_run<float> run = states_run(table, group, row, strip.state);
     if (run.first >= run.last)
