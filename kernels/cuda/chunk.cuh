@@ -62,21 +62,18 @@ static __device__ __forceinline__ float chunk_whole_m1(const chunk_decay &decay,
     return decay.first[length - 1] < 0 ? expm1f(decay.high[length - 1]) : -1.0f;
 }
 
-// A vector of a token, WIDTH floats of which `width` exist, into a row of tiles, PARTS threads a row; row[i] is tile
-// i's. Returns the inverse of its power. The threads of a row are neighbours.
-template <int WIDTH, int PARTS>
-static __device__ __forceinline__ float chunk_put_row(split_tile *row, int32_t inner, int32_t part, const float *from,
-                                                      int32_t width) {
+// A vector of a token, WIDTH floats, into a row of tiles, PARTS neighbouring threads a row; row[i] is tile i's. quad(c)
+// is what stands in columns c .. c + 3. Returns the inverse of its power.
+template <int WIDTH, int PARTS, typename Quad>
+static __device__ __forceinline__ float chunk_put_row(split_tile *row, int32_t inner, int32_t part, Quad quad) {
     constexpr int RUNS = WIDTH / 8 / PARTS;
     cuda_quad x[RUNS][2];
     float largest = 0;
-    const bool wide = (uintptr_t)from % sizeof(float4) == 0;
 #pragma unroll
     for (int n = 0; n < RUNS; n++)
 #pragma unroll
         for (int i = 0; i < 2; i++) {
-            const int32_t column = (n * PARTS + part) * 8 + 4 * i;
-            x[n][i] = cuda_load(from + column, from ? width - column : 0, wide);
+            x[n][i] = quad((n * PARTS + part) * 8 + 4 * i);
 #pragma unroll
             for (int e = 0; e < 4; e++)
                 largest = fmaxf(largest, fabsf(x[n][i].v[e]));

@@ -443,8 +443,10 @@ static __device__ __forceinline__ void put_rows(split_tile (&tiles)[CHUNK_TILES]
                                                 int32_t length, const float *from, int64_t stride) {
     constexpr int PARTS = SOLVE_THREADS / CHUNK;
     const int32_t token = threadIdx.x / PARTS, part = threadIdx.x % PARTS;
-    const float got = chunk_put_row<D, PARTS>(tiles[token / SPLIT_TILE], token % SPLIT_TILE, part,
-                                              token < length ? from + token * stride : NULL, D);
+    const float got =
+        chunk_put_row<D, PARTS>(tiles[token / SPLIT_TILE], token % SPLIT_TILE, part, [&](int32_t column) {
+            return cuda_load(from + token * stride + column, token < length ? 4 : 0, true);
+        });
     if (part == 0)
         inverse[token] = got;
 }

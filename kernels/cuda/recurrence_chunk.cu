@@ -13,11 +13,13 @@
 // two of them leaves its state in its slot, or in the workspace where it has none. Numbers are those of split.cuh; a
 // row's bits depend on its chunks alone.
 #include "kernels/cuda/bulk.cuh"
-#include "kernels/cuda/recurrence_chunk.cuh"
+#include "kernels/cuda/recurrence_channel.cuh"
 
-constexpr int PREPARE_THREADS = 128, PREPARE_WARPS = PREPARE_THREADS / CUDA_WARP;
-constexpr int SYSTEM_ROW = CHUNK + 4; // floats; rows of tiles in different banks
+constexpr int PREPARE_THREADS = 128;
 constexpr size_t RECORDS_BYTES = (size_t)288 << 20;
+
+// Records in shared memory: two where they fit.
+template <int D, bool CHANNEL> constexpr int STAGES = CHANNEL && D > 64 ? 1 : 2;
 
 // A group of chunks.
 struct chunk_group {
@@ -29,81 +31,13 @@ struct chunk_group {
 
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
 
-// -------------------------------------------------------------------------------------------------------- the triangle
-
-struct triangle {
-    float l[CHUNK][SYSTEM_ROW];                            // A
-    float t[CHUNK][SYSTEM_ROW];                            // (I + A)^-1
-    float between[PREPARE_WARPS][SPLIT_TILE][SPLIT_TILE];  // of a warp
-};
-
-// t of a diagonal tile, by a warp: a lane solves for a column.
-static __device__ __forceinline__ void invert_tile(triangle &m, int32_t at, int32_t lane) {
-    const int32_t column = lane % SPLIT_TILE;
-    float x[SPLIT_TILE];
-#pragma unroll
-    for (int r = 0; r < SPLIT_TILE; r++) {
-        x[r] = r == column ? 1.0f : 0.0f;
-#pragma unroll
-        for (int s = 0; s < SPLIT_TILE; s++)
-            if (s < r)
-                x[r] = fmaf(-m.l[at + r][at + s], x[s], x[r]);
-    }
-    if (lane < SPLIT_TILE)
-#pragma unroll
-        for (int r = 0; r < SPLIT_TILE; r++)
-            m.t[at + r][at + column] = x[r];
-}
-
-// 8 columns of a row of a 16 x 16 product, a lane's share: sum += a[k] b[k][0 .. 7].
-static __device__ __forceinline__ void add_rows(float (&sum)[8], const float *a, const float *b, int32_t b_row) {
-#pragma unroll
-    for (int k = 0; k < SPLIT_TILE; k++) {
-        const float4 first = *(const float4 *)(b + k * b_row), second = *(const float4 *)(b + k * b_row + 4);
-        sum[0] = fmaf(a[k], first.x, sum[0]), sum[1] = fmaf(a[k], first.y, sum[1]);
-        sum[2] = fmaf(a[k], first.z, sum[2]), sum[3] = fmaf(a[k], first.w, sum[3]);
-        sum[4] = fmaf(a[k], second.x, sum[4]), sum[5] = fmaf(a[k], second.y, sum[5]);
-        sum[6] = fmaf(a[k], second.z, sum[6]), sum[7] = fmaf(a[k], second.w, sum[7]);
-    }
-}
-
-// The tile (i, j), i > j, by a warp, from those nearer to the diagonal: T_ij = -T_ii sum_k A_ik T_kj.
-static __device__ __forceinline__ void invert_between(triangle &m, int32_t i, int32_t j, int32_t warp, int32_t lane) {
-    const int32_t row = lane / 2, column = lane % 2 * 8;
-    float sum[8] = {}, result[8] = {};
-    for (int32_t k = j; k < i; k++)
-        add_rows(sum, &m.l[i * SPLIT_TILE + row][k * SPLIT_TILE], &m.t[k * SPLIT_TILE][j * SPLIT_TILE + column],
-                 SYSTEM_ROW);
-#pragma unroll
-    for (int e = 0; e < 8; e++)
-        m.between[warp][row][column + e] = -sum[e];
-    __syncwarp();
-    add_rows(result, &m.t[i * SPLIT_TILE + row][i * SPLIT_TILE], &m.between[warp][0][column], SPLIT_TILE);
-#pragma unroll
-    for (int e = 0; e < 8; e++)
-        m.t[i * SPLIT_TILE + row][j * SPLIT_TILE + column + e] = result[e];
-}
-
-// By the block; begins and ends with a barrier.
-static __device__ void invert(triangle &m, int32_t warp, int32_t lane) {
-    static_assert(CHUNK_TILES == PREPARE_WARPS, "a warp for each tile of the diagonal");
-    __syncthreads();
-    invert_tile(m, warp * SPLIT_TILE, lane);
-    for (int32_t distance = 1; distance < CHUNK_TILES; distance++) {
-        __syncthreads();
-        if (warp + distance < CHUNK_TILES)
-            invert_between(m, warp + distance, warp, warp, lane);
-    }
-    __syncthreads();
-}
-
 // ------------------------------------------------------------------------------------------------------- the preparation
 
 template <int D> struct alignas(128) prepare_shared {
-    recurrence_record<D> record;
+    recurrence_record<D, false> record;
     chunk_decay decay;
     float key_inverse[CHUNK], query_inverse[CHUNK];
-    triangle system;
+    recurrence_triangle system;
 };
 
 // K or Q of a chunk: two threads a token.
@@ -112,38 +46,14 @@ static __device__ __forceinline__ void put_operand(split_tile (&tiles)[CHUNK_TIL
                                                    int32_t length, const float *rows, int64_t stride, int32_t depth) {
     constexpr int PARTS = PREPARE_THREADS / CHUNK;
     const int32_t token = threadIdx.x / PARTS, part = threadIdx.x % PARTS;
-    const float *from = token < length ? rows + token * stride : NULL;
-    const float got = chunk_put_row<D, PARTS>(tiles[token / SPLIT_TILE], token % SPLIT_TILE, part, from, depth);
+    const float *from = rows + token * stride;
+    const bool wide = (uintptr_t)from % sizeof(float4) == 0;
+    const float got =
+        chunk_put_row<D, PARTS>(tiles[token / SPLIT_TILE], token % SPLIT_TILE, part, [&](int32_t column) {
+            return cuda_load(from + column, token < length ? depth - column : 0, wide);
+        });
     if (part == 0)
         inverse[token] = got;
-}
-
-// Rows of tiles 0 .. `row` of a lower triangle, as operand; one power for the 16 rows.
-template <typename Element>
-static __device__ __forceinline__ void put_lower(split_tile *tiles, float &inverse, int32_t row, int32_t lane,
-                                                 Element element) {
-    float largest = 0;
-    split_block x[CHUNK_TILES];
-#pragma unroll
-    for (int n = 0; n < CHUNK_TILES; n++)
-#pragma unroll
-        for (int half = 0; half < 2; half++)
-#pragma unroll
-            for (int i = 0; i < 4; i++) {
-                x[n].v[half][i] = n <= row ? element(n, half, i) : 0;
-                largest = fmaxf(largest, fabsf(x[n].v[half][i]));
-            }
-    const split_power power = split_power_of(cuda_warp_max(largest));
-    if (lane == 0)
-        inverse = power.inverse;
-#pragma unroll
-    for (int n = 0; n < CHUNK_TILES; n++)
-#pragma unroll
-        for (int half = 0; half < 2; half++)
-#pragma unroll
-            for (int i = 0; i < 4 && n <= row; i += 2)
-                split_put_pair(tiles[chunk_lower(row, n)], split_row(lane, i), split_column(lane, half, i),
-                               x[n].v[half][i] * power.scale, x[n].v[half][i + 1] * power.scale);
 }
 
 // A row of tiles of `rows` times those of k, into x.
@@ -191,7 +101,7 @@ static __device__ __forceinline__ void put_system(prepare_shared<D> &shared, int
 
 // What the tokens are multiplied with, by threads of a token each.
 template <int D> static __device__ __forceinline__ void put_factors(prepare_shared<D> &shared, int32_t length) {
-    recurrence_record<D> &record = shared.record;
+    recurrence_record<D, false> &record = shared.record;
     for (int32_t i = threadIdx.x; i < CHUNK; i += PREPARE_THREADS) {
         const float start = chunk_from_start(shared.decay, length, i);
         record.key_start[i] = start * shared.key_inverse[i];
@@ -199,12 +109,12 @@ template <int D> static __device__ __forceinline__ void put_factors(prepare_shar
         record.key_end[i] = (i < length ? chunk_pair(shared.decay, length, length - 1, i) : 0) * shared.key_inverse[i];
     }
     if (threadIdx.x == 0)
-        record.whole_m1 = chunk_whole_m1(shared.decay, length);
+        record.whole_m1[0] = chunk_whole_m1(shared.decay, length);
 }
 
 template <int D> static __device__ void prepare(const cuda_table *table, const chunk_group &group, char *memory) {
     prepare_shared<D> &shared = *(prepare_shared<D> *)memory;
-    recurrence_record<D> &record = shared.record;
+    recurrence_record<D, false> &record = shared.record;
     const recurrence &a = group.a;
     const int32_t at = blockIdx.x / a.states, state = blockIdx.x % a.states;
     const kern_chunk chunk = table->chunk[group.first + at];
@@ -222,11 +132,11 @@ template <int D> static __device__ void prepare(const cuda_table *table, const c
     put_factors(shared, length);
     split_block p[CHUNK_TILES];
     multiply_lower<D>(record.q, shared, shared.query_inverse, length, warp, lane, p);
-    put_lower(record.pairs, record.pairs_inverse[warp], warp, lane, [&](int n, int half, int i) { return p[n].v[half][i]; });
+    recurrence_put_lower(record.pairs, record.pairs_inverse[warp], warp, lane, [&](int n, int half, int i) { return p[n].v[half][i]; });
     if (a.delta) {
         put_system(shared, length, CHUNK_TILES - 1 - warp, lane); // even shares
-        invert(shared.system, warp, lane);
-        put_lower(record.system, record.system_inverse[warp], warp, lane, [&](int n, int half, int e) {
+        recurrence_invert(shared.system, warp, lane);
+        recurrence_put_lower(record.system, record.system_inverse[warp], warp, lane, [&](int n, int half, int e) {
             const int32_t i = warp * SPLIT_TILE + split_row(lane, e), j = n * SPLIT_TILE + split_column(lane, half, e);
             return i >= j ? shared.system.t[i][j] * record.weight[j] : 0;
         });
@@ -234,16 +144,14 @@ template <int D> static __device__ void prepare(const cuda_table *table, const c
     cuda_bulk_fence();
     __syncthreads();
     if (threadIdx.x == 0)
-        cuda_bulk_store((recurrence_record<D> *)group.records + blockIdx.x, &record, sizeof record);
+        cuda_bulk_store((recurrence_record<D, false> *)group.records + blockIdx.x, &record, sizeof record);
 }
 
 // ----------------------------------------------------------------------------------------------------------- the states
 
-enum { RECORDS_AHEAD = 2 };
-
-template <int D> struct alignas(128) states_shared {
-    recurrence_record<D> record[RECORDS_AHEAD];
-    cuda_mbarrier full[RECORDS_AHEAD], empty[RECORDS_AHEAD];
+template <int D, bool CHANNEL> struct alignas(128) states_shared {
+    recurrence_record<D, CHANNEL> record[STAGES<D, CHANNEL>];
+    cuda_mbarrier full[STAGES<D, CHANNEL>], empty[STAGES<D, CHANNEL>];
 };
 
 // A warp's part of a row: 16 columns of a state from a lane's first on, those of the group's chunks.
@@ -324,8 +232,8 @@ static __device__ __forceinline__ split_sum multiply_tile(const split_left (&x)[
 }
 
 // U^T by the delta rule, in place of V^T.
-template <int D>
-static __device__ __forceinline__ void correct(const recurrence_record<D> &record, const column_strip &strip,
+template <int D, bool CHANNEL>
+static __device__ __forceinline__ void correct(const recurrence_record<D, CHANNEL> &record, const column_strip &strip,
                                                const split_left (&s)[D / SPLIT_TILE], const split_powers &powers,
                                                split_block (&u)[CHUNK_TILES]) {
 #pragma unroll
@@ -354,8 +262,8 @@ static __device__ __forceinline__ void correct(const recurrence_record<D> &recor
 }
 
 // O^T of a chunk without what skips the state.
-template <int D>
-static __device__ __forceinline__ void read_out(const recurrence_record<D> &record, float scale,
+template <int D, bool CHANNEL>
+static __device__ __forceinline__ void read_out(const recurrence_record<D, CHANNEL> &record, float scale,
                                                 const column_strip &strip, const split_left (&s)[D / SPLIT_TILE],
                                                 const split_powers &powers, const split_block (&u)[CHUNK_TILES],
                                                 split_block (&o)[CHUNK_TILES]) {
@@ -402,46 +310,47 @@ static __device__ __forceinline__ void store_outputs(const recurrence &a, const 
 }
 
 // S^T over a chunk; u is spent.
-template <int D>
-static __device__ __forceinline__ void advance(const recurrence_record<D> &record, const column_strip &strip,
+template <int D, bool CHANNEL>
+static __device__ __forceinline__ void advance(const recurrence_record<D, CHANNEL> &record, const column_strip &strip,
                                                split_block (&u)[CHUNK_TILES], strip_state<D> &state) {
     each_token(strip, u, [&](float x, int32_t token, int) { return x * record.key_end[token]; });
     split_powers powers;
     split_left left[CHUNK_TILES];
     split_strip(u, powers, left);
-    const float whole_m1 = record.whole_m1;
+    const auto &keys = recurrence_keys_to_end(record);
 #pragma unroll
     for (int n = 0; n < D / SPLIT_TILE; n++) {
         split_sum sum = {};
 #pragma unroll
         for (int tile = 0; tile < CHUNK_TILES; tile++)
-            split_multiply(sum, left[tile], split_load_turned(record.k[tile][n], strip.lane));
+            split_multiply(sum, left[tile], split_load_turned(keys[tile][n], strip.lane));
 #pragma unroll
         for (int half = 0; half < 2; half++)
 #pragma unroll
             for (int i = 0; i < 4; i++) {
-                const float s = state.s[n].v[half][i], kept = whole_m1 > -1 ? fmaf(whole_m1, s, s) : 0;
+                const int32_t d = CHANNEL ? n * SPLIT_TILE + split_column(strip.lane, half, i) : 0;
+                const float s = state.s[n].v[half][i], m1 = record.whole_m1[d], kept = m1 > -1 ? fmaf(m1, s, s) : 0;
                 state.s[n].v[half][i] = fmaf(split_total(sum, half, i), powers.row[i / 2].inverse, kept);
             }
     }
 }
 
 // One chunk.
-template <int D, bool DELTA>
-static __device__ __forceinline__ void run_chunk(const recurrence &a, const recurrence_record<D> &record,
+template <int D, bool CHANNEL, bool DELTA>
+static __device__ __forceinline__ void run_chunk(const recurrence &a, const recurrence_record<D, CHANNEL> &record,
                                                  const kern_chunk &chunk, const column_strip &strip,
                                                  split_block (&u)[CHUNK_TILES], strip_state<D> &state) {
     split_powers powers;
     split_left s[D / SPLIT_TILE];
     split_strip(state.s, powers, s);
     if (DELTA)
-        correct<D>(record, strip, s, powers, u);
+        correct<D, CHANNEL>(record, strip, s, powers, u);
     else
         each_token(strip, u, [&](float x, int32_t token, int) { return x * record.weight[token]; });
     split_block o[CHUNK_TILES];
-    read_out<D>(record, a.scale, strip, s, powers, u, o);
+    read_out<D, CHANNEL>(record, a.scale, strip, s, powers, u, o);
     store_outputs(a, chunk, strip, o);
-    advance<D>(record, strip, u, state);
+    advance<D, CHANNEL>(record, strip, u, state);
 }
 
 static __device__ __forceinline__ chunk_run<float> states_run(const cuda_table *table, const chunk_group &group,
@@ -451,22 +360,23 @@ static __device__ __forceinline__ chunk_run<float> states_run(const cuda_table *
                         group.carry + (int64_t)state * group.a.depth * group.a.columns);
 }
 
-template <int D> static __device__ __forceinline__ void bring(const chunk_group &group, const chunk_run<float> &run, int32_t state,
-                                                              int32_t at, states_shared<D> &shared) {
+template <int D, bool CHANNEL>
+static __device__ __forceinline__ void bring(const chunk_group &group, const chunk_run<float> &run, int32_t state,
+                                                              int32_t at, states_shared<D, CHANNEL> &shared) {
     if (run.first + at >= run.last)
         return;
     const int64_t record = (int64_t)(run.first + at - group.first) * group.a.states + state;
-    const int32_t stage = at % RECORDS_AHEAD;
-    cuda_mbarrier_expect(&shared.full[stage], sizeof(recurrence_record<D>));
-    cuda_bulk_load(&shared.record[stage], (const recurrence_record<D> *)group.records + record,
-                   sizeof(recurrence_record<D>), &shared.full[stage]);
+    const int32_t stage = at % STAGES<D, CHANNEL>;
+    cuda_mbarrier_expect(&shared.full[stage], sizeof(recurrence_record<D, CHANNEL>));
+    cuda_bulk_load(&shared.record[stage], (const recurrence_record<D, CHANNEL> *)group.records + record,
+                   sizeof(recurrence_record<D, CHANNEL>), &shared.full[stage]);
     cuda_mbarrier_arrive(&shared.full[stage]);
 }
 
-template <int D, bool DELTA>
+template <int D, bool CHANNEL, bool DELTA>
 static __device__ void run_states(const cuda_table *table, const chunk_group &group, int32_t row, int32_t item,
                                   char *memory) {
-    states_shared<D> &shared = *(states_shared<D> *)memory;
+    states_shared<D, CHANNEL> &shared = *(states_shared<D, CHANNEL> *)memory;
     const recurrence &a = group.a;
     const int32_t warps = blockDim.x / CUDA_WARP, warp = threadIdx.x / CUDA_WARP, lane = threadIdx.x % CUDA_WARP;
     column_strip strip = {lane, item / a.slices, {}, {}, {}, {}, {}};
@@ -481,13 +391,13 @@ static __device__ void run_states(const cuda_table *table, const chunk_group &gr
     if (run.first >= run.last)
         return;
     if (threadIdx.x == 0) {
-        for (int i = 0; i < RECORDS_AHEAD; i++) {
+        for (int i = 0; i < STAGES<D, CHANNEL>; i++) {
             cuda_mbarrier_make(&shared.full[i], 1);
             cuda_mbarrier_make(&shared.empty[i], warps);
         }
         cuda_mbarrier_made();
-        for (int i = 0; i < RECORDS_AHEAD; i++)
-            bring<D>(group, run, strip.state, i, shared);
+        for (int i = 0; i < STAGES<D, CHANNEL>; i++)
+            bring<D, CHANNEL>(group, run, strip.state, i, shared);
     }
     strip_state<D> state = {};
     if (run.from)
@@ -497,18 +407,18 @@ static __device__ void run_states(const cuda_table *table, const chunk_group &gr
     __syncthreads();
     for (int32_t at = 0; run.first + at < run.last; at++) {
         const kern_chunk chunk = table->chunk[run.first + at];
-        const int32_t stage = at % RECORDS_AHEAD;
-        const uint32_t parity = at / RECORDS_AHEAD % 2;
+        const int32_t stage = at % STAGES<D, CHANNEL>;
+        const uint32_t parity = at / STAGES<D, CHANNEL> % 2;
         split_block u[CHUNK_TILES];
         load_values(a, chunk, strip, u);
         cuda_mbarrier_wait(&shared.full[stage], parity);
-        run_chunk<D, DELTA>(a, shared.record[stage], chunk, strip, u, state);
+        run_chunk<D, CHANNEL, DELTA>(a, shared.record[stage], chunk, strip, u, state);
         __syncwarp();
         if (lane == 0)
             cuda_mbarrier_arrive(&shared.empty[stage]);
         if (threadIdx.x == 0) {
             cuda_mbarrier_wait(&shared.empty[stage], parity);
-            bring<D>(group, run, strip.state, at + RECORDS_AHEAD, shared);
+            bring<D, CHANNEL>(group, run, strip.state, at + STAGES<D, CHANNEL>, shared);
         }
         __syncwarp();
     }
@@ -531,7 +441,19 @@ static __global__ void __launch_bounds__(PREPARE_THREADS, 2)
 #endif
 }
 
-template <int D, bool DELTA, int WARPS>
+template <int D>
+static __global__ void __launch_bounds__(CHANNEL_THREADS, 1)
+    prepare_channel_kernel(const cuda_table *table, const chunk_group group) {
+    cuda_begin();
+    cuda_await();
+    extern __shared__ __align__(128) char memory[];
+    const recurrence &a = group.a;
+    const int32_t state = blockIdx.x % a.states;
+    channel_prepare<D>(table, a, table->chunk[group.first + blockIdx.x / a.states], state,
+                       ((recurrence_record<D, true> *)group.records)[blockIdx.x], *(channel_shared<D> *)memory);
+}
+
+template <int D, bool CHANNEL, bool DELTA, int WARPS>
 static __global__ void __launch_bounds__(WARPS * CUDA_WARP, 1)
     states_kernel(const cuda_table *table, const chunk_group group, int32_t first_row) {
     cuda_begin();
@@ -539,7 +461,7 @@ static __global__ void __launch_bounds__(WARPS * CUDA_WARP, 1)
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
     extern __shared__ __align__(128) char memory[];
     const int32_t items = group.a.states * group.a.slices;
-    run_states<D, DELTA>(table, group, first_row + blockIdx.x / items, blockIdx.x % items, memory);
+    run_states<D, CHANNEL, DELTA>(table, group, first_row + blockIdx.x / items, blockIdx.x % items, memory);
 #endif
 }
 
@@ -549,44 +471,56 @@ constexpr int DEPTH_LEAST = 64, DEPTH_MOST = 128, WARPS_LEAST = 4, WARPS_MOST = 
 
 // sizeof(prepare_shared) and sizeof(states_shared) of a chip that has them.
 template <int D> constexpr size_t prepare_bytes(void) {
-    return sizeof(recurrence_record<D>) + sizeof(chunk_decay) + 2 * CHUNK * sizeof(float) +
-           sizeof(float) * (2 * CHUNK * SYSTEM_ROW + PREPARE_WARPS * SPLIT_TILE * SPLIT_TILE) + 128;
+    return sizeof(recurrence_record<D, false>) + sizeof(chunk_decay) + 2 * CHUNK * sizeof(float) +
+           sizeof(recurrence_triangle) + 128;
 }
-template <int D> constexpr size_t states_bytes(void) {
-    return 2 * sizeof(recurrence_record<D>) + 128;
+template <int D, bool CHANNEL> constexpr size_t states_bytes(void) {
+    return STAGES<D, CHANNEL> * sizeof(recurrence_record<D, CHANNEL>) + 128;
 }
 
-template <int D, bool DELTA, int WARPS>
-static kern_status launch_states(const cuda_step *step, chunk_group group) {
+template <int D, bool CHANNEL, bool DELTA, int WARPS>
+static kern_status launch_strips(const cuda_step *step, chunk_group group) {
+    constexpr size_t bytes = states_bytes<D, CHANNEL>();
     group.a.slices = (group.a.columns + WARPS * SPLIT_TILE - 1) / (WARPS * SPLIT_TILE);
-    const kern_status status = cuda_allow_shared(states_kernel<D, DELTA, WARPS>, states_bytes<D>());
+    const kern_status status = cuda_allow_shared(states_kernel<D, CHANNEL, DELTA, WARPS>, bytes);
     if (status)
         return status;
     const int blocks = (step->rows - step->generated_rows) * group.a.states * group.a.slices;
-    return cuda_start(step, states_kernel<D, DELTA, WARPS>, blocks, WARPS * CUDA_WARP, states_bytes<D>(), step->table,
+    return cuda_start(step, states_kernel<D, CHANNEL, DELTA, WARPS>, blocks, WARPS * CUDA_WARP, bytes, step->table,
                       group, step->generated_rows);
 }
 
 // Warps of a block share the records, but where there are few they had better be on different processors.
-template <int D, bool DELTA> static kern_status launch_states(const cuda_step *step, const chunk_group &group) {
+template <int D, bool CHANNEL, bool DELTA>
+static kern_status launch_states(const cuda_step *step, const chunk_group &group) {
     const int strips = (group.a.columns + SPLIT_TILE - 1) / SPLIT_TILE, small = (strips + WARPS_LEAST - 1) / WARPS_LEAST;
     const int64_t blocks = (int64_t)(step->rows - step->generated_rows) * group.a.states * small;
     return strips <= WARPS_LEAST || blocks <= step->cuda->processors
-               ? launch_states<D, DELTA, WARPS_LEAST>(step, group)
-               : launch_states<D, DELTA, WARPS_MOST>(step, group);
+               ? launch_strips<D, CHANNEL, DELTA, WARPS_LEAST>(step, group)
+               : launch_strips<D, CHANNEL, DELTA, WARPS_MOST>(step, group);
 }
 
-template <int D> static kern_status launch_groups(const cuda_step *step, chunk_group group) {
-    const size_t of_chunk = sizeof(recurrence_record<D>) * (size_t)group.a.states;
+template <int D> static kern_status launch_prepare(const cuda_step *step, const chunk_group &group) {
+    const bool channel = group.a.decay == KERN_DECAY_CHANNEL;
+    const size_t bytes = channel ? sizeof(channel_shared<D>) : prepare_bytes<D>();
+    const auto kernel = channel ? prepare_channel_kernel<D> : prepare_kernel<D>;
+    const kern_status status = cuda_allow_shared(kernel, bytes);
+    return status ? status
+                  : cuda_start(step, kernel, group.count * group.a.states, channel ? CHANNEL_THREADS : PREPARE_THREADS,
+                               bytes, step->table, group);
+}
+
+template <int D, bool CHANNEL> static kern_status launch_groups(const cuda_step *step, chunk_group group) {
+    const size_t of_chunk = sizeof(recurrence_record<D, CHANNEL>) * (size_t)group.a.states;
     const int32_t most = (int32_t)(RECORDS_BYTES / of_chunk);
-    kern_status status = cuda_allow_shared(prepare_kernel<D>, prepare_bytes<D>());
+    kern_status status = KERN_OK;
     for (group.first = 0; !status && group.first < step->chunks; group.first += most) {
         const int32_t left = step->chunks - group.first;
         group.count = left < most ? left : most;
-        status = cuda_start(step, prepare_kernel<D>, group.count * group.a.states, PREPARE_THREADS, prepare_bytes<D>(),
-                            step->table, group);
+        status = launch_prepare<D>(step, group);
         if (!status)
-            status = group.a.delta ? launch_states<D, true>(step, group) : launch_states<D, false>(step, group);
+            status = group.a.delta ? launch_states<D, CHANNEL, true>(step, group)
+                                   : launch_states<D, CHANNEL, false>(step, group);
     }
     return status;
 }
@@ -594,25 +528,28 @@ template <int D> static kern_status launch_groups(const cuda_step *step, chunk_g
 static size_t carry_bytes(const kern_recurrence *f) {
     return sizeof(float) * (size_t)f->heads * (size_t)f->key_width * (size_t)(f->value_width + 1);
 }
-static size_t record_bytes(int32_t depth) {
-    return depth <= DEPTH_LEAST ? sizeof(recurrence_record<DEPTH_LEAST>) : sizeof(recurrence_record<DEPTH_MOST>);
-}
 
 bool cuda_recurrence_has_chunks(const kern_cuda *cuda, const kern_recurrence *f) {
-    const size_t most = states_bytes<DEPTH_MOST>();
-    return cuda->overlaps && cuda->shared_limit >= most && f->storage == KERN_STORE_F32 &&
-           f->decay != KERN_DECAY_CHANNEL && f->key_width <= DEPTH_MOST && f->query_heads <= f->heads &&
-           record_bytes(f->key_width) * (size_t)f->heads <= RECORDS_BYTES;
+    const size_t most = sizeof(channel_shared<DEPTH_MOST>) > states_bytes<DEPTH_MOST, false>()
+                            ? sizeof(channel_shared<DEPTH_MOST>)
+                            : states_bytes<DEPTH_MOST, false>();
+    return cuda->overlaps && cuda->shared_limit >= most && f->storage == KERN_STORE_F32 && f->key_width <= DEPTH_MOST &&
+           f->query_heads <= f->heads &&
+           sizeof(recurrence_record<DEPTH_MOST, true>) * (size_t)f->heads <= RECORDS_BYTES;
 }
 
 size_t cuda_recurrence_chunk_workspace(const kern_recurrence *f) {
-    return (carry_bytes(f) + 127) / 128 * 128 + RECORDS_BYTES;
+    return RECORDS_BYTES + carry_bytes(f);
 }
 
 kern_status cuda_recurrence_chunks(const cuda_step *step, const recurrence &a) {
     chunk_group group = {};
     group.a = a;
-    group.carry = (float *)(step->cuda->workspace + RECORDS_BYTES);
     group.records = step->cuda->workspace;
-    return a.depth <= DEPTH_LEAST ? launch_groups<DEPTH_LEAST>(step, group) : launch_groups<DEPTH_MOST>(step, group);
+    group.carry = (float *)(step->cuda->workspace + RECORDS_BYTES);
+    if (a.decay == KERN_DECAY_CHANNEL)
+        return a.depth <= DEPTH_LEAST ? launch_groups<DEPTH_LEAST, true>(step, group)
+                                      : launch_groups<DEPTH_MOST, true>(step, group);
+    return a.depth <= DEPTH_LEAST ? launch_groups<DEPTH_LEAST, false>(step, group)
+                                  : launch_groups<DEPTH_MOST, false>(step, group);
 }

@@ -151,6 +151,29 @@ template <int N> static __device__ __forceinline__ split_powers split_powers_of(
     return powers;
 }
 
+// The largest magnitude that a lane has.
+template <int N> static __device__ __forceinline__ float split_largest(const split_block (&x)[N]) {
+    float largest = 0;
+#pragma unroll
+    for (int n = 0; n < N; n++)
+#pragma unroll
+        for (int i = 0; i < 8; i++)
+            largest = fmaxf(largest, fabsf(x[n].v[i / 4][i % 4]));
+    return largest;
+}
+
+// A block whose rows are columns of the product.
+static __device__ __forceinline__ split_right split_right_of(const split_block &x, const split_power &power) {
+    split_right b;
+#pragma unroll
+    for (int half = 0; half < 2; half++)
+#pragma unroll
+        for (int r = 0; r < 2; r++)
+            split_pair(x.v[half][2 * r] * power.scale, x.v[half][2 * r + 1] * power.scale, b.high[2 * r + half],
+                       b.low[2 * r + half]);
+    return b;
+}
+
 // A block of results as the left operand of the next product.
 static __device__ __forceinline__ split_left split_left_of(const split_block &x, const split_powers &powers) {
     split_left a;
