@@ -186,7 +186,7 @@ static inline void check_forward(problem *p, double tolerance) {
 static inline bool meet(int law, int shape) {
     return shape == 0 || ((law ^ law >> 2 ^ law >> 3 ^ shape) & 1);
 }
-static const char *device_of(int law, int shape) {
+static inline const char *device_of(int law, int shape) {
     return sequence_devices[(law + law / 3 + shape) % SEQUENCE_DEVICES];
 }
 static inline void training_rows(kernel_test *test) {

@@ -1,0 +1,356 @@
+// SPDX-License-Identifier: Apache-2.0
+// Measures the recurrence family and the Mesa layer for prompts on a device, one Markdown table.
+//
+// Rows begin with zero states and leave none, as the kernels of flash-linear-attention are measured; a launch takes the
+// next operands of a pool larger than any cache. A round measures a copy of one operand of the pool, then the launches.
+// Figures are medians over the rounds. The floor of a case is the larger of two times: of its operands at the rate of
+// that copy, and of its products (each counted once, a solve's by its mean steps) at the rate that --tflops says.
+#include <getopt.h>
+#include <math.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <time.h>
+
+#include "kernels/kernels.h"
+
+enum { HEADS = 6, ROUNDS_MAX = 99, TOKENS = 65536, CPU_TOKENS = 2048, VECTORS = 6, CHUNK = 64 };
+
+typedef struct subject {
+    const char *name;
+    kern_op op;
+    kern_decay decay;
+    kern_update update;
+    kern_solver solver;
+} subject;
+
+static const subject subjects[] = {
+    {"linear attention", KERN_OP_RECURRENCE, KERN_DECAY_NONE, KERN_UPDATE_ADD, {0}},
+    {"scalar decay (Mamba-2)", KERN_OP_RECURRENCE, KERN_DECAY_SCALAR, KERN_UPDATE_ADD, {0}},
+    {"gated delta rule", KERN_OP_RECURRENCE, KERN_DECAY_SCALAR, KERN_UPDATE_DELTA, {0}},
+    {"channel decay (GLA)", KERN_OP_RECURRENCE, KERN_DECAY_CHANNEL, KERN_UPDATE_ADD, {0}},
+    {"delta rule, channel decay (KDA)", KERN_OP_RECURRENCE, KERN_DECAY_CHANNEL, KERN_UPDATE_DELTA, {0}},
+    {"mesa, 0 steps", KERN_OP_MESA, KERN_DECAY_SCALAR, KERN_UPDATE_ADD, {KERN_SOLVE_STEPS, 0, 0}},
+    {"mesa, 10 steps", KERN_OP_MESA, KERN_DECAY_SCALAR, KERN_UPDATE_ADD, {KERN_SOLVE_STEPS, 10, 0}},
+    {"mesa, 30 steps", KERN_OP_MESA, KERN_DECAY_SCALAR, KERN_UPDATE_ADD, {KERN_SOLVE_STEPS, 30, 0}},
+    {"mesa, tolerance 1e-4", KERN_OP_MESA, KERN_DECAY_SCALAR, KERN_UPDATE_ADD, {KERN_SOLVE_TOLERANCE, 30, 1e-4f}},
+    {"mesa, tolerance 1e-3", KERN_OP_MESA, KERN_DECAY_SCALAR, KERN_UPDATE_ADD, {KERN_SOLVE_TOLERANCE, 30, 1e-3f}},
+    {"mesa, tolerance 1e-2", KERN_OP_MESA, KERN_DECAY_SCALAR, KERN_UPDATE_ADD, {KERN_SOLVE_TOLERANCE, 30, 1e-2f}},
+};
+enum { SUBJECTS = sizeof subjects / sizeof subjects[0] };
+
+static const struct {
+    int32_t rows, length;
+} shapes[] = {{16, 2048}, {1, TOKENS}, {1, 2048}, {1, 512}, {8, 512}};
+enum { SHAPES = sizeof shapes / sizeof shapes[0] };
+
+typedef struct bench {
+    kern_device *device;
+    kern_stream *stream;
+    kern_rows *rows;
+    float *vectors[VECTORS]; // q, k, v, o, log decays of channels, x: (tokens, HEADS, width)
+    float *g, *beta, *params;
+    kern_solve_report *report;
+    size_t tokens;
+    double least_seconds, flops;
+    int rounds;
+    const char *what;
+} bench;
+
+static void check(kern_status status, const char *what) {
+    if (status == KERN_OK)
+        return;
+    fprintf(stderr, "bench_prompts: %s: %s\n", what, kern_status_text(status));
+    exit(1);
+}
+
+static double now(void) {
+    struct timespec t;
+    clock_gettime(CLOCK_MONOTONIC, &t);
+    return (double)t.tv_sec + 1e-9 * (double)t.tv_nsec;
+}
+
+static int compare(const void *a, const void *b) {
+    const double x = *(const double *)a, y = *(const double *)b;
+    return (x > y) - (x < y);
+}
+static double median(double *x, int count) {
+    qsort(x, (size_t)count, sizeof *x, compare);
+    return count % 2 ? x[count / 2] : 0.5 * (x[count / 2 - 1] + x[count / 2]);
+}
+
+// ---------------------------------------------------------------------------------------------------------- operands
+
+static float uniform(uint64_t *seed) { // [0, 1)
+    *seed = *seed * 6364136223846793005u + 1442695040888963407u;
+    return (float)((double)(*seed >> 11) * 0x1p-53);
+}
+
+typedef enum kind { KEYS, NUMBERS, DECAYS, WEIGHTS } kind;
+
+// `count` floats in vectors of `width`; keys of unit length with a common direction, as a layer's are.
+static float *make_operand(const bench *b, size_t count, size_t width, kind kind, uint64_t *seed) {
+    float *host = malloc(count * sizeof *host), *made = NULL;
+    if (!host)
+        check(KERN_NO_MEMORY, "operands");
+    for (size_t i = 0; i < count; i += width) {
+        double square = 1e-12;
+        for (size_t j = i; j < i + width; j++) {
+            const float x = uniform(seed);
+            host[j] = kind == KEYS ? 1.5f * x - 0.5f : kind == NUMBERS ? 2 * x - 1 : kind == DECAYS ? -0.1f * x : x;
+            square += (double)host[j] * host[j];
+        }
+        for (size_t j = i; kind == KEYS && j < i + width; j++)
+            host[j] = (float)(host[j] / sqrt(square));
+    }
+    check(kern_alloc(b->device, count * sizeof *host, (void **)&made), "operands");
+    check(kern_upload(b->stream, made, host, count * sizeof *host), "operands");
+    check(kern_synchronize(b->stream), "operands");
+    free(host);
+    return made;
+}
+
+static void make_operands(bench *b, size_t width) {
+    static const kind kinds[VECTORS] = {KEYS, KEYS, NUMBERS, NUMBERS, DECAYS, NUMBERS};
+    uint64_t seed = 1;
+    const size_t vectors = b->tokens * HEADS;
+    for (int i = 0; i < VECTORS; i++)
+        b->vectors[i] = make_operand(b, vectors * width, width, kinds[i], &seed);
+    b->g = make_operand(b, vectors, 1, DECAYS, &seed);
+    b->beta = make_operand(b, vectors, 1, WEIGHTS, &seed);
+    b->params = make_operand(b, HEADS * width, 1, NUMBERS, &seed);
+    check(kern_alloc(b->device, vectors * sizeof *b->report, (void **)&b->report), "reports");
+}
+
+static void free_operands(bench *b) {
+    for (int i = 0; i < VECTORS; i++)
+        kern_free(b->device, b->vectors[i]);
+    float *others[] = {b->g, b->beta, b->params};
+    for (int i = 0; i < 3; i++)
+        kern_free(b->device, others[i]);
+    kern_free(b->device, b->report);
+}
+
+// ---------------------------------------------------------------------------------------------------------- launches
+
+typedef struct work {
+    const bench *b;
+    const subject *s;
+    size_t width, tokens, parts, next; // of a launch; places in the pool
+} work;
+
+static void fill_rows(const work *w, int32_t rows, int32_t length) {
+    kern_rows *table = w->b->rows;
+    table->n_rows = rows;
+    table->n_tokens = rows * length;
+    table->n_generated = 0;
+    for (int32_t r = 0; r < rows; r++)
+        table->row[r] = (kern_row){.kind = KERN_ROW_PROMPT,
+                                   .slot = -1,
+                                   .token0 = r * length,
+                                   .length = length,
+                                   .page0 = -1,
+                                   .solver = w->s->solver};
+    for (int32_t t = 0; t < table->n_tokens; t++)
+        table->target[t] = -1;
+    check(kern_rows_prepare(w->b->stream, table), "rows");
+}
+
+typedef union arguments {
+    kern_recurrence_args recurrence;
+    kern_mesa_args mesa;
+} arguments;
+
+static arguments arguments_of(const work *w, size_t part) {
+    const bench *b = w->b;
+    const size_t gate = part * w->tokens * HEADS, at = gate * w->width;
+    arguments a = {0};
+    const kern_ptr q = {.f = b->vectors[0] + at}, k = {.f = b->vectors[1] + at}, v = {.f = b->vectors[2] + at};
+    const kern_ptr o = {.f = b->vectors[3] + at}, g = {.f = b->g + gate}, beta = {.f = b->beta + gate};
+    const kern_ptr channels = {.f = b->vectors[4] + at}, none = {0};
+    const int32_t width = (int32_t)w->width;
+    if (w->s->op == KERN_OP_MESA)
+        a.mesa = (kern_mesa_args){.q = q,
+                                  .k = k,
+                                  .v = v,
+                                  .g = g,
+                                  .beta = beta,
+                                  .lambda_params.f = b->params,
+                                  .o = o,
+                                  .report.p = b->report + gate,
+                                  .mesa = {HEADS, width, width, 0.25f, KERN_STORE_F32}};
+    else
+        a.recurrence = (kern_recurrence_args){
+            .q = q,
+            .k = k,
+            .v = v,
+            .g = w->s->decay == KERN_DECAY_NONE ? none : w->s->decay == KERN_DECAY_CHANNEL ? channels : g,
+            .beta = beta,
+            .o = o,
+            .family = {.decay = (int32_t)w->s->decay,
+                       .update = (int32_t)w->s->update,
+                       .weighted = 1,
+                       .heads = HEADS,
+                       .key_width = width,
+                       .value_width = width,
+                       .scale = 1 / sqrtf((float)width)}};
+    return a;
+}
+
+static void run(work *w) {
+    const arguments a = arguments_of(w, w->next++ % w->parts);
+    check(kern_launch(w->b->stream, w->s->op, w->b->rows, &a), w->s->name);
+}
+
+static void run_copy(work *w) {
+    check(kern_copy(w->b->stream, w->b->vectors[5], w->b->vectors[4], w->b->tokens * HEADS * w->width * sizeof(float)),
+          "copy");
+}
+
+// Seconds of one call, from as many as fill the least time; `count` is kept from round to round.
+static double measure(work *w, void (*call)(work *w), int *count) {
+    for (;; *count *= 2) {
+        check(kern_synchronize(w->b->stream), w->s->name);
+        const double start = now();
+        for (int i = 0; i < *count; i++)
+            call(w);
+        check(kern_synchronize(w->b->stream), w->s->name);
+        const double seconds = now() - start;
+        if (seconds >= w->b->least_seconds || *count > 1 << 20)
+            return seconds / *count;
+    }
+}
+
+static double mean_steps(const work *w) {
+    const size_t solves = w->tokens * HEADS;
+    kern_solve_report *report = malloc(solves * sizeof *report);
+    double steps = 0;
+    if (!report)
+        check(KERN_NO_MEMORY, "reports");
+    check(kern_download(w->b->stream, report, w->b->report, solves * sizeof *report), "reports");
+    check(kern_synchronize(w->b->stream), "reports");
+    for (size_t i = 0; i < solves; i++)
+        steps += report[i].steps;
+    free(report);
+    return steps / (double)solves;
+}
+
+// ---------------------------------------------------------------------------------------------------------- measuring
+
+static double bytes_of(const work *w) {
+    const double vectors = w->s->decay == KERN_DECAY_CHANNEL ? 5 : 4;
+    return sizeof(float) * (double)w->tokens * HEADS * (vectors * (double)w->width + 2);
+}
+
+// Floating-point operations: triangles are half of their squares.
+static double flops_of(const work *w, double steps) {
+    const double d = (double)w->width, half = CHUNK / 2, state = 2 * d * d, pairs = 2 * half * d;
+    double token = 2 * state + 2 * pairs; // read and write the state, Q K^T, P U
+    if (w->s->op == KERN_OP_MESA)
+        token = 3 * state + 2 * pairs + (steps + 1) * (state + 2 * pairs);
+    else if (w->s->update == KERN_UPDATE_DELTA)
+        token += state + 2 * pairs;
+    return token * (double)w->tokens * HEADS;
+}
+
+static void measure_case(const bench *b, const subject *s, size_t width, int32_t rows, int32_t length) {
+    work w = {.b = b, .s = s, .width = width, .tokens = (size_t)rows * (size_t)length};
+    double seconds[ROUNDS_MAX], copy[ROUNDS_MAX];
+    if (w.tokens > b->tokens)
+        return;
+    w.parts = b->tokens / w.tokens;
+    fill_rows(&w, rows, length);
+    const arguments first = arguments_of(&w, 0);
+    check(kern_reserve(b->device, s->op, &first), s->name);
+    run(&w); // once untimed: modules are loaded
+    int launches = 1, copies = 1;
+    for (int round = 0; round < b->rounds; round++) {
+        copy[round] = 2.0 * (double)(b->tokens * HEADS * width * sizeof(float)) / measure(&w, run_copy, &copies);
+        seconds[round] = measure(&w, run, &launches);
+    }
+    const double steps = s->op == KERN_OP_MESA ? mean_steps(&w) : 0, time = median(seconds, b->rounds);
+    const double memory = bytes_of(&w) / median(copy, b->rounds), products = flops_of(&w, steps) / b->flops;
+    printf("| %s | %zu | %d x %d | %.1f | %.2f | %.1f | %.1f | %.2f | %.1f | %.1f |\n", s->name, width, (int)rows,
+           (int)length, 1e6 * time, 1e-6 * (double)w.tokens / time, 1e6 * memory, 1e6 * products,
+           (memory > products ? memory : products) / time, 1e-12 * flops_of(&w, steps) / time, steps);
+    fflush(stdout);
+}
+
+// ------------------------------------------------------------------------------------------------------------- program
+
+static void usage(FILE *to) {
+    fprintf(to, "usage: bench_prompts [--device NAME] [--rounds N] [--what PART-OF-A-NAME] [--tflops RATE]\n"
+                "Defaults: cpu, 5 rounds, everything, 790. Prints a Markdown table.\n");
+}
+
+static bench read_options(int argc, char **argv, const char **device) {
+    static const struct option known[] = {{"device", required_argument, NULL, 'd'},
+                                          {"rounds", required_argument, NULL, 'r'},
+                                          {"what", required_argument, NULL, 'w'},
+                                          {"tflops", required_argument, NULL, 't'},
+                                          {"help", no_argument, NULL, 'h'},
+                                          {0}};
+    bench b = {.rounds = 5, .what = "", .flops = 790e12};
+    bool valid = true;
+    for (int option; (option = getopt_long(argc, argv, "", known, NULL)) != -1;) {
+        char *end = NULL;
+        if (option == 'h') {
+            usage(stdout);
+            exit(0);
+        } else if (option == 'd') {
+            *device = optarg;
+        } else if (option == 'w') {
+            b.what = optarg;
+        } else if (option == 'r') {
+            b.rounds = (int)strtol(optarg, &end, 10);
+            valid = valid && *optarg && !*end && b.rounds >= 1 && b.rounds <= ROUNDS_MAX;
+        } else if (option == 't') {
+            b.flops = 1e12 * strtod(optarg, &end);
+            valid = valid && *optarg && !*end && b.flops > 0;
+        } else {
+            valid = false;
+        }
+    }
+    if (!valid || optind != argc) {
+        usage(stderr);
+        exit(2);
+    }
+    return b;
+}
+
+static void open_bench(bench *b, const char *device) {
+    char reason[256] = "";
+    const kern_status status =
+        kern_device_open(&(kern_device_options){.name = device}, &b->device, reason, sizeof reason);
+    if (status != KERN_OK) {
+        fprintf(stderr, "bench_prompts: %s: %s\n", kern_status_text(status), reason);
+        exit(1);
+    }
+    const bool cpu = strncmp(kern_device_describe(b->device)->name, "cpu", 3) == 0;
+    b->tokens = cpu ? CPU_TOKENS : TOKENS;
+    b->least_seconds = cpu ? 0.02 : 0.05;
+    check(kern_stream_open(b->device, &b->stream), "stream");
+    check(kern_rows_create(b->device, 16, (int32_t)b->tokens, 0, 0, 0, 0, &b->rows), "rows");
+}
+
+int main(int argc, char **argv) {
+    static const size_t widths[] = {128, 64};
+    const char *device = "cpu";
+    bench b = read_options(argc, argv, &device);
+    open_bench(&b, device);
+    printf("%s; %d heads, medians of %d rounds\n\n", kern_device_describe(b.device)->description, (int)HEADS, b.rounds);
+    printf("| operation | D = V | rows | us | Mtoken/s | memory, us | products, us | share of floor | TFLOP/s | steps |\n");
+    printf("|---|---:|---:|---:|---:|---:|---:|---:|---:|---:|\n");
+    for (int i = 0; i < 2; i++) {
+        make_operands(&b, widths[i]);
+        for (int shape = 0; shape < SHAPES; shape++)
+            for (int s = 0; s < SUBJECTS; s++)
+                if (strstr(subjects[s].name, b.what))
+                    measure_case(&b, &subjects[s], widths[i], shapes[shape].rows, shapes[shape].length);
+        free_operands(&b);
+    }
+    kern_rows_free(b.rows);
+    kern_stream_close(b.stream);
+    kern_device_close(b.device);
+    return 0;
+}
