@@ -49,9 +49,8 @@ static __device__ __forceinline__ void chunk_sum_decays(const cuda_table *table,
 
 // E_ij; 0 where i or j is no token.
 static __device__ __forceinline__ float chunk_pair(const chunk_decay &decay, int32_t length, int32_t i, int32_t j) {
-    if (i >= length || j > i || j < decay.first[i])
-        return 0;
-    return expf((decay.high[i] - decay.high[j]) + (decay.low[i] - decay.low[j]));
+    const float e = expf((decay.high[i] - decay.high[j]) + (decay.low[i] - decay.low[j]));
+    return i < length && j <= i && j >= decay.first[i] ? e : 0;
 }
 // What the state before the chunk still weighs at token i.
 static __device__ __forceinline__ float chunk_from_start(const chunk_decay &decay, int32_t length, int32_t i) {
