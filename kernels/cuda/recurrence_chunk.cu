@@ -14,8 +14,9 @@
 // row's bits depend on its chunks alone.
 #include "kernels/cuda/bulk.cuh"
 #include "kernels/cuda/recurrence_channel.cuh"
+#include "kernels/cuda/recurrence_team.cuh"
 
-constexpr int PREPARE_THREADS = 128;
+constexpr int PREPARE_THREADS = 128, STATES_WARPS = 8;
 constexpr size_t RECORDS_BYTES = (size_t)288 << 20;
 
 // Records in shared memory: two where they fit.
@@ -154,203 +155,42 @@ template <int D, bool CHANNEL> struct alignas(128) states_shared {
     cuda_mbarrier full[STAGES<D, CHANNEL>], empty[STAGES<D, CHANNEL>];
 };
 
-// A warp's part of a row: 16 columns of a state from a lane's first on, those of the group's chunks.
-struct column_strip {
-    int32_t lane, state, column[2]; // columns of the lane's two rows
-    bool exists[2], reads[2];       // reads: from v
-    float constant[2];              // else: 1 of the unit column
-    float skip[2];
-};
-
-// S^T, rows are columns of the state.
-template <int D> struct strip_state {
-    split_block s[D / SPLIT_TILE];
-};
-
-template <int D, typename Use>
-static __device__ __forceinline__ void each_element(const column_strip &strip, int32_t depth, Use use) {
-#pragma unroll
-    for (int n = 0; n < D / SPLIT_TILE; n++)
-#pragma unroll
-        for (int half = 0; half < 2; half++)
-#pragma unroll
-            for (int i = 0; i < 4; i++) {
-                const int32_t d = n * SPLIT_TILE + split_column(strip.lane, half, i);
-                if (d < depth && strip.exists[i / 2])
-                    use(n, half, i, d);
-            }
-}
-
-// Calls use(tile, half, column of two, first of its tokens' rows at `rows`) for a lane's tokens; `stride`: of a token. Its
-// second row is 8 columns on.
-template <typename Float, typename Use>
-static __device__ __forceinline__ void each_token_row(const column_strip &strip, Float *rows, int64_t stride, Use use) {
-    rows += split_column(strip.lane, 0, 0) * stride + strip.column[0];
-#pragma unroll
-    for (int n = 0; n < CHUNK_TILES; n++)
-#pragma unroll
-        for (int half = 0; half < 2; half++, rows += 8 * stride) {
-            use(n, half, 0, rows);
-            use(n, half, 1, rows + stride);
-        }
-}
-
-// V^T of a chunk, tile by tile of tokens.
-static __device__ __forceinline__ void load_values(const recurrence &a, const kern_chunk &chunk,
-                                                   const column_strip &strip, split_block (&v)[CHUNK_TILES]) {
-    const float *from = recurrence_value(a, chunk.token0, strip.state);
-    each_token_row(strip, from, (int64_t)a.values * a.width, [&](int n, int half, int c, const float *row) {
-        const bool exists = n * SPLIT_TILE + split_column(strip.lane, half, c) < chunk.length;
-#pragma unroll
-        for (int r = 0; r < 2; r++)
-            v[n].v[half][2 * r + c] = exists && strip.reads[r] ? row[8 * r] : exists ? strip.constant[r] : 0;
-    });
-}
-
-// Every element x of a strip of tokens becomes value(element, token, row of the lane).
-template <typename Value>
-static __device__ __forceinline__ void each_token(const column_strip &strip, split_block (&x)[CHUNK_TILES],
-                                                  Value value) {
-#pragma unroll
-    for (int n = 0; n < CHUNK_TILES; n++)
-#pragma unroll
-        for (int half = 0; half < 2; half++)
-#pragma unroll
-            for (int i = 0; i < 4; i++)
-                x[n].v[half][i] = value(x[n].v[half][i], n * SPLIT_TILE + split_column(strip.lane, half, i), i / 2);
-}
-
-// x times a lower triangle, transposed: element (row, token i) is the sum over j <= i.
-static __device__ __forceinline__ split_sum multiply_tile(const split_left (&x)[CHUNK_TILES], const split_tile *lower,
-                                                          int32_t tile, int32_t lane) {
-    split_sum sum = {};
-#pragma unroll
-    for (int n = 0; n < CHUNK_TILES; n++)
-        if (n <= tile)
-            split_multiply(sum, x[n], split_load_right(lower[chunk_lower(tile, n)], lane));
-    return sum;
-}
-
-// U^T by the delta rule, in place of V^T.
-template <int D, bool CHANNEL>
-static __device__ __forceinline__ void correct(const recurrence_record<D, CHANNEL> &record, const column_strip &strip,
-                                               const split_left (&s)[D / SPLIT_TILE], const split_powers &powers,
-                                               split_block (&u)[CHUNK_TILES]) {
-#pragma unroll
-    for (int n = 0; n < CHUNK_TILES; n++) {
-        const split_sum sum = split_multiply_rows(s, record.k[n], strip.lane);
-#pragma unroll
-        for (int half = 0; half < 2; half++)
-#pragma unroll
-            for (int i = 0; i < 4; i++) {
-                const float start = record.key_start[n * SPLIT_TILE + split_column(strip.lane, half, i)];
-                u[n].v[half][i] = fmaf(-(split_total(sum, half, i) * powers.row[i / 2].inverse), start, u[n].v[half][i]);
-            }
-    }
-    split_powers error_powers;
-    split_left error[CHUNK_TILES];
-    split_strip(u, error_powers, error);
-#pragma unroll
-    for (int n = 0; n < CHUNK_TILES; n++) {
-        const split_sum sum = multiply_tile(error, record.system, n, strip.lane);
-#pragma unroll
-        for (int half = 0; half < 2; half++)
-#pragma unroll
-            for (int i = 0; i < 4; i++)
-                u[n].v[half][i] = split_total(sum, half, i) * error_powers.row[i / 2].inverse * record.system_inverse[n];
-    }
-}
-
-// O^T of a chunk without what skips the state.
-template <int D, bool CHANNEL>
-static __device__ __forceinline__ void read_out(const recurrence_record<D, CHANNEL> &record, float scale,
-                                                const column_strip &strip, const split_left (&s)[D / SPLIT_TILE],
-                                                const split_powers &powers, const split_block (&u)[CHUNK_TILES],
-                                                split_block (&o)[CHUNK_TILES]) {
-    split_powers written_powers;
-    split_left written[CHUNK_TILES];
-    split_strip(u, written_powers, written);
-    for (int r = 0; r < 2; r++)
-        written_powers.row[r].inverse *= scale;
-#pragma unroll
-    for (int n = 0; n < CHUNK_TILES; n++) {
-        const split_sum before = split_multiply_rows(s, record.q[n], strip.lane);
-        const split_sum inside = multiply_tile(written, record.pairs, n, strip.lane);
-#pragma unroll
-        for (int half = 0; half < 2; half++)
-#pragma unroll
-            for (int i = 0; i < 4; i++) {
-                const float start = record.query_start[n * SPLIT_TILE + split_column(strip.lane, half, i)] * scale;
-                const float own = split_total(inside, half, i) * written_powers.row[i / 2].inverse;
-                o[n].v[half][i] = fmaf(split_total(before, half, i) * powers.row[i / 2].inverse, start,
-                                       own * record.pairs_inverse[n]);
-            }
-    }
-}
-
-static __device__ __forceinline__ void store_outputs(const recurrence &a, const kern_chunk &chunk,
-                                                     const column_strip &strip, split_block (&o)[CHUNK_TILES]) {
-    if (a.skip_width) {
-        split_block v[CHUNK_TILES];
-        load_values(a, chunk, strip, v);
-#pragma unroll
-        for (int n = 0; n < CHUNK_TILES; n++)
-#pragma unroll
-            for (int i = 0; i < 8; i++)
-                o[n].v[i / 4][i % 4] = fmaf(strip.skip[i % 4 / 2], v[n].v[i / 4][i % 4], o[n].v[i / 4][i % 4]);
-    }
-    float *to = recurrence_output(a, chunk.token0, strip.state, 0);
-    each_token_row(strip, to, (int64_t)a.outputs * a.columns, [&](int n, int half, int c, float *row) {
-        const bool exists = n * SPLIT_TILE + split_column(strip.lane, half, c) < chunk.length;
-#pragma unroll
-        for (int r = 0; r < 2; r++)
-            if (exists && strip.exists[r])
-                row[8 * r] = o[n].v[half][2 * r + c];
-    });
-}
-
-// S^T over a chunk; u is spent.
-template <int D, bool CHANNEL>
-static __device__ __forceinline__ void advance(const recurrence_record<D, CHANNEL> &record, const column_strip &strip,
-                                               split_block (&u)[CHUNK_TILES], strip_state<D> &state) {
-    each_token(strip, u, [&](float x, int32_t token, int) { return x * record.key_end[token]; });
-    split_powers powers;
-    split_left left[CHUNK_TILES];
-    split_strip(u, powers, left);
-    const auto &keys = recurrence_keys_to_end(record);
-#pragma unroll
-    for (int n = 0; n < D / SPLIT_TILE; n++) {
-        split_sum sum = {};
-#pragma unroll
-        for (int tile = 0; tile < CHUNK_TILES; tile++)
-            split_multiply(sum, left[tile], split_load_turned(keys[tile][n], strip.lane));
-#pragma unroll
-        for (int half = 0; half < 2; half++)
-#pragma unroll
-            for (int i = 0; i < 4; i++) {
-                const int32_t d = CHANNEL ? n * SPLIT_TILE + split_column(strip.lane, half, i) : 0;
-                const float s = state.s[n].v[half][i], m1 = record.whole_m1[d], kept = m1 > -1 ? fmaf(m1, s, s) : 0;
-                state.s[n].v[half][i] = fmaf(split_total(sum, half, i), powers.row[i / 2].inverse, kept);
-            }
-    }
-}
-
-// One chunk.
+// One chunk of a strip by a warp; u: V^T.
 template <int D, bool CHANNEL, bool DELTA>
 static __device__ __forceinline__ void run_chunk(const recurrence &a, const recurrence_record<D, CHANNEL> &record,
-                                                 const kern_chunk &chunk, const column_strip &strip,
-                                                 split_block (&u)[CHUNK_TILES], strip_state<D> &state) {
-    split_powers powers;
-    split_left s[D / SPLIT_TILE];
-    split_strip(state.s, powers, s);
-    if (DELTA)
-        correct<D, CHANNEL>(record, strip, s, powers, u);
-    else
-        each_token(strip, u, [&](float x, int32_t token, int) { return x * record.weight[token]; });
-    split_block o[CHUNK_TILES];
-    read_out<D, CHANNEL>(record, a.scale, strip, s, powers, u, o);
-    store_outputs(a, chunk, strip, o);
-    advance<D, CHANNEL>(record, strip, u, state);
+                                                 const kern_chunk &chunk, const recurrence_strip &strip,
+                                                 split_block (&u)[CHUNK_TILES], split_block (&state)[D / SPLIT_TILE]) {
+    const int32_t lane = strip.lane;
+    split_powers powers, written_powers;
+    split_left s[D / SPLIT_TILE], written[CHUNK_TILES];
+    split_strip(state, powers, s);
+    if (DELTA) {
+#pragma unroll
+        for (int n = 0; n < CHUNK_TILES; n++)
+            strip_errors(record, strip, n, split_multiply_rows(s, record.k[n], lane), powers, u[n]);
+        split_strip(u, written_powers, written);
+#pragma unroll
+        for (int n = 0; n < CHUNK_TILES; n++)
+            strip_solved(record, strip, n, strip_lower(written, record.system, n, lane), written_powers, u[n]);
+    } else {
+#pragma unroll
+        for (int n = 0; n < CHUNK_TILES; n++)
+            strip_weigh(strip, n, record.weight, u[n]);
+    }
+    split_strip(u, written_powers, written);
+#pragma unroll
+    for (int n = 0; n < CHUNK_TILES; n++) {
+        split_block o;
+        strip_read(record, a.scale, strip, n, split_multiply_rows(s, record.q[n], lane), powers,
+                   strip_lower(written, record.pairs, n, lane), written_powers, o);
+        strip_store(a, strip, chunk, n, o);
+        strip_weigh(strip, n, record.key_end, u[n]);
+    }
+    split_strip(u, written_powers, written);
+#pragma unroll
+    for (int n = 0; n < D / SPLIT_TILE; n++)
+        strip_advance(record, strip, n, strip_keys<D>(written, recurrence_keys_to_end(record), n, lane), written_powers,
+                      state[n]);
 }
 
 static __device__ __forceinline__ chunk_run<float> states_run(const cuda_table *table, const chunk_group &group,
@@ -373,48 +213,51 @@ static __device__ __forceinline__ void bring(const chunk_group &group, const chu
     cuda_mbarrier_arrive(&shared.full[stage]);
 }
 
+// The records of a run, one thread; a stage is empty when `readers` have arrived.
+template <int D, bool CHANNEL>
+static __device__ __forceinline__ void begin_records(const chunk_group &group, const chunk_run<float> &run,
+                                                     int32_t state, int32_t readers,
+                                                     states_shared<D, CHANNEL> &shared) {
+    for (int i = 0; i < STAGES<D, CHANNEL>; i++) {
+        cuda_mbarrier_make(&shared.full[i], 1);
+        cuda_mbarrier_make(&shared.empty[i], readers);
+    }
+    cuda_mbarrier_made();
+    for (int i = 0; i < STAGES<D, CHANNEL>; i++)
+        bring<D, CHANNEL>(group, run, state, i, shared);
+}
+
+// Strips of a state by a warp each; item: a state and a slice of it.
 template <int D, bool CHANNEL, bool DELTA>
 static __device__ void run_states(const cuda_table *table, const chunk_group &group, int32_t row, int32_t item,
                                   char *memory) {
     states_shared<D, CHANNEL> &shared = *(states_shared<D, CHANNEL> *)memory;
     const recurrence &a = group.a;
-    const int32_t warps = blockDim.x / CUDA_WARP, warp = threadIdx.x / CUDA_WARP, lane = threadIdx.x % CUDA_WARP;
-    column_strip strip = {lane, item / a.slices, {}, {}, {}, {}, {}};
-    for (int r = 0; r < 2; r++) {
-        strip.column[r] = (item % a.slices * warps + warp) * SPLIT_TILE + lane / 4 + 8 * r;
-        strip.exists[r] = strip.column[r] < a.columns;
-        strip.reads[r] = strip.column[r] < a.width;
-        strip.constant[r] = strip.exists[r] ? 1.0f : 0.0f;
-        strip.skip[r] = recurrence_skip(a, strip.state, 0, strip.column[r]);
-    }
+    const int32_t warps = blockDim.x / CUDA_WARP, warp = threadIdx.x / CUDA_WARP;
+    const recurrence_strip strip = recurrence_strip_of(a, item / a.slices, item % a.slices * warps + warp);
     const chunk_run<float> run = states_run(table, group, row, strip.state);
     if (run.first >= run.last)
         return;
-    if (threadIdx.x == 0) {
-        for (int i = 0; i < STAGES<D, CHANNEL>; i++) {
-            cuda_mbarrier_make(&shared.full[i], 1);
-            cuda_mbarrier_make(&shared.empty[i], warps);
-        }
-        cuda_mbarrier_made();
-        for (int i = 0; i < STAGES<D, CHANNEL>; i++)
-            bring<D, CHANNEL>(group, run, strip.state, i, shared);
-    }
-    strip_state<D> state = {};
-    if (run.from)
-        each_element<D>(strip, a.depth, [&](int n, int half, int i, int32_t d) {
-            state.s[n].v[half][i] = run.from[(int64_t)d * a.columns + strip.column[i / 2]];
-        });
+    if (threadIdx.x == 0)
+        begin_records(group, run, strip.state, warps, shared);
+    split_block state[D / SPLIT_TILE] = {};
+#pragma unroll
+    for (int n = 0; n < D / SPLIT_TILE; n++)
+        if (run.from)
+            strip_places(a, strip, n, [&](int half, int i, int64_t at) { state[n].v[half][i] = run.from[at]; });
     __syncthreads();
     for (int32_t at = 0; run.first + at < run.last; at++) {
         const kern_chunk chunk = table->chunk[run.first + at];
         const int32_t stage = at % STAGES<D, CHANNEL>;
         const uint32_t parity = at / STAGES<D, CHANNEL> % 2;
         split_block u[CHUNK_TILES];
-        load_values(a, chunk, strip, u);
+#pragma unroll
+        for (int n = 0; n < CHUNK_TILES; n++)
+            strip_values(a, strip, chunk, n, u[n]);
         cuda_mbarrier_wait(&shared.full[stage], parity);
         run_chunk<D, CHANNEL, DELTA>(a, shared.record[stage], chunk, strip, u, state);
         __syncwarp();
-        if (lane == 0)
+        if (strip.lane == 0)
             cuda_mbarrier_arrive(&shared.empty[stage]);
         if (threadIdx.x == 0) {
             cuda_mbarrier_wait(&shared.empty[stage], parity);
@@ -422,10 +265,50 @@ static __device__ void run_states(const cuda_table *table, const chunk_group &gr
         }
         __syncwarp();
     }
-    if (run.to)
-        each_element<D>(strip, a.depth, [&](int n, int half, int i, int32_t d) {
-            run.to[(int64_t)d * a.columns + strip.column[i / 2]] = state.s[n].v[half][i];
-        });
+#pragma unroll
+    for (int n = 0; n < D / SPLIT_TILE; n++)
+        if (run.to)
+            strip_places(a, strip, n, [&](int half, int i, int64_t at) { run.to[at] = state[n].v[half][i]; });
+}
+
+// One strip by a block.
+template <int D, bool CHANNEL, bool DELTA>
+static __device__ void run_team(const cuda_table *table, const chunk_group &group, int32_t row, int32_t item,
+                                char *memory) {
+    constexpr int TILES = team_state<D>::TILES;
+    states_shared<D, CHANNEL> &shared = *(states_shared<D, CHANNEL> *)memory;
+    team_shared<D> &team = *(team_shared<D> *)(&shared + 1);
+    const recurrence &a = group.a;
+    const int32_t warp = threadIdx.x / CUDA_WARP;
+    const recurrence_strip strip = recurrence_strip_of(a, item / a.slices, item % a.slices);
+    const chunk_run<float> run = states_run(table, group, row, strip.state);
+    if (run.first >= run.last)
+        return;
+    if (threadIdx.x == 0)
+        begin_records(group, run, strip.state, 1, shared);
+    team_state<D> state = {};
+#pragma unroll
+    for (int n = 0; n < TILES; n++)
+        if (run.from)
+            strip_places(a, strip, warp * TILES + n,
+                         [&](int half, int i, int64_t at) { state.s[n].v[half][i] = run.from[at]; });
+    team_tell(team.state_largest, warp, strip.lane, state.s);
+    __syncthreads();
+    for (int32_t at = 0; run.first + at < run.last; at++) {
+        const kern_chunk chunk = table->chunk[run.first + at];
+        const int32_t stage = at % STAGES<D, CHANNEL>;
+        split_block u[1];
+        strip_values(a, strip, chunk, warp, u[0]);
+        cuda_mbarrier_wait(&shared.full[stage], at / STAGES<D, CHANNEL> % 2);
+        team_chunk<D, CHANNEL, DELTA>(a, shared.record[stage], chunk, strip, warp, at % 2, team, u, state);
+        if (threadIdx.x == 0) // behind its last barrier
+            bring<D, CHANNEL>(group, run, strip.state, at + STAGES<D, CHANNEL>, shared);
+    }
+#pragma unroll
+    for (int n = 0; n < TILES; n++)
+        if (run.to)
+            strip_places(a, strip, warp * TILES + n,
+                         [&](int half, int i, int64_t at) { run.to[at] = state.s[n].v[half][i]; });
 }
 
 #endif
@@ -453,8 +336,8 @@ static __global__ void __launch_bounds__(CHANNEL_THREADS, 1)
                        ((recurrence_record<D, true> *)group.records)[blockIdx.x], *(channel_shared<D> *)memory);
 }
 
-template <int D, bool CHANNEL, bool DELTA, int WARPS>
-static __global__ void __launch_bounds__(WARPS * CUDA_WARP, 1)
+template <int D, bool CHANNEL, bool DELTA>
+static __global__ void __launch_bounds__(STATES_WARPS * CUDA_WARP, 1)
     states_kernel(const cuda_table *table, const chunk_group group, int32_t first_row) {
     cuda_begin();
     cuda_await();
@@ -465,9 +348,21 @@ static __global__ void __launch_bounds__(WARPS * CUDA_WARP, 1)
 #endif
 }
 
+template <int D, bool CHANNEL, bool DELTA>
+static __global__ void __launch_bounds__(TEAM_THREADS, 1)
+    team_kernel(const cuda_table *table, const chunk_group group, int32_t first_row) {
+    cuda_begin();
+    cuda_await();
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
+    extern __shared__ __align__(128) char memory[];
+    const int32_t items = group.a.states * group.a.slices;
+    run_team<D, CHANNEL, DELTA>(table, group, first_row + blockIdx.x / items, blockIdx.x % items, memory);
+#endif
+}
+
 // ------------------------------------------------------------------------------------------------------------ launching
 
-constexpr int DEPTH_LEAST = 64, DEPTH_MOST = 128, WARPS_LEAST = 4, WARPS_MOST = 8;
+constexpr int DEPTH_LEAST = 64, DEPTH_MOST = 128;
 
 // sizeof(prepare_shared) and sizeof(states_shared) of a chip that has them.
 template <int D> constexpr size_t prepare_bytes(void) {
@@ -478,26 +373,19 @@ template <int D, bool CHANNEL> constexpr size_t states_bytes(void) {
     return STAGES<D, CHANNEL> * sizeof(recurrence_record<D, CHANNEL>) + 128;
 }
 
-template <int D, bool CHANNEL, bool DELTA, int WARPS>
-static kern_status launch_strips(const cuda_step *step, chunk_group group) {
-    constexpr size_t bytes = states_bytes<D, CHANNEL>();
-    group.a.slices = (group.a.columns + WARPS * SPLIT_TILE - 1) / (WARPS * SPLIT_TILE);
-    const kern_status status = cuda_allow_shared(states_kernel<D, CHANNEL, DELTA, WARPS>, bytes);
-    if (status)
-        return status;
-    const int blocks = (step->rows - step->generated_rows) * group.a.states * group.a.slices;
-    return cuda_start(step, states_kernel<D, CHANNEL, DELTA, WARPS>, blocks, WARPS * CUDA_WARP, bytes, step->table,
-                      group, step->generated_rows);
-}
-
-// Warps of a block share the records, but where there are few they had better be on different processors.
+// Where strips are few each has a block, elsewhere the warps of a block share the records. Both have the same bits.
 template <int D, bool CHANNEL, bool DELTA>
-static kern_status launch_states(const cuda_step *step, const chunk_group &group) {
-    const int strips = (group.a.columns + SPLIT_TILE - 1) / SPLIT_TILE, small = (strips + WARPS_LEAST - 1) / WARPS_LEAST;
-    const int64_t blocks = (int64_t)(step->rows - step->generated_rows) * group.a.states * small;
-    return strips <= WARPS_LEAST || blocks <= step->cuda->processors
-               ? launch_strips<D, CHANNEL, DELTA, WARPS_LEAST>(step, group)
-               : launch_strips<D, CHANNEL, DELTA, WARPS_MOST>(step, group);
+static kern_status launch_states(const cuda_step *step, chunk_group group) {
+    const int32_t strips = (group.a.columns + SPLIT_TILE - 1) / SPLIT_TILE, rows = step->rows - step->generated_rows;
+    const bool few = (int64_t)rows * group.a.states * strips <= step->cuda->processors;
+    const int warps = few ? TEAM_WARPS : strips < STATES_WARPS ? strips : STATES_WARPS;
+    const size_t bytes = states_bytes<D, CHANNEL>() + (few ? sizeof(team_shared<D>) : 0);
+    const auto kernel = few ? team_kernel<D, CHANNEL, DELTA> : states_kernel<D, CHANNEL, DELTA>;
+    group.a.slices = few ? strips : (strips + STATES_WARPS - 1) / STATES_WARPS;
+    const kern_status status = cuda_allow_shared(kernel, bytes);
+    return status ? status
+                  : cuda_start(step, kernel, rows * group.a.states * group.a.slices, warps * CUDA_WARP, bytes,
+                               step->table, group, step->generated_rows);
 }
 
 template <int D> static kern_status launch_prepare(const cuda_step *step, const chunk_group &group) {
@@ -530,9 +418,8 @@ static size_t carry_bytes(const kern_recurrence *f) {
 }
 
 bool cuda_recurrence_has_chunks(const kern_cuda *cuda, const kern_recurrence *f) {
-    const size_t most = sizeof(channel_shared<DEPTH_MOST>) > states_bytes<DEPTH_MOST, false>()
-                            ? sizeof(channel_shared<DEPTH_MOST>)
-                            : states_bytes<DEPTH_MOST, false>();
+    constexpr size_t most = states_bytes<DEPTH_MOST, false>() + sizeof(team_shared<DEPTH_MOST>);
+    static_assert(sizeof(channel_shared<DEPTH_MOST>) <= most, "what needs the most");
     return cuda->overlaps && cuda->shared_limit >= most && f->storage == KERN_STORE_F32 && f->key_width <= DEPTH_MOST &&
            f->query_heads <= f->heads &&
            sizeof(recurrence_record<DEPTH_MOST, true>) * (size_t)f->heads <= RECORDS_BYTES;

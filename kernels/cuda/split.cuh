@@ -128,12 +128,10 @@ static __device__ __forceinline__ float split_total(const split_sum &sum, int ha
 
 // ------------------------------------------------------------------------------------------- rows of a warp as operand
 
-// The powers of a lane's two rows; all four lanes of a row get the same.
-struct split_powers {
-    split_power row[2];
-};
-template <int N> static __device__ __forceinline__ split_powers split_powers_of(const split_block (&x)[N]) {
-    float largest[2] = {0, 0};
+// The largest magnitudes of a lane's two rows, over the four lanes that have them.
+template <int N>
+static __device__ __forceinline__ void split_largest_of_rows(const split_block (&x)[N], float (&largest)[2]) {
+    largest[0] = largest[1] = 0;
 #pragma unroll
     for (int n = 0; n < N; n++)
 #pragma unroll
@@ -141,16 +139,22 @@ template <int N> static __device__ __forceinline__ split_powers split_powers_of(
 #pragma unroll
             for (int i = 0; i < 4; i++)
                 largest[i / 2] = fmaxf(largest[i / 2], fabsf(x[n].v[half][i]));
-    split_powers powers;
 #pragma unroll
     for (int r = 0; r < 2; r++) {
         largest[r] = fmaxf(largest[r], __shfl_xor_sync(~0u, largest[r], 1));
         largest[r] = fmaxf(largest[r], __shfl_xor_sync(~0u, largest[r], 2));
-        powers.row[r] = split_power_of(largest[r]);
     }
-    return powers;
 }
 
+// The powers of a lane's two rows; all four lanes of a row get the same.
+struct split_powers {
+    split_power row[2];
+};
+template <int N> static __device__ __forceinline__ split_powers split_powers_of(const split_block (&x)[N]) {
+    float largest[2];
+    split_largest_of_rows(x, largest);
+    return {{split_power_of(largest[0]), split_power_of(largest[1])}};
+}
 // The largest magnitude that a lane has.
 template <int N> static __device__ __forceinline__ float split_largest(const split_block (&x)[N]) {
     float largest = 0;

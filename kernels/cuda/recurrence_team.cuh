@@ -1,0 +1,134 @@
+// SPDX-License-Identifier: Apache-2.0
+// A strip of a state by four warps (recurrence_strip.cuh), for steps with so few strips that processors would idle: a
+// block has one strip, a warp one tile of a chunk's tokens and a quarter of the channels. Left operands go through
+// shared memory, as registers of mma, and with them the largest magnitudes that their powers are made of.
+//
+// Of a chunk, behind each barrier: S as operand; the errors of the warp's tokens; the same as operand; what is written,
+// weighed for P and for the state's end, as operands; the new state, and while its largest numbers go round the read-out
+// with the old one.
+#ifndef KERNELS_CUDA_RECURRENCE_TEAM_CUH
+#define KERNELS_CUDA_RECURRENCE_TEAM_CUH
+
+#include "kernels/cuda/recurrence_strip.cuh"
+
+constexpr int TEAM_WARPS = CHUNK_TILES, TEAM_THREADS = TEAM_WARPS * CUDA_WARP;
+
+struct team_operand {
+    uint4 high[CUDA_WARP], low[CUDA_WARP];
+};
+struct team_largest {
+    float of[TEAM_WARPS][SPLIT_TILE]; // rows
+};
+template <int D> struct alignas(16) team_shared {
+    team_operand state[2][D / SPLIT_TILE]; // by turns: that of the chunk before is read out meanwhile
+    team_operand errors[CHUNK_TILES], written[CHUNK_TILES], kept[CHUNK_TILES];
+    team_largest state_largest, errors_largest, written_largest, kept_largest;
+};
+
+static __device__ __forceinline__ void team_put(team_operand &to, const split_block &x, const split_powers &powers,
+                                                int32_t lane) {
+    const split_left left = split_left_of(x, powers);
+    to.high[lane] = make_uint4(left.high[0], left.high[1], left.high[2], left.high[3]);
+    to.low[lane] = make_uint4(left.low[0], left.low[1], left.low[2], left.low[3]);
+}
+template <int N>
+static __device__ __forceinline__ void team_get(const team_operand (&from)[N], int32_t lane, split_left (&x)[N]) {
+#pragma unroll
+    for (int n = 0; n < N; n++) {
+        const uint4 high = from[n].high[lane], low = from[n].low[lane];
+        x[n].high[0] = high.x, x[n].high[1] = high.y, x[n].high[2] = high.z, x[n].high[3] = high.w;
+        x[n].low[0] = low.x, x[n].low[1] = low.y, x[n].low[2] = low.z, x[n].low[3] = low.w;
+    }
+}
+
+// A warp's share; behind a barrier team_powers has the powers of whole rows.
+template <int N>
+static __device__ __forceinline__ void team_tell(team_largest &largest, int32_t warp, int32_t lane,
+                                                 const split_block (&x)[N]) {
+    float own[2];
+    split_largest_of_rows(x, own);
+    if (lane % 4 == 0)
+        for (int r = 0; r < 2; r++)
+            largest.of[warp][split_row(lane, 2 * r)] = own[r];
+}
+static __device__ __forceinline__ split_powers team_powers(const team_largest &largest, int32_t lane) {
+    split_powers powers;
+    for (int r = 0; r < 2; r++) {
+        float all = 0;
+        for (int warp = 0; warp < TEAM_WARPS; warp++)
+            all = fmaxf(all, largest.of[warp][split_row(lane, 2 * r)]);
+        powers.row[r] = split_power_of(all);
+    }
+    return powers;
+}
+
+template <int D> struct team_state {
+    static constexpr int TILES = D / SPLIT_TILE / TEAM_WARPS;
+    split_block s[TILES]; // channels of tiles warp * TILES ..
+};
+
+// U^T of the warp's tokens; u: V^T.
+template <int D, bool CHANNEL>
+static __device__ __forceinline__ void team_correct(const recurrence_record<D, CHANNEL> &record,
+                                                    const recurrence_strip &strip, int32_t warp,
+                                                    const split_left (&s)[D / SPLIT_TILE], const split_powers &powers,
+                                                    team_shared<D> &shared, split_block (&u)[1]) {
+    const int32_t lane = strip.lane;
+    strip_errors(record, strip, warp, split_multiply_rows(s, record.k[warp], lane), powers, u[0]);
+    team_tell(shared.errors_largest, warp, lane, u);
+    __syncthreads();
+    const split_powers error_powers = team_powers(shared.errors_largest, lane);
+    team_put(shared.errors[warp], u[0], error_powers, lane);
+    __syncthreads();
+    split_left errors[CHUNK_TILES];
+    team_get(shared.errors, lane, errors);
+    strip_solved(record, strip, warp, strip_lower(errors, record.system, warp, lane), error_powers, u[0]);
+}
+
+// One chunk; u: V^T of the warp's tokens. state_largest holds the state's before and after.
+template <int D, bool CHANNEL, bool DELTA>
+static __device__ __forceinline__ void team_chunk(const recurrence &a, const recurrence_record<D, CHANNEL> &record,
+                                                  const kern_chunk &chunk, const recurrence_strip &strip, int32_t warp,
+                                                  int32_t turn, team_shared<D> &shared, split_block (&u)[1],
+                                                  team_state<D> &state) {
+    constexpr int TILES = team_state<D>::TILES;
+    const int32_t lane = strip.lane;
+    const split_powers powers = team_powers(shared.state_largest, lane);
+#pragma unroll
+    for (int n = 0; n < TILES; n++)
+        team_put(shared.state[turn][warp * TILES + n], state.s[n], powers, lane);
+    __syncthreads();
+    split_left s[D / SPLIT_TILE];
+    team_get(shared.state[turn], lane, s);
+    if (DELTA)
+        team_correct(record, strip, warp, s, powers, shared, u);
+    else
+        strip_weigh(strip, warp, record.weight, u[0]);
+    split_block kept[1] = {u[0]};
+    strip_weigh(strip, warp, record.key_end, kept[0]);
+    team_tell(shared.written_largest, warp, lane, u);
+    team_tell(shared.kept_largest, warp, lane, kept);
+    __syncthreads();
+    const split_powers written_powers = team_powers(shared.written_largest, lane);
+    const split_powers kept_powers = team_powers(shared.kept_largest, lane);
+    team_put(shared.written[warp], u[0], written_powers, lane);
+    team_put(shared.kept[warp], kept[0], kept_powers, lane);
+    __syncthreads();
+    split_left written[CHUNK_TILES];
+    team_get(shared.kept, lane, written);
+#pragma unroll
+    for (int n = 0; n < TILES; n++) {
+        const int32_t tile = warp * TILES + n;
+        strip_advance(record, strip, tile, strip_keys<D>(written, recurrence_keys_to_end(record), tile, lane),
+                      kept_powers, state.s[n]);
+    }
+    team_tell(shared.state_largest, warp, lane, state.s);
+    team_get(shared.written, lane, written);
+    split_block o;
+    strip_read(record, a.scale, strip, warp, split_multiply_rows(s, record.q[warp], lane), powers,
+               strip_lower(written, record.pairs, warp, lane), written_powers, o);
+    strip_store(a, strip, chunk, warp, o);
+    __syncthreads();
+}
+
+#endif
