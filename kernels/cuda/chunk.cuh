@@ -102,7 +102,8 @@ static __device__ __forceinline__ void chunk_multiply(split_sum &sum, const spli
         split_multiply(sum, split_load_left(a[n], lane), split_load_right(b[n], lane));
 }
 
-// ------------------------------------------------------------------------------------------------------- chunks of a row
+// ------------------------------------------------------------------------------------------------------- chunks of a
+// row
 
 // The first chunk of a row, or of a later one.
 static __device__ __forceinline__ int32_t chunk_of_row(const cuda_table *table, int32_t row) {
@@ -117,8 +118,8 @@ static __device__ __forceinline__ int32_t chunk_of_row(const cuda_table *table, 
     return low;
 }
 
-// A row's chunks [first, last) among those of a group, and the state that they begin and end with: the row's home, where
-// it has one, else `carry` between two groups; NULL: from zeros, to nowhere.
+// A row's chunks [first, last) among those of a group, and the state that they begin and end with: the row's home,
+// where it has one, else `carry` between two groups; NULL: from zeros, to nowhere.
 template <typename State> struct chunk_run {
     int32_t first, last;
     const State *from;

@@ -18,7 +18,7 @@
 #include "kernels/backend.h"
 
 // Raised by a change that alters the bits of any operation; part of the numeric profile.
-enum { CUDA_REVISION = 2 };
+enum { CUDA_REVISION = 3 };
 
 struct kern_cuda {
     kern_device device;
@@ -72,9 +72,9 @@ struct cuda_step {
     const cuda_table *table; // device memory
     int32_t rows, tokens, logits;
     int32_t generated_rows, chunks; // rows before the prompt rows, and pieces of these (never bounds)
-    bool exact_prompts; // a prompt row is solved exactly
-    bool generated;    // every row is a generated one of a single token: row r is token r
-    cuda_chain *chain; // that phases are gathered in; NULL: every operation is launched
+    bool exact_prompts;             // a prompt row is solved exactly
+    bool generated;                 // every row is a generated one of a single token: row r is token r
+    cuda_chain *chain;              // that phases are gathered in; NULL: every operation is launched
 };
 
 // Launches what has been gathered; *launched: whether that was anything.

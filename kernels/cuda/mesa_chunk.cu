@@ -39,7 +39,8 @@ static __device__ __forceinline__ bool solved_elsewhere(const kern_row &row) {
     return row.solver.mode == KERN_SOLVE_EXACT;
 }
 
-// ----------------------------------------------------------------------------------------------------------- the states
+// ----------------------------------------------------------------------------------------------------------- the
+// states
 
 template <int D> struct alignas(128) states_shared {
     split_tile keys[CHUNK_TILES][D / SPLIT_TILE];
@@ -208,7 +209,8 @@ static __device__ __forceinline__ void run_states(const cuda_table *table, const
                 run.to[place(n, half, i)] = s[n].v[half][i];
 }
 
-// ------------------------------------------------------------------------------------------------------------ the solve
+// ------------------------------------------------------------------------------------------------------------ the
+// solve
 
 template <int D> struct alignas(128) solve_shared {
     typedef float rows[CHUNK][D + 8]; // eight rows in different banks
@@ -303,9 +305,9 @@ static __device__ __forceinline__ void apply(const solve_shared<D> &shared, cons
         for (int half = 0; half < 2; half++)
 #pragma unroll
             for (int i = 0; i < 4; i++)
-                y[n].v[half][i] =
-                    fmaf(split_total(before, half, i) * shared.state_inverse[n * SPLIT_TILE + split_column(lane, half, i)],
-                         start[i / 2], split_total(within, half, i) * inside_powers.row[i / 2].inverse);
+                y[n].v[half][i] = fmaf(split_total(before, half, i) *
+                                           shared.state_inverse[n * SPLIT_TILE + split_column(lane, half, i)],
+                                       start[i / 2], split_total(within, half, i) * inside_powers.row[i / 2].inverse);
     }
 }
 
@@ -435,7 +437,8 @@ static __device__ void solve(const mesa &a, const kern_solver &solver, const ker
     }
 }
 
-// ---------------------------------------------------------------------------------------------------- a chunk of a head
+// ---------------------------------------------------------------------------------------------------- a chunk of a
+// head
 
 // K or V as operand: two threads a token.
 template <int D>
@@ -443,10 +446,9 @@ static __device__ __forceinline__ void put_rows(split_tile (&tiles)[CHUNK_TILES]
                                                 int32_t length, const float *from, int64_t stride) {
     constexpr int PARTS = SOLVE_THREADS / CHUNK;
     const int32_t token = threadIdx.x / PARTS, part = threadIdx.x % PARTS;
-    const float got =
-        chunk_put_row<D, PARTS>(tiles[token / SPLIT_TILE], token % SPLIT_TILE, part, [&](int32_t column) {
-            return cuda_load(from + token * stride + column, token < length ? 4 : 0, true);
-        });
+    const float got = chunk_put_row<D, PARTS>(tiles[token / SPLIT_TILE], token % SPLIT_TILE, part, [&](int32_t column) {
+        return cuda_load(from + token * stride + column, token < length ? 4 : 0, true);
+    });
     if (part == 0)
         inverse[token] = got;
 }
@@ -469,7 +471,8 @@ static __device__ __forceinline__ void put_start(const mesa &a, const kern_solve
         float x = 0;
         if (t < chunk.length && solver.mode != KERN_SOLVE_FIXED) {
             const int64_t place = (at + t * a.heads) * D + column;
-            const float k = a.k[place], gamma = t == 0 ? shared.start[0] : chunk_pair(shared.decay, chunk.length, t, t - 1);
+            const float k = a.k[place],
+                        gamma = t == 0 ? shared.start[0] : chunk_pair(shared.decay, chunk.length, t, t - 1);
             diagonal = fmaf(diagonal, gamma, k * (shared.beta[t] * k));
             x = a.q[place] / (diagonal + shared.lambda[column]);
         }
@@ -546,7 +549,8 @@ static __device__ void run_solve(const cuda_table *table, const mesa_group &grou
 
 #endif
 
-// ------------------------------------------------------------------------------------------------------------ launching
+// ------------------------------------------------------------------------------------------------------------
+// launching
 
 template <int D>
 static __global__ void __launch_bounds__(2 * D, 1)

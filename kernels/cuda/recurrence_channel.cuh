@@ -86,8 +86,8 @@ static __device__ __forceinline__ void channel_off_diagonal(const channel_shared
     split_block x[D / SPLIT_TILE];
     split_powers powers;
     split_left left[D / SPLIT_TILE];
-    channel_rows<D>(lane, row * SPLIT_TILE, [&](int32_t i, int32_t d) { return rows[i][d] * expf(shared.high[i][d]); },
-                    x);
+    channel_rows<D>(
+        lane, row * SPLIT_TILE, [&](int32_t i, int32_t d) { return rows[i][d] * expf(shared.high[i][d]); }, x);
     split_strip(x, powers, left);
     for (int32_t column = 0; column < row; column++) {
         channel_rows<D>(
@@ -179,9 +179,8 @@ static __device__ void channel_prepare(const cuda_table *table, const recurrence
     channel_diagonal(shared, a.delta);
     channel_operands(shared, chunk.length, record);
     for (int32_t d = threadIdx.x; d < D; d += CHANNEL_THREADS)
-        record.whole_m1[d] = shared.decay.first[chunk.length - 1] < 0
-                                 ? expm1f(channel_blocks(shared, 0, CHUNK_TILES, d))
-                                 : -1.0f;
+        record.whole_m1[d] =
+            shared.decay.first[chunk.length - 1] < 0 ? expm1f(channel_blocks(shared, 0, CHUNK_TILES, d)) : -1.0f;
     __syncthreads();
     if (a.delta) {
         for (int32_t at = threadIdx.x; at < CHUNK * CHUNK; at += CHANNEL_THREADS)

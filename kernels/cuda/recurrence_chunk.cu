@@ -5,9 +5,9 @@
 //   U = T (V - e^c K S), or w V           O = scale (e^c Q S + P U)    S = e^(c_C) S + (e^(c_C - c) K)^T U
 //
 // prepare_kernel: a block has one chunk of one state and makes what does not depend on S: K and Q as operands, P, T
-// (a record). All chunks at once. states_kernel: a warp has 16 columns of a state, transposed, in registers from a row's
-// first chunk to its last, so that every result is the left operand of the next product as it stands; warps exchange
-// nothing. A block's warps share the records, which the copy engine brings one ahead.
+// (a record). All chunks at once. states_kernel: a warp has 16 columns of a state, transposed, in registers from a
+// row's first chunk to its last, so that every result is the left operand of the next product as it stands; warps
+// exchange nothing. A block's warps share the records, which the copy engine brings one ahead.
 //
 // Records of all chunks need not fit in the workspace: then chunks go in groups, and the one row that is cut between
 // two of them leaves its state in its slot, or in the workspace where it has none. Numbers are those of split.cuh; a
@@ -20,7 +20,7 @@ constexpr int PREPARE_THREADS = 128, STATES_WARPS = 8;
 constexpr size_t RECORDS_BYTES = (size_t)288 << 20;
 
 // Records in shared memory: two where they fit.
-template <int D, bool CHANNEL> constexpr int STAGES = CHANNEL && D > 64 ? 1 : 2;
+template <int D, bool CHANNEL> constexpr int STAGES = CHANNEL &&D > 64 ? 1 : 2;
 
 // A group of chunks.
 struct chunk_group {
@@ -32,7 +32,8 @@ struct chunk_group {
 
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
 
-// ------------------------------------------------------------------------------------------------------- the preparation
+// ------------------------------------------------------------------------------------------------------- the
+// preparation
 
 template <int D> struct alignas(128) prepare_shared {
     recurrence_record<D, false> record;
@@ -49,20 +50,18 @@ static __device__ __forceinline__ void put_operand(split_tile (&tiles)[CHUNK_TIL
     const int32_t token = threadIdx.x / PARTS, part = threadIdx.x % PARTS;
     const float *from = rows + token * stride;
     const bool wide = (uintptr_t)from % sizeof(float4) == 0;
-    const float got =
-        chunk_put_row<D, PARTS>(tiles[token / SPLIT_TILE], token % SPLIT_TILE, part, [&](int32_t column) {
-            return cuda_load(from + column, token < length ? depth - column : 0, wide);
-        });
+    const float got = chunk_put_row<D, PARTS>(tiles[token / SPLIT_TILE], token % SPLIT_TILE, part, [&](int32_t column) {
+        return cuda_load(from + column, token < length ? depth - column : 0, wide);
+    });
     if (part == 0)
         inverse[token] = got;
 }
 
 // A row of tiles of `rows` times those of k, into x.
 template <int D>
-static __device__ __forceinline__ void multiply_lower(const split_tile (&rows)[CHUNK_TILES][D / SPLIT_TILE],
-                                                      const prepare_shared<D> &shared, const float *inverse,
-                                                      int32_t length, int32_t row, int32_t lane,
-                                                      split_block (&x)[CHUNK_TILES]) {
+static __device__ __forceinline__ void
+multiply_lower(const split_tile (&rows)[CHUNK_TILES][D / SPLIT_TILE], const prepare_shared<D> &shared,
+               const float *inverse, int32_t length, int32_t row, int32_t lane, split_block (&x)[CHUNK_TILES]) {
 #pragma unroll
     for (int n = 0; n < CHUNK_TILES; n++) {
         if (n > row)
@@ -133,7 +132,8 @@ template <int D> static __device__ void prepare(const cuda_table *table, const c
     put_factors(shared, length);
     split_block p[CHUNK_TILES];
     multiply_lower<D>(record.q, shared, shared.query_inverse, length, warp, lane, p);
-    recurrence_put_lower(record.pairs, record.pairs_inverse[warp], warp, lane, [&](int n, int half, int i) { return p[n].v[half][i]; });
+    recurrence_put_lower(record.pairs, record.pairs_inverse[warp], warp, lane,
+                         [&](int n, int half, int i) { return p[n].v[half][i]; });
     if (a.delta) {
         put_system(shared, length, CHUNK_TILES - 1 - warp, lane); // even shares
         recurrence_invert(shared.system, warp, lane);
@@ -148,7 +148,8 @@ template <int D> static __device__ void prepare(const cuda_table *table, const c
         cuda_bulk_store((recurrence_record<D, false> *)group.records + blockIdx.x, &record, sizeof record);
 }
 
-// ----------------------------------------------------------------------------------------------------------- the states
+// ----------------------------------------------------------------------------------------------------------- the
+// states
 
 template <int D, bool CHANNEL> struct alignas(128) states_shared {
     recurrence_record<D, CHANNEL> record[STAGES<D, CHANNEL>];
@@ -202,7 +203,7 @@ static __device__ __forceinline__ chunk_run<float> states_run(const cuda_table *
 
 template <int D, bool CHANNEL>
 static __device__ __forceinline__ void bring(const chunk_group &group, const chunk_run<float> &run, int32_t state,
-                                                              int32_t at, states_shared<D, CHANNEL> &shared) {
+                                             int32_t at, states_shared<D, CHANNEL> &shared) {
     if (run.first + at >= run.last)
         return;
     const int64_t record = (int64_t)(run.first + at - group.first) * group.a.states + state;
@@ -337,7 +338,7 @@ static __global__ void __launch_bounds__(CHANNEL_THREADS, 1)
 }
 
 template <int D, bool CHANNEL, bool DELTA>
-static __global__ void __launch_bounds__(STATES_WARPS * CUDA_WARP, 1)
+static __global__ void __launch_bounds__(STATES_WARPS *CUDA_WARP, 1)
     states_kernel(const cuda_table *table, const chunk_group group, int32_t first_row) {
     cuda_begin();
     cuda_await();
@@ -360,7 +361,8 @@ static __global__ void __launch_bounds__(TEAM_THREADS, 1)
 #endif
 }
 
-// ------------------------------------------------------------------------------------------------------------ launching
+// ------------------------------------------------------------------------------------------------------------
+// launching
 
 constexpr int DEPTH_LEAST = 64, DEPTH_MOST = 128;
 
@@ -374,8 +376,7 @@ template <int D, bool CHANNEL> constexpr size_t states_bytes(void) {
 }
 
 // Where strips are few each has a block, elsewhere the warps of a block share the records. Both have the same bits.
-template <int D, bool CHANNEL, bool DELTA>
-static kern_status launch_states(const cuda_step *step, chunk_group group) {
+template <int D, bool CHANNEL, bool DELTA> static kern_status launch_states(const cuda_step *step, chunk_group group) {
     const int32_t strips = (group.a.columns + SPLIT_TILE - 1) / SPLIT_TILE, rows = step->rows - step->generated_rows;
     const bool few = (int64_t)rows * group.a.states * strips <= step->cuda->processors;
     const int warps = few ? TEAM_WARPS : strips < STATES_WARPS ? strips : STATES_WARPS;

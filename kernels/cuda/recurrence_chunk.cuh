@@ -9,12 +9,10 @@
 #include "kernels/cuda/chunk.cuh"
 #include "kernels/cuda/recurrence.cuh"
 
-// Rows of tiles are tokens; a token that does not exist is zeros. D: the key width, rounded up. With a decay of the head
-// k and q are as they are and what decays them are factors of their rows; with one of each channel (CHANNEL) k and q are
-// those of the chunk's start, k_end those of its end.
-template <int D> struct recurrence_channel_part {
-    split_tile k_end[CHUNK_TILES][D / SPLIT_TILE];
-};
+// Rows of tiles are tokens; a token that does not exist is zeros. D: the key width, rounded up. With a decay of the
+// head k and q are as they are and what decays them are factors of their rows; with one of each channel (CHANNEL) k and
+// q are those of the chunk's start, k_end those of its end.
+template <int D> struct recurrence_channel_part { split_tile k_end[CHUNK_TILES][D / SPLIT_TILE]; };
 struct recurrence_no_part {};
 template <int D, bool CHANNEL>
 struct alignas(128) recurrence_record
@@ -30,8 +28,8 @@ struct alignas(128) recurrence_record
     float whole_m1[CHANNEL ? D : 1];                               // decay over the chunk, minus 1; -1: begins anew
 };
 template <int D, bool CHANNEL>
-static __device__ __forceinline__ auto recurrence_keys_to_end(const recurrence_record<D, CHANNEL> &record)
-    -> const split_tile (&)[CHUNK_TILES][D / SPLIT_TILE] {
+static __device__ __forceinline__ auto recurrence_keys_to_end(const recurrence_record<D, CHANNEL> &record) -> const
+    split_tile (&)[CHUNK_TILES][D / SPLIT_TILE] {
     if constexpr (CHANNEL)
         return record.k_end;
     else
@@ -43,9 +41,9 @@ constexpr int SYSTEM_ROW = CHUNK + 4; // floats; rows of tiles in different bank
 // -------------------------------------------------------------------------------------------------------- the triangle
 
 struct recurrence_triangle {
-    float l[CHUNK][SYSTEM_ROW];                            // A
-    float t[CHUNK][SYSTEM_ROW];                            // (I + A)^-1
-    float between[CHUNK_TILES][SPLIT_TILE][SPLIT_TILE];  // of a warp
+    float l[CHUNK][SYSTEM_ROW];                         // A
+    float t[CHUNK][SYSTEM_ROW];                         // (I + A)^-1
+    float between[CHUNK_TILES][SPLIT_TILE][SPLIT_TILE]; // of a warp
 };
 
 // t of a diagonal tile, by a warp: a lane solves for a column.
@@ -67,7 +65,8 @@ static __device__ __forceinline__ void recurrence_invert_tile(recurrence_triangl
 }
 
 // 8 columns of a row of a 16 x 16 product, a lane's share: sum += a[k] b[k][0 .. 7].
-static __device__ __forceinline__ void recurrence_add_rows(float (&sum)[8], const float *a, const float *b, int32_t b_row) {
+static __device__ __forceinline__ void recurrence_add_rows(float (&sum)[8], const float *a, const float *b,
+                                                           int32_t b_row) {
 #pragma unroll
     for (int k = 0; k < SPLIT_TILE; k++) {
         const float4 first = *(const float4 *)(b + k * b_row), second = *(const float4 *)(b + k * b_row + 4);
@@ -79,12 +78,13 @@ static __device__ __forceinline__ void recurrence_add_rows(float (&sum)[8], cons
 }
 
 // The tile (i, j), i > j, by a warp, from those nearer to the diagonal: T_ij = -T_ii sum_k A_ik T_kj.
-static __device__ __forceinline__ void recurrence_invert_between(recurrence_triangle &m, int32_t i, int32_t j, int32_t warp, int32_t lane) {
+static __device__ __forceinline__ void recurrence_invert_between(recurrence_triangle &m, int32_t i, int32_t j,
+                                                                 int32_t warp, int32_t lane) {
     const int32_t row = lane / 2, column = lane % 2 * 8;
     float sum[8] = {}, result[8] = {};
     for (int32_t k = j; k < i; k++)
-        recurrence_add_rows(sum, &m.l[i * SPLIT_TILE + row][k * SPLIT_TILE], &m.t[k * SPLIT_TILE][j * SPLIT_TILE + column],
-                 SYSTEM_ROW);
+        recurrence_add_rows(sum, &m.l[i * SPLIT_TILE + row][k * SPLIT_TILE],
+                            &m.t[k * SPLIT_TILE][j * SPLIT_TILE + column], SYSTEM_ROW);
 #pragma unroll
     for (int e = 0; e < 8; e++)
         m.between[warp][row][column + e] = -sum[e];
@@ -110,8 +110,8 @@ static __device__ void recurrence_invert(recurrence_triangle &m, int32_t warp, i
 
 // Rows of tiles 0 .. `row` of a lower triangle, as operand; one power for the 16 rows.
 template <typename Element>
-static __device__ __forceinline__ void recurrence_put_lower(split_tile *tiles, float &inverse, int32_t row, int32_t lane,
-                                                 Element element) {
+static __device__ __forceinline__ void recurrence_put_lower(split_tile *tiles, float &inverse, int32_t row,
+                                                            int32_t lane, Element element) {
     float largest = 0;
     split_block x[CHUNK_TILES];
 #pragma unroll

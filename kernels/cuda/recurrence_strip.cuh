@@ -42,7 +42,8 @@ template <typename Use> static __device__ __forceinline__ void strip_each(const 
 
 // Elements of channels of tile n of S^T, from or to the state (D, V') of the row.
 template <typename Use>
-static __device__ __forceinline__ void strip_places(const recurrence &a, const recurrence_strip &strip, int n, Use use) {
+static __device__ __forceinline__ void strip_places(const recurrence &a, const recurrence_strip &strip, int n,
+                                                    Use use) {
     strip_each(strip, [&](int half, int i, int32_t column) {
         const int32_t d = n * SPLIT_TILE + column;
         if (d < a.depth && strip.exists[i / 2])
@@ -50,8 +51,8 @@ static __device__ __forceinline__ void strip_places(const recurrence &a, const r
     });
 }
 
-// Calls use(half, column of two, whether that token exists, its row of `rows`) for a lane's tokens of tile n; the lane's
-// second row is 8 columns on.
+// Calls use(half, column of two, whether that token exists, its row of `rows`) for a lane's tokens of tile n; the
+// lane's second row is 8 columns on.
 template <typename Float, typename Use>
 static __device__ __forceinline__ void strip_tokens(const recurrence_strip &strip, const kern_chunk &chunk, Float *rows,
                                                     int64_t stride, int n, Use use) {
@@ -68,11 +69,12 @@ static __device__ __forceinline__ void strip_tokens(const recurrence_strip &stri
 static __device__ __forceinline__ void strip_values(const recurrence &a, const recurrence_strip &strip,
                                                     const kern_chunk &chunk, int n, split_block &v) {
     const float *from = recurrence_value(a, chunk.token0, strip.state);
-    strip_tokens(strip, chunk, from, (int64_t)a.values * a.width, n, [&](int half, int c, bool exists, const float *row) {
+    strip_tokens(strip, chunk, from, (int64_t)a.values * a.width, n,
+                 [&](int half, int c, bool exists, const float *row) {
 #pragma unroll
-        for (int r = 0; r < 2; r++)
-            v.v[half][2 * r + c] = exists && strip.reads[r] ? row[8 * r] : exists ? strip.constant[r] : 0;
-    });
+                     for (int r = 0; r < 2; r++)
+                         v.v[half][2 * r + c] = exists && strip.reads[r] ? row[8 * r] : exists ? strip.constant[r] : 0;
+                 });
 }
 
 // O^T with what skips the state.

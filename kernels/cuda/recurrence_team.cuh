@@ -4,8 +4,8 @@
 // shared memory, as registers of mma, and with them the largest magnitudes that their powers are made of.
 //
 // Of a chunk, behind each barrier: S as operand; the errors of the warp's tokens; the same as operand; what is written,
-// weighed for P and for the state's end, as operands; the new state, and while its largest numbers go round the read-out
-// with the old one.
+// weighed for P and for the state's end, as operands; the new state, and while its largest numbers go round the
+// read-out with the old one.
 #ifndef KERNELS_CUDA_RECURRENCE_TEAM_CUH
 #define KERNELS_CUDA_RECURRENCE_TEAM_CUH
 

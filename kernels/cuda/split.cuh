@@ -8,8 +8,8 @@
 // so that powers leave a sum as a factor of its row and one of its column.
 //
 // Operands lie in shared memory as tiles of 16 x 16, high halves before low ones. A run of 8 numbers stands at
-// (row, column / 8) by split_run, which is where ldmatrix finds eight rows in eight different banks. A tile is read as a
-// left operand (16 rows x 16 k), as a right one (rows are the columns of the product), or turned (rows are k).
+// (row, column / 8) by split_run, which is where ldmatrix finds eight rows in eight different banks. A tile is read as
+// a left operand (16 rows x 16 k), as a right one (rows are the columns of the product), or turned (rows are k).
 #ifndef KERNELS_CUDA_SPLIT_CUH
 #define KERNELS_CUDA_SPLIT_CUH
 

@@ -39,9 +39,7 @@ static const subject subjects[] = {
 };
 enum { SUBJECTS = sizeof subjects / sizeof subjects[0] };
 
-static const struct {
-    int32_t rows, length;
-} shapes[] = {{16, 2048}, {1, TOKENS}, {1, 2048}, {1, 512}, {8, 512}};
+static const struct { int32_t rows, length; } shapes[] = {{16, 2048}, {1, TOKENS}, {1, 2048}, {1, 512}, {8, 512}};
 enum { SHAPES = sizeof shapes / sizeof shapes[0] };
 
 typedef struct bench {
@@ -180,20 +178,21 @@ static arguments arguments_of(const work *w, size_t part) {
                                   .report.p = b->report + gate,
                                   .mesa = {HEADS, width, width, 0.25f, KERN_STORE_F32}};
     else
-        a.recurrence = (kern_recurrence_args){
-            .q = q,
-            .k = k,
-            .v = v,
-            .g = w->s->decay == KERN_DECAY_NONE ? none : w->s->decay == KERN_DECAY_CHANNEL ? channels : g,
-            .beta = beta,
-            .o = o,
-            .family = {.decay = (int32_t)w->s->decay,
-                       .update = (int32_t)w->s->update,
-                       .weighted = 1,
-                       .heads = HEADS,
-                       .key_width = width,
-                       .value_width = width,
-                       .scale = 1 / sqrtf((float)width)}};
+        a.recurrence = (kern_recurrence_args){.q = q,
+                                              .k = k,
+                                              .v = v,
+                                              .g = w->s->decay == KERN_DECAY_NONE      ? none
+                                                   : w->s->decay == KERN_DECAY_CHANNEL ? channels
+                                                                                       : g,
+                                              .beta = beta,
+                                              .o = o,
+                                              .family = {.decay = (int32_t)w->s->decay,
+                                                         .update = (int32_t)w->s->update,
+                                                         .weighted = 1,
+                                                         .heads = HEADS,
+                                                         .key_width = width,
+                                                         .value_width = width,
+                                                         .scale = 1 / sqrtf((float)width)}};
     return a;
 }
 
@@ -284,12 +283,10 @@ static void usage(FILE *to) {
 }
 
 static bench read_options(int argc, char **argv, const char **device) {
-    static const struct option known[] = {{"device", required_argument, NULL, 'd'},
-                                          {"rounds", required_argument, NULL, 'r'},
-                                          {"what", required_argument, NULL, 'w'},
-                                          {"tflops", required_argument, NULL, 't'},
-                                          {"help", no_argument, NULL, 'h'},
-                                          {0}};
+    static const struct option known[] = {
+        {"device", required_argument, NULL, 'd'}, {"rounds", required_argument, NULL, 'r'},
+        {"what", required_argument, NULL, 'w'},   {"tflops", required_argument, NULL, 't'},
+        {"help", no_argument, NULL, 'h'},         {0}};
     bench b = {.rounds = 5, .what = "", .flops = 790e12};
     bool valid = true;
     for (int option; (option = getopt_long(argc, argv, "", known, NULL)) != -1;) {
@@ -339,7 +336,8 @@ int main(int argc, char **argv) {
     bench b = read_options(argc, argv, &device);
     open_bench(&b, device);
     printf("%s; %d heads, medians of %d rounds\n\n", kern_device_describe(b.device)->description, (int)HEADS, b.rounds);
-    printf("| operation | D = V | rows | us | Mtoken/s | memory, us | products, us | share of floor | TFLOP/s | steps |\n");
+    printf("| operation | D = V | rows | us | Mtoken/s | memory, us | products, us | share of floor | TFLOP/s | steps "
+           "|\n");
     printf("|---|---:|---:|---:|---:|---:|---:|---:|---:|---:|\n");
     for (int i = 0; i < 2; i++) {
         make_operands(&b, widths[i]);

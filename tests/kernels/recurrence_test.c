@@ -165,11 +165,12 @@ START_TEST(row_alone_equals_row_among_others) {
 END_TEST
 
 START_TEST(cut_prefill_equals_prefill_at_once) {
-    enum { LENGTH = 180, CHUNK = 32 };
+    enum { LENGTH = 180 };
     for (int law = 0; law < LAWS; law++) {
         kernel_test test;
         if (!open_device(&test, _i, "cpu:32"))
             return;
+        const size_t chunk = (size_t)kern_device_describe(test.device)->chunk;
         problem p;
         kernel_test_clear_rows(&test);
         kernel_test_row(&test, KERN_ROW_PROMPT, 0, LENGTH, 0);
@@ -177,7 +178,7 @@ START_TEST(cut_prefill_equals_prefill_at_once) {
         make_problem(&p, &test, with_law(shapes[law % SHAPES], law), 0.9);
         run_part(&p, KERN_ROW_PROMPT, 0, 0, 0, LENGTH);
         float *o = kernel_test_copy(&test, p.o, p.tokens * p.output_row);
-        for (size_t cut = CHUNK; cut < LENGTH; cut += CHUNK) {
+        for (size_t cut = chunk; cut < LENGTH; cut += chunk) {
             memset(p.o, 0, p.tokens * p.output_row * sizeof(float));
             memcpy(p.slots + 3 * p.state_size, p.slots_before, p.state_size * sizeof(float));
             run_part(&p, KERN_ROW_PROMPT, 3, 0, 0, cut);
