@@ -20,7 +20,6 @@
 
 constexpr int SOLVE_THREADS = CHUNK / SPLIT_TILE * CUDA_WARP;
 constexpr size_t RECORDS_BYTES = (size_t)288 << 20;
-constexpr float COARSE = 4e-3f;
 
 // What a chunk of a head begins with. Rows of tiles are columns of Hk and Hv, columns of tiles their rows.
 template <int D> struct alignas(128) mesa_record {
@@ -229,6 +228,8 @@ template <int D> struct alignas(128) solve_shared {
 };
 
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
+
+constexpr float COARSE = 4e-3f; // tolerance from which high halves suffice
 
 // A lane's pairs of columns in its two rows: use(tile, half, row of two, token, column).
 template <int D, typename Use> static __device__ __forceinline__ void each_pair(int32_t warp, int32_t lane, Use use) {
