@@ -127,7 +127,7 @@ template <int D> static __device__ __forceinline__ void channel_diagonal(channel
             }
         shared.p[i][j] = p;
         if (delta)
-            shared.system.l[i][j] = i > j ? l : 0;
+            shared.system.m[i][j] = i > j ? l : 0;
     }
 }
 
@@ -175,7 +175,7 @@ static __device__ void channel_prepare(const cuda_table *table, const recurrence
     if (warp < CHUNK_TILES)
         channel_off_diagonal<D>(shared, shared.q, tile, lane, shared.p);
     else if (a.delta)
-        channel_off_diagonal<D>(shared, shared.k, CHUNK_TILES - 1 - tile, lane, shared.system.l);
+        channel_off_diagonal<D>(shared, shared.k, CHUNK_TILES - 1 - tile, lane, shared.system.m);
     channel_diagonal(shared, a.delta);
     channel_operands(shared, chunk.length, record);
     for (int32_t d = threadIdx.x; d < D; d += CHANNEL_THREADS)
@@ -184,7 +184,7 @@ static __device__ void channel_prepare(const cuda_table *table, const recurrence
     __syncthreads();
     if (a.delta) {
         for (int32_t at = threadIdx.x; at < CHUNK * CHUNK; at += CHANNEL_THREADS)
-            shared.system.l[at / CHUNK][at % CHUNK] *= shared.weight[at / CHUNK];
+            shared.system.m[at / CHUNK][at % CHUNK] *= shared.weight[at / CHUNK];
         recurrence_invert(shared.system, warp, lane);
     }
     const auto place = [&](int n, int half, int e, int32_t &i, int32_t &j) {
@@ -199,7 +199,7 @@ static __device__ void channel_prepare(const cuda_table *table, const recurrence
     else if (a.delta)
         recurrence_put_lower(record.system, record.system_inverse[tile], tile, lane, [&](int n, int half, int e) {
             place(n, half, e, i, j);
-            return i >= j ? shared.system.t[i][j] * shared.weight[j] : 0;
+            return i >= j ? recurrence_inverse_at(shared.system, i, j) * shared.weight[j] : 0;
         });
 }
 

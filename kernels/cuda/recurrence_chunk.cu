@@ -95,7 +95,7 @@ static __device__ __forceinline__ void put_system(prepare_shared<D> &shared, int
                 const int32_t i = row * SPLIT_TILE + split_row(lane, e);
                 const int32_t j = n * SPLIT_TILE + split_column(lane, half, e);
                 if (n <= row)
-                    shared.system.l[i][j] = i > j ? shared.record.weight[i] * x[n].v[half][e] : 0;
+                    shared.system.m[i][j] = i > j ? shared.record.weight[i] * x[n].v[half][e] : 0;
             }
 }
 
@@ -139,7 +139,7 @@ template <int D> static __device__ void prepare(const cuda_table *table, const c
         recurrence_invert(shared.system, warp, lane);
         recurrence_put_lower(record.system, record.system_inverse[warp], warp, lane, [&](int n, int half, int e) {
             const int32_t i = warp * SPLIT_TILE + split_row(lane, e), j = n * SPLIT_TILE + split_column(lane, half, e);
-            return i >= j ? shared.system.t[i][j] * record.weight[j] : 0;
+            return i >= j ? recurrence_inverse_at(shared.system, i, j) * record.weight[j] : 0;
         });
     }
     cuda_bulk_fence();

@@ -40,11 +40,15 @@ constexpr int SYSTEM_ROW = CHUNK + 4; // floats; rows of tiles in different bank
 
 // -------------------------------------------------------------------------------------------------------- the triangle
 
+// A in the tiles below the diagonal, its inverse T = (I + A)^-1 in those above: tile (i, j) of T stands at (j, i). On
+// the diagonal T takes the place of A, which is not needed any more.
 struct recurrence_triangle {
-    float l[CHUNK][SYSTEM_ROW];                         // A
-    float t[CHUNK][SYSTEM_ROW];                         // (I + A)^-1
+    float m[CHUNK][SYSTEM_ROW];
     float between[CHUNK_TILES][SPLIT_TILE][SPLIT_TILE]; // of a warp
 };
+static __device__ __forceinline__ float recurrence_inverse_at(const recurrence_triangle &m, int32_t i, int32_t j) {
+    return m.m[j / SPLIT_TILE * SPLIT_TILE + i % SPLIT_TILE][i / SPLIT_TILE * SPLIT_TILE + j % SPLIT_TILE];
+}
 
 // t of a diagonal tile, by a warp: a lane solves for a column.
 static __device__ __forceinline__ void recurrence_invert_tile(recurrence_triangle &m, int32_t at, int32_t lane) {
@@ -56,12 +60,13 @@ static __device__ __forceinline__ void recurrence_invert_tile(recurrence_triangl
 #pragma unroll
         for (int s = 0; s < SPLIT_TILE; s++)
             if (s < r)
-                x[r] = fmaf(-m.l[at + r][at + s], x[s], x[r]);
+                x[r] = fmaf(-m.m[at + r][at + s], x[s], x[r]);
     }
+    __syncwarp();
     if (lane < SPLIT_TILE)
 #pragma unroll
         for (int r = 0; r < SPLIT_TILE; r++)
-            m.t[at + r][at + column] = x[r];
+            m.m[at + r][at + column] = x[r];
 }
 
 // 8 columns of a row of a 16 x 16 product, a lane's share: sum += a[k] b[k][0 .. 7].
@@ -83,16 +88,16 @@ static __device__ __forceinline__ void recurrence_invert_between(recurrence_tria
     const int32_t row = lane / 2, column = lane % 2 * 8;
     float sum[8] = {}, result[8] = {};
     for (int32_t k = j; k < i; k++)
-        recurrence_add_rows(sum, &m.l[i * SPLIT_TILE + row][k * SPLIT_TILE],
-                            &m.t[k * SPLIT_TILE][j * SPLIT_TILE + column], SYSTEM_ROW);
+        recurrence_add_rows(sum, &m.m[i * SPLIT_TILE + row][k * SPLIT_TILE],
+                            &m.m[j * SPLIT_TILE][k * SPLIT_TILE + column], SYSTEM_ROW);
 #pragma unroll
     for (int e = 0; e < 8; e++)
         m.between[warp][row][column + e] = -sum[e];
     __syncwarp();
-    recurrence_add_rows(result, &m.t[i * SPLIT_TILE + row][i * SPLIT_TILE], &m.between[warp][0][column], SPLIT_TILE);
+    recurrence_add_rows(result, &m.m[i * SPLIT_TILE + row][i * SPLIT_TILE], &m.between[warp][0][column], SPLIT_TILE);
 #pragma unroll
     for (int e = 0; e < 8; e++)
-        m.t[i * SPLIT_TILE + row][j * SPLIT_TILE + column + e] = result[e];
+        m.m[j * SPLIT_TILE + row][i * SPLIT_TILE + column + e] = result[e];
 }
 
 // By the block; begins and ends with a barrier.
