@@ -90,16 +90,18 @@ static __device__ __forceinline__ split_power put_keys(states_shared<D> &shared,
 static __device__ __forceinline__ void load_columns(const float *from, int64_t stride, int32_t length,
                                                     const float *root, int32_t column, int32_t lane,
                                                     split_block (&x)[CHUNK_TILES]) {
+    int32_t token = split_column(lane, 0, 0);
+    from += token * stride + column + split_row(lane, 0);
 #pragma unroll
     for (int n = 0; n < CHUNK_TILES; n++)
 #pragma unroll
-        for (int half = 0; half < 2; half++)
+        for (int half = 0; half < 2; half++, token += 8, from += 8 * stride)
 #pragma unroll
-            for (int i = 0; i < 4; i++) {
-                const int32_t token = n * SPLIT_TILE + split_column(lane, half, i);
-                x[n].v[half][i] =
-                    token < length ? __fmul_rn(from[token * stride + column + split_row(lane, i)], root[token]) : 0;
-            }
+            for (int c = 0; c < 2; c++)
+#pragma unroll
+                for (int r = 0; r < 2; r++)
+                    x[n].v[half][2 * r + c] =
+                        token + c < length ? __fmul_rn(from[c * stride + 8 * r], root[token + c]) : 0;
 }
 
 // A warp's columns of a state into a record.
@@ -554,7 +556,7 @@ static __device__ void run_solve(const cuda_table *table, const mesa_group &grou
 // launching
 
 template <int D>
-static __global__ void __launch_bounds__(2 * D, 1)
+static __global__ void __launch_bounds__(2 * D, 2)
     states_kernel(const cuda_table *table, const mesa_group group, int32_t first_row) {
     cuda_begin();
     cuda_await();
