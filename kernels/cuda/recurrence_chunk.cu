@@ -301,7 +301,7 @@ static __device__ void run_team(const cuda_table *table, const chunk_group &grou
         split_block u[1];
         strip_values(a, strip, chunk, warp, u[0]);
         cuda_mbarrier_wait(&shared.full[stage], at / STAGES<D, CHANNEL> % 2);
-        team_chunk<D, CHANNEL, DELTA>(a, shared.record[stage], chunk, strip, warp, at % 2, team, u, state);
+        team_chunk<D, CHANNEL, DELTA>(a, shared.record[stage], chunk, strip, warp, team, u, state);
         if (threadIdx.x == 0) // behind its last barrier
             bring<D, CHANNEL>(group, run, strip.state, at + STAGES<D, CHANNEL>, shared);
     }

@@ -20,8 +20,7 @@ struct team_largest {
     float of[TEAM_WARPS][SPLIT_TILE]; // rows
 };
 template <int D> struct alignas(16) team_shared {
-    team_operand state[2][D / SPLIT_TILE]; // by turns: that of the chunk before is read out meanwhile
-    team_operand errors[CHUNK_TILES], written[CHUNK_TILES], kept[CHUNK_TILES];
+    team_operand state[D / SPLIT_TILE], errors[CHUNK_TILES], written[CHUNK_TILES], kept[CHUNK_TILES];
     team_largest state_largest, errors_largest, written_largest, kept_largest;
 };
 
@@ -89,17 +88,16 @@ static __device__ __forceinline__ void team_correct(const recurrence_record<D, C
 template <int D, bool CHANNEL, bool DELTA>
 static __device__ __forceinline__ void team_chunk(const recurrence &a, const recurrence_record<D, CHANNEL> &record,
                                                   const kern_chunk &chunk, const recurrence_strip &strip, int32_t warp,
-                                                  int32_t turn, team_shared<D> &shared, split_block (&u)[1],
-                                                  team_state<D> &state) {
+                                                  team_shared<D> &shared, split_block (&u)[1], team_state<D> &state) {
     constexpr int TILES = team_state<D>::TILES;
     const int32_t lane = strip.lane;
     const split_powers powers = team_powers(shared.state_largest, lane);
 #pragma unroll
     for (int n = 0; n < TILES; n++)
-        team_put(shared.state[turn][warp * TILES + n], state.s[n], powers, lane);
+        team_put(shared.state[warp * TILES + n], state.s[n], powers, lane);
     __syncthreads();
     split_left s[D / SPLIT_TILE];
-    team_get(shared.state[turn], lane, s);
+    team_get(shared.state, lane, s);
     if (DELTA)
         team_correct(record, strip, warp, s, powers, shared, u);
     else
