@@ -102,8 +102,7 @@ static __device__ __forceinline__ void chunk_multiply(split_sum &sum, const spli
         split_multiply(sum, split_load_left(a[n], lane), split_load_right(b[n], lane));
 }
 
-// ------------------------------------------------------------------------------------------------------- chunks of a
-// row
+// --------------------------------------------------------------------------------------------------- chunks of a row
 
 // The first chunk of a row, or of a later one.
 static __device__ __forceinline__ int32_t chunk_of_row(const cuda_table *table, int32_t row) {

@@ -31,8 +31,7 @@ struct mesa {
     bool chunked; // prompt rows go elsewhere (mesa_chunk.cu), but those solved exactly
 };
 
-// ------------------------------------------------------------------------------------------------- states in their
-// slot
+// ---------------------------------------------------------------------------------------------- states in their slot
 
 // mesa_chunk.cu: the prompt rows of a step chunk by chunk, where the chip and the shape allow; else they go token by
 // token as generated ones do, and so do always those that are solved exactly.
@@ -70,8 +69,7 @@ static __device__ __forceinline__ mesa_state mesa_state_of(const cuda_table *tab
     return {base + head * keys, (Stored *)(base + a.heads * keys) + head * values};
 }
 
-// ------------------------------------------------------------------------------------------------------- the
-// arithmetic
+// ---------------------------------------------------------------------------------------------------- the arithmetic
 
 static __device__ __forceinline__ float mesa_lambda_of(const mesa &a, float param) {
     return cuda_softplus(param) + a.lambda_bound;

@@ -38,8 +38,7 @@ static __device__ __forceinline__ bool solved_elsewhere(const kern_row &row) {
     return row.solver.mode == KERN_SOLVE_EXACT;
 }
 
-// ----------------------------------------------------------------------------------------------------------- the
-// states
+// -------------------------------------------------------------------------------------------------------- the states
 
 template <int D> struct alignas(128) states_shared {
     split_tile keys[CHUNK_TILES][D / SPLIT_TILE];
@@ -210,8 +209,7 @@ static __device__ __forceinline__ void run_states(const cuda_table *table, const
                 run.to[place(n, half, i)] = s[n].v[half][i];
 }
 
-// ------------------------------------------------------------------------------------------------------------ the
-// solve
+// --------------------------------------------------------------------------------------------------------- the solve
 
 template <int D> struct alignas(128) solve_shared {
     typedef float rows[CHUNK][D + 8]; // eight rows in different banks
@@ -440,8 +438,7 @@ static __device__ void solve(const mesa &a, const kern_solver &solver, const ker
     }
 }
 
-// ---------------------------------------------------------------------------------------------------- a chunk of a
-// head
+// ------------------------------------------------------------------------------------------------- a chunk of a head
 
 // K or V as operand: two threads a token.
 template <int D>

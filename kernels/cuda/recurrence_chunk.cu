@@ -32,8 +32,7 @@ struct chunk_group {
 
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
 
-// ------------------------------------------------------------------------------------------------------- the
-// preparation
+// --------------------------------------------------------------------------------------------------- the preparation
 
 template <int D> struct alignas(128) prepare_shared {
     recurrence_record<D, false> record;
@@ -148,8 +147,7 @@ template <int D> static __device__ void prepare(const cuda_table *table, const c
         cuda_bulk_store((recurrence_record<D, false> *)group.records + blockIdx.x, &record, sizeof record);
 }
 
-// ----------------------------------------------------------------------------------------------------------- the
-// states
+// -------------------------------------------------------------------------------------------------------- the states
 
 template <int D, bool CHANNEL> struct alignas(128) states_shared {
     recurrence_record<D, CHANNEL> record[STAGES<D, CHANNEL>];

@@ -433,8 +433,7 @@ static __device__ void write_top(block_memory &m, row &r, int32_t top, int32_t *
     __syncthreads();
 }
 
-// ----------------------------------------------------------------------------------------------------------- plain
-// rows
+// -------------------------------------------------------------------------------------------------------- plain rows
 
 // The blocks that share a row: C of a cluster, or one. Each has the numbers of all warps of all of them.
 template <int C> struct cluster {

@@ -50,8 +50,7 @@ static void check_document(kernel_test *test, const kern_attention *s, const ten
     kernel_test_assert_norm(x->lse + first * s->heads, lse, tokens * s->heads, 1e-6);
 }
 
-// --------------------------------------------------------------------------------------------- rows that stand for
-// themselves
+// ------------------------------------------------------------------------------------ rows that stand for themselves
 
 // Documents of 1, 2, 61, 3, 64 and 69 tokens, on and off the grid; a row that starts in the middle of nothing.
 enum { OWN_TOKENS = 5 + 200 + 45 };

@@ -583,8 +583,7 @@ START_TEST(long_prompts_equal_launches) {
 }
 END_TEST
 
-// ---------------------------------------------------------------------------------------- a recurrence and what it
-// reads
+// ------------------------------------------------------------------------------------ a recurrence and what it reads
 
 // Convolutions of q, k and v, norms, gates and the recurrence behind them, of so many heads that a CUDA device may run
 // all of them as one stream; windows behind the states of a slot.

@@ -293,8 +293,7 @@ START_TEST(told_apart) {
 }
 END_TEST
 
-// ---------------------------------------------------------------------------------------------- losses of all the
-// loops
+// ------------------------------------------------------------------------------------------- losses of all the loops
 
 START_TEST(every_objective_has_its_gradient) {
     const char *mixer = eng_mixer_at((size_t)_i)->name;

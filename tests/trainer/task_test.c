@@ -310,8 +310,7 @@ START_TEST(memory_is_one_for_all_examples) {
 }
 END_TEST
 
-// ------------------------------------------------------------------------------------------------------ hops,
-// arithmetic
+// -------------------------------------------------------------------------------------------------- hops, arithmetic
 
 typedef struct hop {
     int letters, length, marks;

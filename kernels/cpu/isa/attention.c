@@ -69,8 +69,7 @@ static task task_in(const kern_cpu *cpu, const kern_rows *rows, const kern_atten
     return t;
 }
 
-// ---------------------------------------------------------------------------------------------------- where keys are
-// kept
+// ----------------------------------------------------------------------------------------------- where keys are kept
 
 // The keys of one document and kv head: positions [first, start) in pages or ring, from start on in k and v.
 typedef struct document {
@@ -129,8 +128,7 @@ static int64_t block_end(int64_t block, int64_t end) {
     return block + BLOCK < end ? block + BLOCK : end;
 }
 
-// ----------------------------------------------------------------------------------------------------- the running
-// softmax
+// ----------------------------------------------------------------------------------------------- the running softmax
 
 // score (BLOCK), of which [low, high] may be seen, becomes p; max and sum move on. Returns the factor of the earlier
 // output.
@@ -192,8 +190,7 @@ static void finish_queries(const task *t, int32_t token, int tokens) {
     }
 }
 
-// ---------------------------------------------------------------------------------------------------------- prompt
-// tokens
+// ----------------------------------------------------------------------------------------------------- prompt tokens
 
 // The block's keys [begin, end) transposed, at the columns of their positions.
 static void pack_keys(const task *t, const document *d, int64_t block, int64_t begin, int64_t end) {
@@ -256,8 +253,7 @@ static void run_tile(const task *t, int32_t token0, int32_t token1) {
     }
 }
 
-// ------------------------------------------------------------------------------------------------------- generated
-// tokens
+// -------------------------------------------------------------------------------------------------- generated tokens
 
 static inline float dot(const float *x, const float *y, int width) {
     vf sum = {0};
@@ -366,8 +362,7 @@ static void run_token(const task *t, int32_t token) {
     finish_queries(t, token, 1);
 }
 
-// -------------------------------------------------------------------------------------------------------------- the
-// cache
+// --------------------------------------------------------------------------------------------------------- the cache
 
 // Keeps the keys of the row's last document: all of them in pages, the newest in a ring.
 static void keep_row(const task *t, const kern_row *row) {

@@ -54,8 +54,7 @@ static scratch scratch_of(const kern_cpu *cpu, int32_t vocabulary) {
     return s;
 }
 
-// ---------------------------------------------------------------------------------------------------- passes over
-// logits
+// ------------------------------------------------------------------------------------------------ passes over logits
 
 static inline vf finite_or_banned(vf x) {
     return vf_select(x - x == 0.0f, x, vf_set(-INFINITY)); // x - x is NaN for infinities and NaN
