@@ -755,6 +755,13 @@ bool kern_plan_is_captured(const kern_plan *plan);
 // What memory->param and memory->grad point to must not change while a plan runs with the same memory.
 KERN_CHECKED kern_status kern_plan_run(const kern_plan *plan, kern_stream *stream, const kern_rows *rows,
                                        const kern_memory *memory);
+// Operations [first, end) of the plan alone, of a batch that has prompt rows: whoever runs the parts one after the
+// other has run the plan, and may give the stream something else between two of them.
+KERN_CHECKED kern_status kern_plan_run_part(const kern_plan *plan, kern_stream *stream, const kern_rows *rows,
+                                            const kern_memory *memory, size_t first, size_t end);
+// How many of the plan's operations there are up to the last that has this operand; 0: none has it. A gradient is final
+// when so many have run.
+size_t kern_plan_last_use(const kern_plan *plan, kern_ptr operand);
 
 // ---------------------------------------------------------------------------------------------------------- backend
 

@@ -250,22 +250,60 @@ static kern_status resolve_all(const kern_plan *plan, const kern_memory *memory)
     return KERN_OK;
 }
 
-kern_status kern_plan_run(const kern_plan *plan, kern_stream *stream, const kern_rows *rows,
-                          const kern_memory *memory) {
+static kern_status run_resolved(const kern_plan *plan, kern_stream *stream, const kern_rows *rows,
+                                const kern_memory *memory, size_t first, size_t end) {
+    kern_calls *calls = &plan->resolved->calls;
+    kern_status status = resolve_all(plan, memory);
+    if (status || (first == 0 && end == plan->entries))
+        return status ? status : plan->device->backend->calls_run(stream, rows, calls);
+    kern_calls part = *calls;
+    part.call += first;
+    part.count = end - first;
+    status = plan->device->backend->calls_run(stream, rows, &part);
+    calls->made = part.made;
+    return status;
+}
+
+static kern_status run_part(const kern_plan *plan, kern_stream *stream, const kern_rows *rows,
+                            const kern_memory *memory, size_t first, size_t end) {
     if (!plan->sealed || stream->device != plan->device)
         return KERN_INVALID;
     if ((plan->lacks_state || (plan->uses_state && !memory->state)) && kern_rows_have_slots(rows))
         return KERN_INVALID;
+    if (plan->resolved)
+        return run_resolved(plan, stream, rows, memory, first, end);
     kern_status status = KERN_OK;
-    if (plan->resolved) {
-        status = resolve_all(plan, memory);
-        return status ? status : plan->device->backend->calls_run(stream, rows, &plan->resolved->calls);
-    }
-    for (size_t i = 0; i < plan->entries && !status; i++) {
+    for (size_t i = first; i < end && !status; i++) {
         plan_args args;
         status = resolve_entry(plan->entry[i], plan->block + plan->entry[i].offset, memory, &args);
         if (!status)
             status = kern_launch(stream, plan->entry[i].op, rows, &args);
     }
     return status;
+}
+
+kern_status kern_plan_run(const kern_plan *plan, kern_stream *stream, const kern_rows *rows,
+                          const kern_memory *memory) {
+    return run_part(plan, stream, rows, memory, 0, plan->entries);
+}
+
+kern_status kern_plan_run_part(const kern_plan *plan, kern_stream *stream, const kern_rows *rows,
+                               const kern_memory *memory, size_t first, size_t end) {
+    // What a backend makes of a batch of generated tokens alone belongs to the whole plan.
+    if (first > end || end > plan->entries || rows->n_generated == rows->n_tokens)
+        return KERN_INVALID;
+    return run_part(plan, stream, rows, memory, first, end);
+}
+
+size_t kern_plan_last_use(const kern_plan *plan, kern_ptr operand) {
+    for (size_t i = plan->entries; i > 0; i--) {
+        plan_args args;
+        plan_entry entry = plan->entry[i - 1];
+        memcpy(&args, plan->block + entry.offset, kern_op_args_size(entry.op));
+        const kern_ptr *own = (const kern_ptr *)&args;
+        for (size_t k = 0; k < kern_op_operands(entry.op); k++)
+            if (own[k].ref == operand.ref)
+                return i;
+    }
+    return 0;
 }

@@ -125,6 +125,34 @@ START_TEST(plan_equals_launches) {
 }
 END_TEST
 
+START_TEST(parts_of_a_plan_are_the_plan) {
+    enum { COUNT = TOKENS * WIDTH };
+    fixture whole = {0}, parts = {0};
+    setup(&whole);
+    setup(&parts);
+    kern_plan *plan = build(&whole), *again = build(&parts);
+    ck_assert_uint_eq(kern_plan_last_use(plan, kern_ref(KERN_CLASS_GRAD, NORM)), 4);
+    ck_assert_uint_eq(kern_plan_last_use(plan, scratch(1)), 3);
+    ck_assert_uint_eq(kern_plan_last_use(plan, kern_ref(KERN_CLASS_GRAD, CONV)), 0);
+    ck_assert(kern_plan_seal(plan) == KERN_OK && kern_plan_seal(again) == KERN_OK);
+    ck_assert_int_eq(kern_plan_run(plan, whole.test.stream, whole.test.rows, &whole.memory), KERN_OK);
+    const size_t end[] = {0, 1, 3, 3, 4};
+    for (size_t i = 1; i < sizeof end / sizeof *end; i++)
+        ck_assert_int_eq(
+            kern_plan_run_part(again, parts.test.stream, parts.test.rows, &parts.memory, end[i - 1], end[i]), KERN_OK);
+    kernel_test_assert_same((float *)(whole.scratch + 2 * ROW_BYTES), (float *)(parts.scratch + 2 * ROW_BYTES), COUNT);
+    kernel_test_assert_same(whole.grad_norm, parts.grad_norm, WIDTH);
+    ck_assert(parts.grad_norm[0] != 0);
+    const kern_memory *memory = &parts.memory;
+    ck_assert_int_eq(kern_plan_run_part(again, parts.test.stream, parts.test.rows, memory, 3, 2), KERN_INVALID);
+    ck_assert_int_eq(kern_plan_run_part(again, parts.test.stream, parts.test.rows, memory, 0, 5), KERN_INVALID);
+    kern_plan_free(plan);
+    kern_plan_free(again);
+    teardown(&whole);
+    teardown(&parts);
+}
+END_TEST
+
 START_TEST(a_sealed_plan_is_closed) {
     fixture f = {0};
     setup(&f);
@@ -762,6 +790,7 @@ static Suite *plan_suite(void) {
     Suite *suite = suite_create("plan");
     TCase *tests = tcase_create("plan");
     tcase_add_test(tests, plan_equals_launches);
+    tcase_add_test(tests, parts_of_a_plan_are_the_plan);
     tcase_add_test(tests, a_sealed_plan_is_closed);
     tcase_add_test(tests, bad_entries_are_refused);
     tcase_add_test(tests, absent_memory_is_refused);
