@@ -55,18 +55,40 @@ eng_status trn_optimizer_zero_gradients(trn_optimizer *optimizer, eng_error *err
     return eng_fail_kernel(error, status, "clearing gradients");
 }
 
+static kern_status sum_squares(trn_optimizer *optimizer, const kern_square_sum_args *squares, double *sum) {
+    kern_status status = kern_zero(optimizer->stream, optimizer->squares, sizeof *optimizer->squares);
+    if (status == KERN_OK)
+        status = kern_launch(optimizer->stream, KERN_OP_SQUARE_SUM, NULL, squares);
+    if (status == KERN_OK)
+        status = kern_download(optimizer->stream, sum, optimizer->squares, sizeof *sum);
+    if (status == KERN_OK)
+        status = kern_synchronize(optimizer->stream);
+    return status;
+}
+
 eng_status trn_optimizer_norm(trn_optimizer *optimizer, double *norm, eng_error *error) {
     double sum = 0;
     kern_square_sum_args squares = square_arguments(optimizer);
-    kern_status status = kern_zero(optimizer->stream, optimizer->squares, sizeof *optimizer->squares);
-    if (status == KERN_OK)
-        status = kern_launch(optimizer->stream, KERN_OP_SQUARE_SUM, NULL, &squares);
-    if (status == KERN_OK)
-        status = kern_download(optimizer->stream, &sum, optimizer->squares, sizeof sum);
-    if (status == KERN_OK)
-        status = kern_synchronize(optimizer->stream);
+    kern_status status = sum_squares(optimizer, &squares, &sum);
     *norm = sqrt(sum);
     return eng_fail_kernel(error, status, "computing the gradient's norm");
+}
+
+eng_status trn_optimizer_find_not_finite(trn_optimizer *optimizer, const float *block, int32_t *tensor,
+                                         eng_error *error) {
+    const eng_weights *weights = optimizer->weights;
+    kern_status status = KERN_OK;
+    *tensor = -1;
+    for (int32_t i = weights->model->tensors - 1; status == KERN_OK && *tensor < 0 && i >= 0; i--) {
+        double sum = 0;
+        kern_square_sum_args squares = {.x.f = (float *)block + (weights->master[i] - weights->masters),
+                                        .sum.p = optimizer->squares,
+                                        .count = weights->model->tensor[i].count};
+        status = sum_squares(optimizer, &squares, &sum);
+        if (!isfinite(sum))
+            *tensor = i;
+    }
+    return eng_fail_kernel(error, status, "looking for a value that is not finite");
 }
 
 static kern_adamw_args adamw_arguments(const trn_optimizer *optimizer, int32_t index, double rate) {

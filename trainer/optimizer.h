@@ -31,6 +31,11 @@ void trn_optimizer_free(trn_optimizer *optimizer);
 ENG_CHECKED eng_status trn_optimizer_zero_gradients(trn_optimizer *optimizer, eng_error *error);
 // The 2-norm of the whole gradient, NaN or infinite if the gradient is not finite.
 ENG_CHECKED eng_status trn_optimizer_norm(trn_optimizer *optimizer, double *norm, eng_error *error);
+// Of a block laid out as the weights (masters, gradients): the tensor nearest to the loss that holds a value not
+// finite, and -1 where all are finite. A backward pass fills gradients in that order. An embedding that is the head too
+// counts as the former. Not between the norm and the update.
+ENG_CHECKED eng_status trn_optimizer_find_not_finite(trn_optimizer *optimizer, const float *block, int32_t *tensor,
+                                                     eng_error *error);
 // Clips by the norm that trn_optimizer_norm found last and updates every weight.
 ENG_CHECKED eng_status trn_optimizer_update(trn_optimizer *optimizer, double rate, eng_error *error);
 

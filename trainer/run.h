@@ -51,10 +51,11 @@ typedef struct trn_step_report {
     eng_compute solves, backward_solves;
     trn_exits exits;
     enum { TRN_STEP_DONE, TRN_STEP_EMPTY, TRN_STEP_NOT_FINITE } outcome;
+    char culprit[160]; // NOT_FINITE: the first tensor that is not finite, "weight NAME" before "gradient NAME"
 } trn_step_report;
 
 // One optimizer step. A step without counted targets changes nothing; neither does one whose loss or gradient is not
-// finite: both count as steps, and the report says so.
+// finite, or too large for the moments: both count as steps, and the report says so.
 ENG_CHECKED eng_status trn_run_step(trn_run *run, trn_step_report *report, eng_error *error);
 
 typedef struct trn_score {

@@ -161,6 +161,8 @@ static eng_status write_state(const char *dir, const trn_run_state *state, eng_e
     trn_json_set_integer(json, "batch_rows", state->batch_rows);
     trn_json_set_integer(json, "data_rows", state->data_rows);
     trn_json_set_integer(json, "tokens", state->tokens);
+    trn_json_set_integer(json, "bad_steps", state->bad_steps);
+    trn_json_set_integer(json, "bad_in_row", state->bad_in_row);
     trn_json_set_real(json, "seconds", state->seconds);
     trn_json_set_object(json, "files", digests.files);
     text = trn_json_text(json, true);
@@ -254,17 +256,26 @@ static eng_status read_numbers(const trn_json *json, trn_run_state *state, eng_e
         const char *key;
         int64_t *value;
     } integers[] = {
-        {"step", &state->step},           {"updates", &state->updates},
-        {"epoch", &state->epoch},         {"row", &state->row},
-        {"seed", &state->seed},           {"context", &state->context},
-        {"tokens", &state->tokens},       {"batch_rows", &state->batch_rows},
+        {"step", &state->step},
+        {"updates", &state->updates},
+        {"epoch", &state->epoch},
+        {"row", &state->row},
+        {"seed", &state->seed},
+        {"context", &state->context},
+        {"tokens", &state->tokens},
+        {"batch_rows", &state->batch_rows},
         {"data_rows", &state->data_rows},
+        {"bad_steps", &state->bad_steps},
+        {"bad_in_row", &state->bad_in_row},
     };
+    const size_t needed = sizeof integers / sizeof *integers - 2; // older checkpoints do not count bad steps
     int64_t format = 0;
     eng_status status = trn_json_integer(json, "format", &format, error);
     if (status == ENG_OK && format != FORMAT)
         return eng_fail(error, ENG_UNSUPPORTED, "%s: format %lld is not supported", state_name, (long long)format);
     for (size_t i = 0; status == ENG_OK && i < sizeof integers / sizeof *integers; i++) {
+        if (i >= needed && !trn_json_has(json, integers[i].key))
+            continue;
         status = trn_json_integer(json, integers[i].key, integers[i].value, error);
         if (status == ENG_OK && *integers[i].value < 0)
             status = eng_fail(error, ENG_FORMAT, "%s: %s: negative", state_name, integers[i].key);

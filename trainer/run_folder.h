@@ -17,8 +17,9 @@ typedef struct trn_run_state {
     int64_t updates;    // of the optimizer: steps but those refused or skipped
     int64_t epoch, row; // of the next step's first row, and its place in the epoch
     int64_t seed, context, batch_rows, data_rows;
-    int64_t tokens; // targets counted so far
-    double seconds; // spent so far
+    int64_t tokens;                // targets counted so far
+    int64_t bad_steps, bad_in_row; // not finite: so far, and up to this step without a good one between
+    double seconds;                // spent so far
 } trn_run_state;
 
 // Writes RUN/step-N for state->step = N. With keep > 0 only the newest `keep` checkpoints stay.

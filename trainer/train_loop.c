@@ -16,8 +16,6 @@
 #include "trainer/jsonl.h"
 #include "trainer/progress.h"
 
-enum { MAX_REFUSED = 8 };
-
 static const double line_interval = 10; // seconds between two lines when stdout is no terminal
 
 typedef struct loop {
@@ -29,7 +27,6 @@ typedef struct loop {
     double step_seconds;            // smoothed
     double next_line;
     int64_t saved_step; // -1: none by this process
-    int refused;        // steps in a row that were not finite
     trn_step_report report;
     trn_score score;
     bool scored;
@@ -77,6 +74,9 @@ static trn_json *log_line(const loop *loop, double seconds) {
     trn_exits_write(&report->exits, "", line);
     if (report->outcome != TRN_STEP_DONE)
         trn_json_set_string(line, "outcome", outcomes[report->outcome]);
+    if (report->culprit[0])
+        trn_json_set_string(line, "culprit", report->culprit);
+    trn_json_set_integer(line, "bad_steps", run->state.bad_steps);
     if (loop->scored) {
         trn_json_set_real(line, "valid_loss", loop->score.loss / (double)loop->score.targets);
         trn_json_set_real(line, "valid_accuracy", accuracy(loop));
@@ -113,15 +113,17 @@ static eng_status open_log(loop *loop, eng_error *error) {
 
 static void describe(const loop *loop, char *text, size_t size) {
     const trn_step_report *report = &loop->report;
-    char left[24], solver[48] = "";
+    char left[24], solver[48] = "", bad[40] = "";
     double rate = loop->step_seconds > 0 ? (double)report->tokens / loop->step_seconds : 0;
     double remaining = (double)(loop->run->config.steps - report->step) * loop->step_seconds;
     if (report->solves.solves > 0)
         snprintf(solver, sizeof solver, "  cg %.1f/%.1f", mean_steps(&report->solves),
                  mean_steps(&report->backward_solves));
-    snprintf(text, size, "step %lld/%lld  loss %.4f  lr %.2e  |g| %.3f%s  %.0f tokens/s  %s left",
+    if (loop->run->state.bad_steps > 0)
+        snprintf(bad, sizeof bad, "  %lld bad", (long long)loop->run->state.bad_steps);
+    snprintf(text, size, "step %lld/%lld  loss %.4f  lr %.2e  |g| %.3f%s%s  %.0f tokens/s  %s left",
              (long long)report->step, (long long)loop->run->config.steps, report->loss, report->rate,
-             report->gradient_norm, solver, rate, trn_duration(remaining, left));
+             report->gradient_norm, solver, bad, rate, trn_duration(remaining, left));
 }
 
 static void print_line(loop *loop, const char *text) {
@@ -176,9 +178,21 @@ static double elapsed(const loop *loop) {
     return trn_seconds() - loop->started;
 }
 
+static eng_status check_weights(const loop *loop, eng_error *error) {
+    trn_run *run = loop->run;
+    int32_t tensor = -1;
+    eng_status status = trn_optimizer_find_not_finite(&run->optimizer, run->weights->masters, &tensor, error);
+    if (status != ENG_OK || tensor < 0)
+        return status;
+    return eng_fail(error, ENG_NUMERIC, "step %lld: not saved: weight %s is not finite", (long long)run->state.step,
+                    run->model->tensor[tensor].name);
+}
+
 static eng_status save(loop *loop, eng_error *error) {
     loop->run->state.seconds = loop->seconds_before + elapsed(loop);
-    eng_status status = trn_run_checkpoint(loop->run, loop->options->folder, error);
+    eng_status status = check_weights(loop, error);
+    if (status == ENG_OK)
+        status = trn_run_checkpoint(loop->run, loop->options->folder, error);
     if (status != ENG_OK)
         return status;
     char text[96];
@@ -188,25 +202,28 @@ static eng_status save(loop *loop, eng_error *error) {
     return ENG_OK;
 }
 
-static eng_status judge_outcome(loop *loop, eng_error *error) {
+static void show_outcome(loop *loop) {
     const trn_step_report *report = &loop->report;
-    char text[160];
-    if (report->outcome == TRN_STEP_DONE) {
-        loop->refused = 0;
-        return ENG_OK;
-    }
-    if (report->outcome == TRN_STEP_EMPTY) {
+    char text[400];
+    if (report->outcome == TRN_STEP_DONE)
+        return;
+    if (report->outcome == TRN_STEP_EMPTY)
         snprintf(text, sizeof text, "step %lld: no counted target; nothing was changed", (long long)report->step);
-        print_line(loop, text);
-        return ENG_OK;
-    }
-    snprintf(text, sizeof text, "step %lld: loss %g, gradient norm %g: not finite; the weights were not changed",
-             (long long)report->step, report->loss, report->gradient_norm);
+    else
+        snprintf(text, sizeof text, "step %lld: loss %g, gradient norm %g: skipped, %lld bad steps so far; first: %s",
+                 (long long)report->step, report->loss, report->gradient_norm, (long long)loop->run->state.bad_steps,
+                 report->culprit);
     print_line(loop, text);
-    if (++loop->refused < MAX_REFUSED)
+}
+
+// After the step was logged.
+static eng_status judge_bad_steps(const loop *loop, eng_error *error) {
+    const trn_run *run = loop->run;
+    int64_t most = run->config.max_bad_steps;
+    if (loop->report.outcome != TRN_STEP_NOT_FINITE || most == 0 || run->state.bad_in_row < most)
         return ENG_OK;
-    return eng_fail(error, ENG_NUMERIC, "step %lld: loss or gradient not finite in %d steps in a row",
-                    (long long)report->step, MAX_REFUSED);
+    return eng_fail(error, ENG_NUMERIC, "step %lld: not finite, %lld in a row (train.max_bad_steps); first: %s",
+                    (long long)loop->report.step, (long long)run->state.bad_in_row, loop->report.culprit);
 }
 
 static bool is_due(int64_t step, int64_t every, int64_t last) {
@@ -221,13 +238,15 @@ static eng_status one_step(loop *loop, eng_error *error) {
         return status;
     double seconds = trn_seconds() - start;
     loop->step_seconds = loop->step_seconds > 0 ? 0.9 * loop->step_seconds + 0.1 * seconds : seconds;
-    status = judge_outcome(loop, error);
-    loop->scored = status == ENG_OK && run->valid && is_due(run->state.step, run->config.eval_every, run->config.steps);
+    show_outcome(loop);
+    loop->scored = run->valid && is_due(run->state.step, run->config.eval_every, run->config.steps);
     if (loop->scored)
         status = trn_run_validate(run, &loop->score, error);
     run->state.seconds = loop->seconds_before + elapsed(loop);
     if (status == ENG_OK)
         status = write_log(loop, seconds, error);
+    if (status == ENG_OK)
+        status = judge_bad_steps(loop, error);
     if (status != ENG_OK)
         return status;
     show_step(loop);

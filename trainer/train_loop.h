@@ -15,7 +15,8 @@ typedef struct trn_loop_options {
 } trn_loop_options;
 
 // Runs until config.steps, one JSON line a step in RUN/log.jsonl. The last step is always saved. A step whose loss or
-// gradient is not finite changes nothing and is told; eight of them in a row end the run with ENG_NUMERIC.
+// gradient is not finite changes nothing and is told; config.max_bad_steps of them in a row end the run with
+// ENG_NUMERIC. Weights that are not finite are never saved: that too ends the run so.
 ENG_CHECKED eng_status trn_train_loop(trn_run *run, const trn_loop_options *options, eng_error *error);
 
 #endif

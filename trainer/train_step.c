@@ -3,7 +3,9 @@
 //
 // The loss of a step is the sum over all its targets divided by their number, whatever the micro-batches: every
 // target's weight is 1 / (counted targets of the step), so that gradients of micro-batches simply add up.
+#include <float.h>
 #include <math.h>
+#include <stdio.h>
 
 #include "trainer/run_loops.h"
 
@@ -49,6 +51,30 @@ static eng_status run_micro_batches(trn_run *run, trn_step_report *report, eng_e
     return ENG_OK;
 }
 
+// Weights first: what is wrong with one is seen in every gradient.
+static eng_status find_culprit(trn_run *run, trn_step_report *report, eng_error *error) {
+    const struct {
+        const char *what;
+        const float *block;
+    } blocks[] = {{"weight", run->weights->masters}, {"gradient", run->weights->grads}};
+    int32_t tensor = -1;
+    eng_status status = ENG_OK;
+    for (size_t i = 0; status == ENG_OK && tensor < 0 && i < sizeof blocks / sizeof *blocks; i++) {
+        status = trn_optimizer_find_not_finite(&run->optimizer, blocks[i].block, &tensor, error);
+        if (tensor >= 0)
+            snprintf(report->culprit, sizeof report->culprit, "%s %s", blocks[i].what, run->model->tensor[tensor].name);
+    }
+    if (tensor < 0)
+        snprintf(report->culprit, sizeof report->culprit, "%s", isfinite(report->loss) ? "gradient norm" : "loss");
+    return status;
+}
+
+// Without clipping the square of a gradient must fit into a float: a moment that is infinite stays so.
+static bool is_usable(const trn_run *run, const trn_step_report *report) {
+    return isfinite(report->loss) && isfinite(report->gradient_norm) &&
+           (run->optimizer.adamw.clip > 0 || report->gradient_norm < sqrt(FLT_MAX));
+}
+
 static eng_status compute_update(trn_run *run, trn_step_report *report, eng_error *error) {
     eng_status status = trn_optimizer_zero_gradients(&run->optimizer, error);
     if (status == ENG_OK)
@@ -59,9 +85,9 @@ static eng_status compute_update(trn_run *run, trn_step_report *report, eng_erro
         status = trn_optimizer_norm(&run->optimizer, &report->gradient_norm, error);
     if (status != ENG_OK)
         return status;
-    if (!isfinite(report->loss) || !isfinite(report->gradient_norm)) {
+    if (!is_usable(run, report)) {
         report->outcome = TRN_STEP_NOT_FINITE;
-        return ENG_OK;
+        return find_culprit(run, report, error);
     }
     return trn_optimizer_update(&run->optimizer, report->rate, error);
 }
@@ -82,6 +108,9 @@ eng_status trn_run_step(trn_run *run, trn_step_report *report, eng_error *error)
     if (status == ENG_OK) {
         run->state.step++;
         run->state.tokens += report->targets;
+        run->state.bad_steps += report->outcome == TRN_STEP_NOT_FINITE;
+        if (report->outcome != TRN_STEP_EMPTY)
+            run->state.bad_in_row = report->outcome == TRN_STEP_NOT_FINITE ? run->state.bad_in_row + 1 : 0;
     }
     return status;
 }

@@ -2,6 +2,7 @@
 // Runs that are interrupted: going on is bit for bit as never stopping, the newest whole checkpoint is found, and a
 // save that fails or is killed leaves the checkpoints before it whole.
 #include <dirent.h>
+#include <math.h>
 #include <signal.h>
 #include <string.h>
 #include <sys/stat.h>
@@ -106,6 +107,48 @@ START_TEST(going_on_is_never_having_stopped) {
     ck_assert_int_eq(lines, STEPS);
     free(a);
     free(b);
+}
+END_TEST
+
+// Goes on from the newest checkpoint of `folder` with a weight poisoned, as a fault of memory would.
+static void train_poisoned(const char *folder, int64_t max_bad_steps, eng_error *error) {
+    trn_run run;
+    trn_run_state state;
+    char *dir = NULL;
+    open_run(write_run(mesa_model, "d", 32, plan), &run);
+    run.config.max_bad_steps = max_bad_steps;
+    ck_assert_int_eq(trn_run_newest(folder, tell, &dir, &state, NULL), ENG_OK);
+    ck_assert_int_eq(state.step, 4);
+    ck_assert_int_eq(trn_run_resume(&run, dir, &state, NULL), ENG_OK);
+    ck_assert_int_eq(trn_run_trim_log(folder, state.step, NULL), ENG_OK);
+    run.weights->master[0][7] = NAN;
+    trn_loop_options options = {.folder = folder};
+    ck_assert_int_eq(trn_train_loop(&run, &options, error), ENG_NUMERIC);
+    free(dir);
+    trn_run_close(&run);
+}
+
+START_TEST(bad_steps_leave_the_last_good_checkpoint) {
+    char straight[512], broken[512];
+    eng_error error = {0};
+    copy_path(straight, sizeof straight, "straight");
+    copy_path(broken, sizeof broken, "broken");
+    write_data();
+    train_until(mesa_model, straight, STEPS);
+    train_until(mesa_model, broken, 4);
+    train_poisoned(broken, 2, &error);
+    ck_assert_msg(strstr(error.text, "step 6") && strstr(error.text, "weight model.embeddings.weight"), "%s",
+                  error.text);
+    size_t length = 0;
+    char *log = read_whole(broken, "log.jsonl", &length);
+    ck_assert_ptr_nonnull(strstr(log, "\"culprit\":\"weight model.embeddings.weight\",\"bad_steps\":2"));
+    free(log);
+    error = (eng_error){0};
+    train_poisoned(broken, 0, &error); // goes on, up to where it would be saved
+    ck_assert_msg(strstr(error.text, "step 8: not saved: weight model.embeddings.weight"), "%s", error.text);
+    train_until(mesa_model, broken, STEPS);
+    same_file(straight, broken, "step-00000009/model.safetensors");
+    same_file(straight, broken, "step-00000009/trainer/optim-0.safetensors");
 }
 END_TEST
 
@@ -316,6 +359,7 @@ static Suite *resume_suite(void) {
     tcase_add_checked_fixture(cases, temp_folder_make, temp_folder_remove);
     tcase_set_timeout(cases, 120);
     tcase_add_loop_test(cases, going_on_is_never_having_stopped, 0, 2);
+    tcase_add_test(cases, bad_steps_leave_the_last_good_checkpoint);
     tcase_add_test(cases, what_a_killed_run_logged_beyond_its_checkpoint_goes);
     tcase_add_test(cases, the_newest_whole_checkpoint_is_found);
     tcase_add_test(cases, old_checkpoints_go_when_asked);
