@@ -134,8 +134,9 @@ static eng_status check_options(task_command *c, eng_error *error) {
 typedef struct writing {
     const task_command *command;
     trn_task_example example;
-    uint64_t *seen; // hashes of the training examples, ascending once they are all there
-    uint64_t drawn; // examples of training that are drawn
+    uint64_t *seen;    // hashes of the training examples, ascending once they are all there
+    uint64_t drawn;    // examples of training that are drawn
+    trn_floors floors; // of the part
     int32_t longest;
     trn_progress progress;
 } writing;
@@ -167,6 +168,21 @@ static eng_status draw_example(writing *w, int part, int64_t number, uint64_t *h
     return eng_fail(error, ENG_INVALID, "--examples: so many that none is left to validate with");
 }
 
+// Of examples that are scored.
+static void try_floors(writing *w) {
+    const trn_task *task = w->command->task;
+    trn_floors_count(&w->floors, w->example.target, w->example.length);
+    if (task->floors)
+        task->floors(&w->command->settings, &w->example, &w->floors);
+}
+
+static eng_status write_floors(writing *w, const char *name, eng_error *error) {
+    trn_floors_end(&w->floors);
+    for (int i = 0; i < w->floors.rows; i++)
+        printf("  right without the work: %6.2f %%  %s\n", 100 * w->floors.row[i].right, w->floors.row[i].name);
+    return trn_floors_write(&w->floors, name, error);
+}
+
 static eng_status write_examples(writing *w, int part, const char *name, eng_error *error) {
     static const uint8_t no_tokenizer[TRN_TOKENIZER_DIGEST] = {0};
     const trn_task_settings *s = &w->command->settings;
@@ -183,6 +199,8 @@ static eng_status write_examples(writing *w, int part, const char *name, eng_err
             trn_shard_writer_add_example(writer, example->id, example->target, (uint32_t)example->length, hash, error);
         if (part == 0)
             w->seen[w->drawn++] = hash;
+        else
+            try_floors(w);
         for (int32_t t = 0; t < example->length; t++)
             answers += example->target[t] >= 0;
         if (example->length > w->longest)
@@ -196,7 +214,7 @@ static eng_status write_examples(writing *w, int part, const char *name, eng_err
     if (status == ENG_OK)
         printf("%s: %lld examples, %llu ids, %llu targets\n", name, (long long)count, (unsigned long long)ids,
                (unsigned long long)answers);
-    return status;
+    return status == ENG_OK && part > 0 ? write_floors(w, name, error) : status;
 }
 
 static eng_status write_part(writing *w, int part, eng_error *error) {
@@ -207,8 +225,11 @@ static eng_status write_part(writing *w, int part, eng_error *error) {
     else if (part > 0)
         snprintf(file, sizeof file, "valid");
     char *name = eng_join_path(w->command->out, file);
-    eng_status status =
-        name ? write_examples(w, part, name, error) : eng_fail(error, ENG_NO_MEMORY, "out of memory for a path");
+    eng_status status = name ? trn_floors_create((int32_t)s->vocab, &w->floors, error)
+                             : eng_fail(error, ENG_NO_MEMORY, "out of memory for a path");
+    if (status == ENG_OK)
+        status = write_examples(w, part, name, error);
+    trn_floors_free(&w->floors);
     free(name);
     return status;
 }

@@ -12,10 +12,12 @@
 #include <string.h>
 
 #include "engine/batch.h"
+#include "engine/files.h"
 #include "trainer/commands.h"
 #include "trainer/eval_setting.h"
 #include "trainer/eval_tasks.h"
 #include "trainer/evaluation.h"
+#include "trainer/floors.h"
 
 typedef struct eval_options {
     trn_evaluation_options evaluation;
@@ -194,6 +196,19 @@ static eng_status choose_settings(const eng_model *model, const eval_options *o,
     return status;
 }
 
+// What stands beside the shards about scores without the work.
+static eng_status print_floors(const trn_strings *data, eng_error *error) {
+    eng_status status = ENG_OK;
+    for (int i = 0; status == ENG_OK && i < data->count; i++) {
+        trn_floors floors;
+        status = trn_floors_read(data->item[i], &floors, error);
+        for (int row = 0; status == ENG_OK && row < floors.rows; row++)
+            printf("%s%s: %.3f %% right by %s\n", i + row == 0 ? "\n" : "", eng_path_tail(data->item[i]),
+                   100 * floors.row[row].right, floors.row[row].name);
+    }
+    return status;
+}
+
 static eng_status evaluate_data(trn_evaluation *e, const char *dir, const eval_options *o, eng_error *error) {
     eng_knobs knobs = {0};
     trn_setting setting[TRN_MAX_SETTINGS];
@@ -210,9 +225,10 @@ static eng_status evaluate_data(trn_evaluation *e, const char *dir, const eval_o
         return print_solver_table(e, setting, settings, error);
     if (status == ENG_OK)
         status = trn_evaluation_score(e, eng_solver(&knobs), &scores, error);
-    if (status == ENG_OK)
-        print_scores(e, &scores);
-    return status;
+    if (status != ENG_OK)
+        return status;
+    print_scores(e, &scores);
+    return print_floors(&o->evaluation.data, error);
 }
 
 static eng_status evaluate_tasks(trn_evaluation *e, const char *dir, const eval_options *o, eng_error *error) {

@@ -11,6 +11,7 @@
 
 #include "engine/status.h"
 #include "trainer/draw.h"
+#include "trainer/floors.h"
 
 enum { TRN_TASK_MAX_LEVELS = 16, TRN_TASK_MAX_OPTIONS = 12 };
 
@@ -47,6 +48,8 @@ typedef struct trn_task {
     // level: of settings->level. training: the public code's training examples may differ from those that are scored.
     void (*generate)(const trn_task_settings *settings, int64_t level, bool training, trn_draw *draw,
                      trn_task_example *example);
+    // Rules that answer without the work, tried on an example that is scored (floors.h). NULL: none of its own.
+    void (*floors)(const trn_task_settings *settings, const trn_task_example *example, trn_floors *floors);
 } trn_task;
 
 const trn_task *trn_task_find(const char *name); // NULL: none
@@ -82,6 +85,7 @@ void trn_memorization_generate(const trn_task_settings *settings, int64_t level,
 ENG_CHECKED eng_status trn_hop_check(trn_task_settings *settings, eng_error *error);
 void trn_hop_generate(const trn_task_settings *settings, int64_t level, bool training, trn_draw *draw,
                       trn_task_example *example);
+void trn_hop_floors(const trn_task_settings *settings, const trn_task_example *example, trn_floors *floors);
 ENG_CHECKED eng_status trn_mano_check(trn_task_settings *settings, eng_error *error);
 void trn_mano_generate(const trn_task_settings *settings, int64_t level, bool training, trn_draw *draw,
                        trn_task_example *example);

@@ -7,6 +7,8 @@
 // drawn inside that hop.
 #include "trainer/task.h"
 
+#include <string.h>
+
 enum { LEAST_HOP = 3 };
 
 static int32_t letters_of(const trn_task_settings *s) {
@@ -30,17 +32,19 @@ static int32_t draw_but(trn_draw *draw, int32_t letters, int32_t banned) {
     return letter + (letter >= banned);
 }
 
+// A hop from `place`; -1: there is none.
+static int32_t hop_from(const int32_t *letter, int32_t place) {
+    int32_t at = place - 1;
+    while (at >= 0 && letter[at] != letter[place])
+        at--;
+    return at < 0 ? -1 : at + 1;
+}
+
 // The letter `hops` hops from `place`; -1: the chain ends before.
 static int32_t follow(const int32_t *letter, int32_t place, int64_t hops) {
-    for (int64_t i = 0; i < hops; i++) {
-        int32_t at = place - 1;
-        while (at >= 0 && letter[at] != letter[place])
-            at--;
-        if (at < 0)
-            return -1;
-        place = at + 1;
-    }
-    return letter[place];
+    for (int64_t i = 0; i < hops && place >= 0; i++)
+        place = hop_from(letter, place);
+    return place < 0 ? -1 : letter[place];
 }
 
 // jump[k]: from the k-th place of the chain to the next one before it.
@@ -83,5 +87,48 @@ void trn_hop_generate(const trn_task_settings *s, int64_t level, bool training, 
     for (int32_t i = 0; i < length; i++) {
         const bool asked = i == length - 1 || (training && s->train_every_letter);
         example->target[i + 1] = asked ? follow(letter, i, level) : -1;
+    }
+}
+
+// -------------------------------------------------------------------------------------------------------------- floors
+
+// The letter that `count` (letters) has most often, but not `banned` (-1: none).
+static int32_t commonest(const int32_t *count, int32_t letters, int32_t banned) {
+    int32_t best = banned == 0;
+    for (int32_t i = best + 1; i < letters; i++)
+        if (i != banned && count[i] > count[best])
+            best = i;
+    return best;
+}
+
+// What one layer can say where `place` has been reached: the letter there, the commonest letter before, and which other
+// letter stands most often behind that one there.
+static void guess(const int32_t *letter, int32_t place, int32_t letters, int32_t *count, int32_t answer[3]) {
+    const int32_t own = letter[place];
+    memset(count, 0, sizeof *count * (size_t)letters);
+    for (int32_t i = 0; i < place; i++)
+        count[letter[i]]++;
+    answer[0] = own;
+    answer[1] = commonest(count, letters, -1);
+    memset(count, 0, sizeof *count * (size_t)letters);
+    for (int32_t i = 0; i < place; i++)
+        if (letter[i] == own)
+            count[letter[i + 1]]++;
+    answer[2] = commonest(count, letters, own);
+}
+
+void trn_hop_floors(const trn_task_settings *s, const trn_task_example *example, trn_floors *floors) {
+    static const char *const group[] = {"best rule of at most 1 hop", "best rule of at most 2 hops"};
+    const int32_t letters = letters_of(s), *letter = example->id + 1, end = (int32_t)s->length - 1;
+    const int32_t wanted = example->target[end + 1];
+    int32_t answer[3], place = end, rule = 0;
+    trn_floors_try(floors, rule++, "chance", 1.0 / letters);
+    for (int hops = 0; hops <= 2; hops++) {
+        if (place >= 0)
+            guess(letter, place, letters, example->scratch, answer);
+        for (int most = hops > 1 ? 1 : 0; most < 2; most++)
+            for (int i = 0; i < 3; i++)
+                trn_floors_try(floors, rule++, group[most], place >= 0 && answer[i] == wanted);
+        place = place >= 0 ? hop_from(letter, place) : -1;
     }
 }

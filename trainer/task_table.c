@@ -36,7 +36,8 @@ static const trn_task tasks[] = {
       {"blank-non-queries", NULL}},
      trn_mqar_check,
      longest_as_said,
-     trn_mqar_generate},
+     trn_mqar_generate,
+     NULL},
     {"in-context-recall",
      "MAD: pairs of keys and values; where a key comes again its value is asked for.\n"
      "One pair less an example than --length / 2 says, as in the public code.",
@@ -49,7 +50,8 @@ static const trn_task tasks[] = {
       {"train-answers-only", NULL}},
      trn_recall_check,
      longest_as_said,
-     trn_recall_generate},
+     trn_recall_generate,
+     NULL},
     {"noisy-recall",
      "MAD: in-context-recall with pairs of noise ids (the last of the vocabulary) in between.",
      answers,
@@ -63,7 +65,8 @@ static const trn_task tasks[] = {
       {"train-answers-only", NULL}},
      trn_recall_check,
      longest_as_said,
-     trn_recall_generate},
+     trn_recall_generate,
+     NULL},
     {"fuzzy-recall",
      "MAD: in-context-recall with keys and values of one to several ids; validation asks with keys\n"
      "of the largest size. Unlike in the public code the last question can always be answered:\n"
@@ -81,14 +84,16 @@ static const trn_task tasks[] = {
       {"train-answers-only", NULL}},
      trn_fuzzy_check,
      longest_as_said,
-     trn_fuzzy_generate},
+     trn_fuzzy_generate,
+     NULL},
     {"selective-copy",
      "MAD: tokens among blanks, to be copied in their order behind a mark.",
      copied,
      {{"examples", "12800"}, {"valid-examples", "1280"}, {"vocab", "16"}, {"length", "256"}, {"copies", "16"}},
      trn_copy_check,
      longest_as_said,
-     trn_copy_generate},
+     trn_copy_generate,
+     NULL},
     {"compression",
      "MAD, as a language model can take it: --length - 1 random tokens and a mark, then the mark\n"
      "again for each token, to be answered by it. In the public code a perceptron decodes the\n"
@@ -103,7 +108,8 @@ static const trn_task tasks[] = {
       {"noise-fraction", "0"}},
      trn_compression_check,
      longest_twice,
-     trn_compression_generate},
+     trn_compression_generate,
+     NULL},
     {"memorization",
      "MAD: keys whose values are the same in every example, each asked for behind its key.",
      answers,
@@ -115,13 +121,14 @@ static const trn_task tasks[] = {
       {"noise-fraction", "0"}},
      trn_memorization_check,
      longest_as_said,
-     trn_memorization_generate},
+     trn_memorization_generate,
+     NULL},
     {"p-hop",
      "p-hop induction: --length letters behind a mark that says how many hops; a hop goes to the\n"
      "letter behind the last earlier place of the same letter. The letter after so many hops from\n"
      "the end is asked for there. The last ids of the vocabulary are the marks. Validation parts\n"
      "valid-P, one a number of hops.",
-     "share of the letters that are right; chance is one in --vocab less the marks",
+     "share of the letters that are right",
      {{"examples", "100000"},
       {"valid-examples", "2000"},
       {"vocab", "5"},
@@ -130,11 +137,12 @@ static const trn_task tasks[] = {
       {"train-every-letter", NULL}},
      trn_hop_check,
      longest_as_said,
-     trn_hop_generate},
+     trn_hop_generate,
+     trn_hop_floors},
     {"mano",
      "Arithmetic modulo a prime in prefix order: + - or * of two expressions, values in between.\n"
      "A training example has 1 to --operations of them, one that is scored has all.",
-     "share of the results that are right; 0 alone is right in about 7 % modulo 23",
+     "share of the results that are right",
      {{"examples", "100000"},
       {"valid-examples", "2000"},
       {"modulus", "23"},
@@ -142,7 +150,8 @@ static const trn_task tasks[] = {
       {"train-answers-only", NULL}},
      trn_mano_check,
      longest_expression,
-     trn_mano_generate},
+     trn_mano_generate,
+     NULL},
 };
 
 const trn_task *trn_task_at(int index) {

@@ -414,6 +414,101 @@ START_TEST(arithmetic_is_worked_out) {
 }
 END_TEST
 
+// ---------------------------------------------------------------------------------------------------------------
+// floors
+
+// By hand, over the letters before `place`: which is the commonest, or stands most often behind those like `place`.
+static int commonest_before(const int32_t *letter, int place, bool behind) {
+    int best = -1, most = 0;
+    for (int candidate = 0; candidate < 4; candidate++) {
+        int count = 0;
+        for (int i = 0; i < place; i++)
+            count += behind ? letter[i] == letter[place] && letter[i + 1] == candidate : letter[i] == candidate;
+        if (count > most && !(behind && candidate == letter[place])) {
+            best = candidate;
+            most = count;
+        }
+    }
+    return best;
+}
+
+static void count_rules(const trn_row *row, void *context) {
+    int(*right)[3] = context;
+    const int32_t *letter = row->id + 1, wanted = row->target[row->length - 1];
+    for (int hops = 0, place = row->length - 2; hops <= 2; hops++) {
+        right[hops][0] += letter[place] == wanted;
+        right[hops][1] += commonest_before(letter, place, false) == wanted;
+        right[hops][2] += commonest_before(letter, place, true) == wanted;
+        int at = place - 1; // two hops are there
+        while (hops < 2 && letter[at] != letter[place])
+            at--;
+        place = at + 1;
+    }
+}
+
+static double best_of(int (*right)[3], int hops) {
+    int best = 0;
+    for (int i = 0; i < 3 * hops + 3; i++)
+        best = right[i / 3][i % 3] > best ? right[i / 3][i % 3] : best;
+    return best;
+}
+
+static void read_floors(const char *part, trn_floors *floors) {
+    eng_error error = {0};
+    ck_assert_msg(trn_floors_read(temp_path(part), floors, &error) == ENG_OK, "%s", error.text);
+}
+
+START_TEST(what_rules_score_is_kept) {
+    static const char *const parts[] = {"t/valid-2", "t/valid-3", "t/valid-4"};
+    trn_floors floors;
+    mano longest = {23, 10, false, true, {0}, 0, 0};
+    make_task("p-hop --examples 10 --valid-examples 2000 --vocab 7 --hops 2,3,4", "t");
+    for (int p = 0; p < 3; p++) {
+        int right[3][3] = {{0}};
+        hop all = {4, 64, 3, (int[]){2, 3, 4}, false, {0}, 0, 0};
+        each(parts[p], 7, 2000, count_rules, right);
+        each(parts[p], 7, 2000, check_hop, &all);
+        read_floors(parts[p], &floors);
+        ck_assert_int_eq(floors.rows, 4);
+        ck_assert_int_eq(floors.targets, 2000);
+        for (int i = 0; i < 4; i++)
+            ck_assert_int_le(all.count[i], (int)(floors.row[0].right * 2000 + 0.5));
+        ck_assert_str_eq(floors.row[1].name, "chance");
+        ck_assert_double_eq_tol(floors.row[1].right, 0.25, 1e-12);
+        ck_assert_double_eq_tol(floors.row[2].right, best_of(right, 1) / 2000, 1e-12);
+        ck_assert_double_eq_tol(floors.row[3].right, best_of(right, 2) / 2000, 1e-12);
+        ck_assert_double_gt(floors.row[2].right, 0.3); // letters are no coins
+        ck_assert(p > 0 || floors.row[3].right == 1);
+    }
+    read_floors("t/train", &floors);
+    ck_assert_int_eq(floors.rows, 0); // nobody is scored there
+
+    make_task("mano --examples 10 --valid-examples 2000", "m");
+    each("m/valid", 38, 2000, check_mano, &longest);
+    read_floors("m/valid", &floors);
+    ck_assert_int_eq(floors.rows, 1);
+    ck_assert_str_eq(floors.row[0].name, "always 0");
+    ck_assert_double_eq_tol(floors.row[0].right, longest.zeros / 2000.0, 1e-12);
+}
+END_TEST
+
+START_TEST(what_no_rule_scores_is_refused) {
+    static const char *const texts[] = {
+        "{}",
+        "{\"format\": \"mesa-floors-2\", \"targets\": 1, \"floors\": []}",
+        "{\"format\": \"mesa-floors-1\", \"targets\": 1, \"floors\": [{\"name\": \"a\", \"right\": 1.5}]}",
+        "{\"format\": \"mesa-floors-1\", \"targets\": 1, \"floors\": [{\"right\": 0.5}]}",
+    };
+    for (size_t i = 0; i < sizeof texts / sizeof *texts; i++) {
+        trn_floors floors;
+        eng_error error = {0};
+        temp_write("x.floors.json", texts[i], strlen(texts[i]));
+        ck_assert_int_eq(trn_floors_read(temp_path("x"), &floors, &error), ENG_FORMAT);
+        ck_assert_ptr_nonnull(strstr(error.text, "x.floors.json"));
+    }
+}
+END_TEST
+
 // -------------------------------------------------------------------------------------------------------- draws, parts
 
 static char *read_part(const char *part, size_t *length) {
@@ -559,6 +654,8 @@ static Suite *task_suite(void) {
     tcase_add_test(cases, memory_is_one_for_all_examples);
     tcase_add_test(cases, hops_lead_to_the_answer);
     tcase_add_test(cases, arithmetic_is_worked_out);
+    tcase_add_test(cases, what_rules_score_is_kept);
+    tcase_add_test(cases, what_no_rule_scores_is_refused);
     tcase_add_loop_test(cases, a_seed_gives_the_same_data, 0, count_tasks());
     tcase_add_test(cases, validation_was_not_trained_on);
     tcase_add_test(cases, draws_are_uniform_and_distinct);
