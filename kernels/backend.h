@@ -10,7 +10,7 @@
 
 #include "kernels/kernels.h"
 
-enum { KERN_ABI = 8 };
+enum { KERN_ABI = 9 };
 
 // The head of every backend's device; a backend's own struct begins with it.
 struct kern_device {
@@ -25,6 +25,9 @@ struct kern_stream {
     kern_device *device;
 };
 struct kern_event {
+    kern_device *device;
+};
+struct kern_group {
     kern_device *device;
 };
 
@@ -83,6 +86,15 @@ struct kern_backend {
     // calls_forget (NULL: it makes nothing). NULL, both: kern_plan_run launches one by one.
     kern_status (*calls_run)(kern_stream *stream, const kern_rows *rows, kern_calls *calls);
     void (*calls_forget)(kern_calls *calls);
+    // Groups of devices. NULL, all: the backend has none.
+    kern_status (*group_name)(kern_device *device, unsigned char id[KERN_GROUP_ID], char *reason, size_t reason_size);
+    kern_status (*group_open)(kern_device *device, const unsigned char id[KERN_GROUP_ID], int32_t member,
+                              int32_t members, kern_group **out, char *reason, size_t reason_size);
+    void (*group_close)(kern_group *group);
+    kern_status (*group_sum)(kern_group *group, kern_stream *stream, float *data, size_t part, size_t rest);
+    kern_status (*group_gather)(kern_group *group, kern_stream *stream, float *data, size_t part, size_t rest);
+    kern_status (*group_join)(kern_group *group, kern_stream *stream);
+    kern_status (*group_poll)(kern_group *group, kern_stream *stream, bool *done);
 };
 
 extern const struct kern_backend kern_cpu_backend;

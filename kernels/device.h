@@ -91,6 +91,33 @@ KERN_CHECKED kern_status kern_download(kern_stream *stream, void *host, const vo
 KERN_CHECKED kern_status kern_copy(kern_stream *stream, void *to, const void *from, size_t bytes);
 KERN_CHECKED kern_status kern_zero(kern_stream *stream, void *memory, size_t bytes);
 
+// ----------------------------------------------------------------------------------------------------------- groups
+
+// The devices of several processes, one each, which sum and gather blocks of memory over the links between them: for
+// training on several. On CUDA it is NCCL, whose library is opened with the first group; a device without one has no
+// group (KERN_UNSUPPORTED, with a reason). All members make the same calls in the same order. A member that ends leaves
+// the others' calls undone: whoever waits polls, and gives up by closing.
+typedef struct kern_group kern_group;
+enum { KERN_GROUP_ID = 128 };
+
+// A group's name, which one member makes and all are given.
+KERN_CHECKED kern_status kern_group_name(kern_device *device, unsigned char id[KERN_GROUP_ID], char *reason,
+                                         size_t reason_size);
+// Waits for all members.
+KERN_CHECKED kern_status kern_group_open(kern_device *device, const unsigned char id[KERN_GROUP_ID], int32_t member,
+                                         int32_t members, kern_group **out, char *reason, size_t reason_size);
+void kern_group_close(kern_group *group); // NULL is accepted
+// data: `members` parts of `part` floats and `rest` more, which belong to the last member's part. Sum: the member's own
+// part becomes the sum over all members, and the other parts undefined. Gather: the other parts become their members'.
+// Both begin when the stream has done what it was given before, and go on beside what it is given afterwards.
+KERN_CHECKED kern_status kern_group_sum(kern_group *group, kern_stream *stream, float *data, size_t part, size_t rest);
+KERN_CHECKED kern_status kern_group_gather(kern_group *group, kern_stream *stream, float *data, size_t part,
+                                           size_t rest);
+// What the stream is given afterwards waits for the group's calls so far.
+KERN_CHECKED kern_status kern_group_join(kern_group *group, kern_stream *stream);
+// Whether the stream has done all it was given. Never waits; KERN_DEVICE_LOST: the group has failed.
+KERN_CHECKED kern_status kern_group_poll(kern_group *group, kern_stream *stream, bool *done);
+
 // ---------------------------------------------------------------------------------------------------------- weights
 
 // KERN_Q8 and KERN_Q4: blocks of 32 columns of a row (the last may be shorter) with a scale each, the CPU's alone.

@@ -224,6 +224,50 @@ kern_status kern_zero(kern_stream *stream, void *memory, size_t bytes) {
     return bytes ? stream->device->backend->zero(stream, memory, bytes) : KERN_OK;
 }
 
+// ------------------------------------------------------------------------------------------------------------- groups
+
+static kern_status check_groups(const kern_device *device, char *reason, size_t reason_size) {
+    if (device->backend->group_open)
+        return KERN_OK;
+    kern_set_reason(reason, reason_size, "this device has no groups");
+    return KERN_UNSUPPORTED;
+}
+
+kern_status kern_group_name(kern_device *device, unsigned char id[KERN_GROUP_ID], char *reason, size_t reason_size) {
+    kern_status status = check_groups(device, reason, reason_size);
+    return status ? status : device->backend->group_name(device, id, reason, reason_size);
+}
+
+kern_status kern_group_open(kern_device *device, const unsigned char id[KERN_GROUP_ID], int32_t member, int32_t members,
+                            kern_group **out, char *reason, size_t reason_size) {
+    *out = NULL;
+    if (members < 1 || member < 0 || member >= members)
+        return KERN_INVALID;
+    kern_status status = check_groups(device, reason, reason_size);
+    return status ? status : device->backend->group_open(device, id, member, members, out, reason, reason_size);
+}
+
+void kern_group_close(kern_group *group) {
+    if (group)
+        group->device->backend->group_close(group);
+}
+
+kern_status kern_group_sum(kern_group *group, kern_stream *stream, float *data, size_t part, size_t rest) {
+    return group->device->backend->group_sum(group, stream, data, part, rest);
+}
+
+kern_status kern_group_gather(kern_group *group, kern_stream *stream, float *data, size_t part, size_t rest) {
+    return group->device->backend->group_gather(group, stream, data, part, rest);
+}
+
+kern_status kern_group_join(kern_group *group, kern_stream *stream) {
+    return group->device->backend->group_join(group, stream);
+}
+
+kern_status kern_group_poll(kern_group *group, kern_stream *stream, bool *done) {
+    return group->device->backend->group_poll(group, stream, done);
+}
+
 // ----------------------------------------------------------------------------------------------------------- weights
 
 kern_status kern_weight_create(kern_device *device, const kern_weight_desc *desc, kern_weight **out) {

@@ -256,6 +256,15 @@ const cuda_table *cuda_mirror_table(const void *mirror);
 kern_status cuda_launch(kern_stream *stream, kern_op op, const kern_rows *rows, const void *args);
 kern_status cuda_calls_run(kern_stream *stream, const kern_rows *rows, kern_calls *calls);
 void cuda_calls_forget(kern_calls *calls);
+// group.cu
+kern_status cuda_group_name(kern_device *device, unsigned char id[KERN_GROUP_ID], char *reason, size_t reason_size);
+kern_status cuda_group_open(kern_device *device, const unsigned char id[KERN_GROUP_ID], int32_t member, int32_t members,
+                            kern_group **out, char *reason, size_t reason_size);
+void cuda_group_close(kern_group *handle);
+kern_status cuda_group_sum(kern_group *handle, kern_stream *stream, float *data, size_t part, size_t rest);
+kern_status cuda_group_gather(kern_group *handle, kern_stream *stream, float *data, size_t part, size_t rest);
+kern_status cuda_group_join(kern_group *handle, kern_stream *stream);
+kern_status cuda_group_poll(kern_group *handle, kern_stream *stream, bool *done);
 
 static inline kern_cuda *cuda_of(const kern_device *device) {
     return (kern_cuda *)(uintptr_t)device;

@@ -336,6 +336,13 @@ static const kern_backend backend = {
     cuda_launch,
     cuda_calls_run,
     cuda_calls_forget,
+    cuda_group_name,
+    cuda_group_open,
+    cuda_group_close,
+    cuda_group_sum,
+    cuda_group_gather,
+    cuda_group_join,
+    cuda_group_poll,
 };
 
 extern "C" __attribute__((visibility("default"))) const kern_backend *kern_module_v1(const kern_host *caller) {
