@@ -73,8 +73,11 @@ eng_status eng_batch_measure(const eng_model *model, kern_device *device, int32_
     uint64_t loops = 0;
     if (status == ENG_OK && eng_loops_can_wait(model, device))
         status = eng_loops_measure(model, device, max_rows, max_tokens, &loops, error);
+    uint64_t resume = 0;
     if (status == ENG_OK)
-        *bytes += loops;
+        status = eng_resume_measure(model, device, max_rows, &resume, error);
+    if (status == ENG_OK)
+        *bytes += loops + resume;
     return status;
 }
 
@@ -130,6 +133,8 @@ eng_status eng_batch_create(const eng_weights *weights, eng_pool *pool, kern_str
     eng_status status = allocate_device(batch, error);
     if (status == ENG_OK && !allocate_host(batch))
         status = eng_fail(error, ENG_NO_MEMORY, "out of memory for the batch's results");
+    if (status == ENG_OK)
+        status = eng_resume_create(batch, error);
     if (status == ENG_OK && eng_loops_can_wait(weights->model, weights->device))
         status = eng_loops_create(batch, &batch->loops, error);
     if (status != ENG_OK) {
@@ -146,6 +151,7 @@ void eng_batch_free(eng_batch *batch) {
     kern_status idle = kern_synchronize(batch->stream); // a lost device does nothing any more
     (void)idle;
     eng_loops_free(batch->loops);
+    eng_resume_free(batch);
     for (int i = 0; i < ENG_FLIGHTS; i++)
         free_flight(batch->weights->device, &batch->flight[i]);
     free(batch->slot_fill);
@@ -158,6 +164,7 @@ void eng_batch_free(eng_batch *batch) {
 void eng_batch_clear(eng_batch *batch) {
     eng_batch_filling(batch)->pieces = 0;
     batch->tokens = batch->logits_rows = batch->edits = batch->pages = batch->most_top = 0;
+    batch->resumed = batch->resumed_edits = 0;
     batch->unsampled = false;
     batch->fill++;
 }
@@ -180,7 +187,7 @@ static eng_status check_ids(const eng_batch *batch, const eng_piece *piece, eng_
     eng_status status = ENG_OK;
     for (int32_t i = 0; piece->ids && i < piece->count + (piece->scored && !piece->logits) && status == ENG_OK; i++)
         status = check_id(batch, piece->ids[i], error);
-    if (piece->ids)
+    if (piece->ids || eng_piece_resumes(piece))
         return status;
     if (piece->count != 1 || piece->kind != KERN_ROW_GENERATED || piece->scored || piece->after < 0 ||
         piece->after >= previous->pieces || !previous->piece[piece->after].piece.logits ||
@@ -193,8 +200,8 @@ static eng_status check_piece(const eng_batch *batch, const eng_piece *piece, en
     const eng_session *session = piece->session;
     if (!session || session->pool != batch->pool)
         return eng_fail(error, ENG_INVALID, "the session is not open in the batch's pool");
-    if (piece->count < 1)
-        return eng_fail(error, ENG_INVALID, "a piece holds at least one id");
+    if (piece->count < 0 || (piece->count == 0 && (!piece->logits || piece->scored || session->read == 0)))
+        return eng_fail(error, ENG_INVALID, "a piece holds at least one id, or draws behind what was read");
     if (piece->top < 0 || piece->top > KERN_MAX_TOP)
         return eng_fail(error, ENG_INVALID, "%" PRId32 " likeliest ids are wanted; the limit is %d", piece->top,
                         KERN_MAX_TOP);
@@ -214,21 +221,40 @@ static int64_t pages_with(const eng_batch *batch, const eng_piece *piece) {
     return pages > piece->session->pages ? pages : piece->session->pages;
 }
 
+// The places of a step that a piece takes in the batch's own rows, or beside them.
+typedef struct places {
+    int32_t tokens;
+    int64_t pages;
+    int32_t edits, resumed, resumed_edits;
+} places;
+
+static places places_of(const eng_batch *batch, const eng_piece *piece) {
+    return eng_piece_resumes(piece)
+               ? (places){.tokens = 1, .resumed = 1, .resumed_edits = piece->edits}
+               : (places){.tokens = piece->count, .pages = pages_with(batch, piece), .edits = piece->edits};
+}
+
 static eng_status check_room(const eng_batch *batch, const eng_piece *piece, eng_error *error) {
+    const places wanted = places_of(batch, piece);
+    const kern_rows *resume = batch->resume.rows;
     if (batch->flight[batch->started % ENG_FLIGHTS].pieces == batch->max_rows)
         return eng_fail(error, ENG_FULL, "all %" PRId32 " rows of the step are taken", batch->max_rows);
-    if (piece->count > batch->max_tokens - batch->tokens)
+    if (wanted.tokens > batch->max_tokens - batch->tokens)
         return eng_fail(error, ENG_FULL, "%" PRId32 " of the step's %" PRId32 " tokens are left",
                         batch->max_tokens - batch->tokens, batch->max_tokens);
     if (eng_piece_logits(piece) > batch->max_logits - batch->logits_rows)
         return eng_fail(error, ENG_FULL, "%" PRId32 " of the step's %" PRId32 " rows of logits are left",
                         batch->max_logits - batch->logits_rows, batch->max_logits);
-    if (pages_with(batch, piece) > batch->rows->max_pages - batch->pages)
+    if (wanted.pages > batch->rows->max_pages - batch->pages)
         return eng_fail(error, ENG_FULL, "%" PRId32 " of the step's %" PRId32 " places for pages are left",
                         batch->rows->max_pages - batch->pages, batch->rows->max_pages);
-    if (piece->edits > batch->max_edits - batch->edits)
+    if (wanted.edits > batch->max_edits - batch->edits)
         return eng_fail(error, ENG_FULL, "%" PRId32 " of the step's %" PRId32 " edits of logits are left",
                         batch->max_edits - batch->edits, batch->max_edits);
+    if (wanted.resumed > resume->max_rows - batch->resumed ||
+        wanted.resumed_edits > resume->max_edits - batch->resumed_edits)
+        return eng_fail(error, ENG_FULL, "%" PRId32 " sessions that draw without reading are in the step already",
+                        batch->resumed);
     return ENG_OK;
 }
 
@@ -241,12 +267,15 @@ eng_status eng_batch_add(eng_batch *batch, const eng_piece *piece, int32_t *inde
         status = eng_session_grow(piece->session, batch->stream, piece->session->read + piece->count, error);
     if (status != ENG_OK)
         return status;
+    const places taken = places_of(batch, piece);
     flight->piece[flight->pieces] = (eng_batch_piece){.piece = *piece, .logits_row = -1};
     batch->slot_fill[piece->session->slot] = batch->fill;
-    batch->tokens += piece->count;
+    batch->tokens += taken.tokens;
     batch->logits_rows += eng_piece_logits(piece);
-    batch->edits += piece->edits;
-    batch->pages += piece->session->pages;
+    batch->edits += taken.edits;
+    batch->pages += (int32_t)taken.pages;
+    batch->resumed += taken.resumed;
+    batch->resumed_edits += taken.resumed_edits;
     batch->most_top = piece->top > batch->most_top ? piece->top : batch->most_top;
     batch->unsampled = batch->unsampled || (piece->logits && !piece->sampling);
     *index = flight->pieces++;
@@ -315,7 +344,11 @@ static eng_status run_pieces(eng_batch *batch, const eng_flight *flight, eng_err
         status = kern_plan_run(batch->plan->plan, batch->stream, batch->rows, &batch->memory);
     if (status)
         return eng_fail_kernel(error, status, "running a step");
-    return batch->loops ? eng_loops_run(batch->loops, error) : ENG_OK;
+    if (batch->loops)
+        settled = eng_loops_run(batch->loops, error);
+    if (settled == ENG_OK)
+        status = eng_resume_run(batch);
+    return status ? eng_fail_kernel(error, status, "going on from what was read") : settled;
 }
 
 eng_status eng_batch_start(eng_batch *batch, eng_error *error) {
@@ -390,12 +423,15 @@ static eng_status run_prompt(eng_batch *batch, eng_error *error) {
                        .knobs = batch->weights->model->config.knobs,
                        .logits = true,
                        .sampling = &likeliest};
-    eng_batch_clear(batch);
     eng_status status = eng_session_open(batch->pool, batch->stream, count, &session, error);
-    if (status == ENG_OK)
+    for (int i = 0; status == ENG_OK && i < 2; i++) { // the second draws again
+        eng_batch_clear(batch);
         status = eng_batch_add(batch, &piece, &index, error);
-    if (status == ENG_OK)
-        status = eng_batch_run(batch, error);
+        if (status == ENG_OK)
+            status = eng_batch_run(batch, error);
+        piece.count = 0;
+        piece.ids = NULL;
+    }
     eng_session_close(&session);
     free(ids);
     return status;

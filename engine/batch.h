@@ -4,7 +4,9 @@
 // A batch is filled piece by piece, started, finished, read, and filled anew. The next step may be filled and started
 // before the one under way is finished: a piece then reads the id that the step under way draws without anyone having
 // seen it, as the device has it. A piece is part of a prompt (cut only at the
-// absolute grid, so that the cut changes no bit) or ids read as generated tokens, one by one. Where logits are wanted,
+// absolute grid, so that the cut changes no bit) or ids read as generated tokens, one by one, or no id at all: the next
+// one is drawn from what the session keeps of the last that it has read, with the same bits as then. Where logits are
+// wanted,
 // the next id is drawn by the piece's sampler; a scored piece has logits of every token besides, for the logprobs of
 // the ids that follow. Logits of a step are bounded: a row each and one chunk more (that many vocabularies of floats on
 // the device), edits of logits by ENG_ROW_EDITS a row on average; what does not fit waits for the next step. All memory
@@ -27,7 +29,8 @@ typedef struct eng_piece {
     kern_row_kind kind;
     const int32_t *ids; // (count) read in this step; borrowed until it is started. NULL: the id that piece number
     int32_t after;      // `after` of the step started last, of the same session, drew; count 1, generated
-    int32_t count;      // >= 1; a prompt piece ends at a grid boundary (eng_batch_piece_length) or with its prompt
+    int32_t count;      // 0: with logits and unscored, behind what the session has read; a prompt piece ends at a grid
+                        // boundary (eng_batch_piece_length) or with its prompt
     eng_knobs knobs;    // how Mesa layers solve, at which loop outputs are read
     bool logits;        // of the piece's last token
     const eng_sampling *sampling; // with logits: how the next id is drawn; borrowed like ids. NULL: logits are read

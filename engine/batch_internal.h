@@ -19,6 +19,13 @@ typedef struct eng_batch_piece {
 
 typedef struct eng_loops eng_loops; // loop.h
 
+// Where pieces without ids draw: a plan with memory and rows of its own, for a few of them a step (batch_head.c).
+typedef struct eng_resume {
+    eng_plan *plan;
+    kern_memory memory;
+    kern_rows *rows;
+} eng_resume;
+
 // A step from its filling to its results.
 typedef struct eng_flight {
     eng_batch_piece *piece; // (max_rows)
@@ -49,11 +56,13 @@ struct eng_batch {
     uint64_t started, finished; // steps
     // of the step that is being filled
     int32_t tokens, logits_rows, edits, pages;
-    int32_t most_top;    // that a piece of it wants
-    bool unsampled;      // a piece of it wants logits
-    eng_loops *loops;    // NULL: all loops run at once
-    uint64_t fill;       // its number
-    uint64_t *slot_fill; // (slots) the last fill that had a piece of this slot's session
+    int32_t most_top; // that a piece of it wants
+    bool unsampled;   // a piece of it wants logits
+    eng_loops *loops; // NULL: all loops run at once
+    eng_resume resume;
+    int32_t resumed, resumed_edits; // of the step that is being filled
+    uint64_t fill;                  // its number
+    uint64_t *slot_fill;            // (slots) the last fill that had a piece of this slot's session
 };
 
 // The step that is being filled, the one started last, the one finished last.
@@ -72,12 +81,29 @@ static inline int32_t eng_piece_logits(const eng_piece *piece) {
     return piece->scored ? piece->count : piece->logits;
 }
 
+static inline bool eng_piece_resumes(const eng_piece *piece) {
+    return piece->count == 0;
+}
+
 // Writes the row table of the pieces that were added: generated rows first, whatever the order they were added in.
-// Deferred ones are left out; they have their places behind the others.
+// Deferred ones are left out; they have their places behind the others, and those without ids theirs behind them.
 void eng_batch_fill_rows(eng_batch *batch);
 // Appends the session's pages and returns where they begin (-1: none); the rows of logits of a piece whose tokens begin
 // at token0, and returns the last one's place (-1: none).
 int32_t eng_batch_add_pages(kern_rows *rows, const eng_session *session);
 int32_t eng_batch_add_logits(kern_rows *rows, const eng_piece *piece, int32_t token0);
+
+// `count` results of another plan's head, from its first row on, to where the batch's own plan leaves those of the rows
+// from `row` on.
+kern_status eng_batch_hand_over(const eng_batch *batch, const eng_plan *plan, const kern_memory *memory, int32_t row,
+                                int32_t count);
+
+ENG_CHECKED eng_status eng_resume_create(eng_batch *batch, eng_error *error);
+void eng_resume_free(eng_batch *batch);
+// Device bytes of its activations.
+ENG_CHECKED eng_status eng_resume_measure(const eng_model *model, kern_device *device, int32_t max_rows,
+                                          uint64_t *bytes, eng_error *error);
+// Draws for the pieces without ids of the step that is being filled.
+kern_status eng_resume_run(eng_batch *batch);
 
 #endif

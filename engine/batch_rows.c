@@ -77,6 +77,22 @@ static void add_row(kern_rows *rows, eng_batch_piece *entry, const eng_flight *p
     entry->logits_row = eng_batch_add_logits(rows, piece, entry->token0);
 }
 
+static bool is_elsewhere(const eng_batch_piece *entry) {
+    return entry->deferred || eng_piece_resumes(&entry->piece);
+}
+
+// A piece without ids has the place of a token, behind which it begins.
+static void place_rest(eng_flight *flight, int32_t *token, int32_t *row, bool resumes) {
+    for (int32_t i = 0; i < flight->pieces; i++) {
+        eng_batch_piece *entry = &flight->piece[i];
+        if (!is_elsewhere(entry) || eng_piece_resumes(&entry->piece) != resumes)
+            continue;
+        entry->token0 = (*token)++ + resumes;
+        entry->logits_row = (*row)++;
+        entry->position = entry->piece.session->read;
+    }
+}
+
 void eng_batch_fill_rows(eng_batch *batch) {
     static const kern_row_kind order[] = {KERN_ROW_GENERATED, KERN_ROW_PROMPT};
     eng_flight *flight = eng_batch_filling(batch);
@@ -85,14 +101,9 @@ void eng_batch_fill_rows(eng_batch *batch) {
     rows->n_boundaries = rows->n_pages = rows->n_edits = 0;
     for (size_t kind = 0; kind < sizeof order / sizeof *order; kind++)
         for (int32_t i = 0; i < flight->pieces; i++)
-            if (flight->piece[i].piece.kind == order[kind] && !flight->piece[i].deferred)
+            if (flight->piece[i].piece.kind == order[kind] && !is_elsewhere(&flight->piece[i]))
                 add_row(rows, &flight->piece[i], eng_batch_previous(batch));
-    for (int32_t i = 0, token = rows->n_tokens, row = rows->n_logits; i < flight->pieces; i++) {
-        eng_batch_piece *entry = &flight->piece[i];
-        if (!entry->deferred)
-            continue;
-        entry->token0 = token++;
-        entry->logits_row = row++;
-        entry->position = entry->piece.session->read;
-    }
+    int32_t token = rows->n_tokens, row = rows->n_logits;
+    place_rest(flight, &token, &row, false);
+    place_rest(flight, &token, &row, true);
 }

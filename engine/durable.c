@@ -214,13 +214,13 @@ void eng_durable_lose(eng_durable *durable, eng_named *named) {
 // -------------------------------------------------------------------------------------------------------------- clock
 
 // When the name has something to do by itself.
-static int64_t due_at(const eng_durable *durable, const eng_named *named) {
+static int64_t due_at(const eng_named *named) {
     int64_t due = named->renewal.waiting || !named->kept ? INT64_MAX : named->renew_at, write = INT64_MAX;
     if (named->lost)
         return named->timeline->busy ? INT64_MAX : 0;
     if (named->kept && !named->writing.waiting && eng_named_is_behind(named))
         write = named->retry_at;
-    else if (named->kept && !named->writing.waiting && eng_named_wants_state(durable, named))
+    else if (named->kept && !named->writing.waiting && eng_named_wants_state(named))
         write =
             named->state_at > named->used + ENG_DURABLE_IDLE_MS ? named->state_at : named->used + ENG_DURABLE_IDLE_MS;
     if (write < named->retry_at)
@@ -241,7 +241,7 @@ static void look_at(eng_durable *durable, eng_named *named, int64_t now) {
             eng_named_renew(durable, named);
         eng_named_write(durable, named, now >= named->used + ENG_DURABLE_IDLE_MS);
     }
-    eng_durable_due(durable, due_at(durable, named));
+    eng_durable_due(durable, due_at(named));
 }
 
 void eng_durable_due(eng_durable *durable, int64_t at) {

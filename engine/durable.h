@@ -38,7 +38,7 @@ typedef struct eng_durable_options {
     const eng_pool *pool;
     kern_device *device;
     const eng_state_key *key;
-    int32_t chunk, vocab;
+    int32_t vocab;
     int64_t lease_ms;
     void (*wake)(void *context); // eng_options.wake
     void *wake_context;

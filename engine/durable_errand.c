@@ -288,7 +288,7 @@ static void park(eng_durable *durable, eng_task *task) {
         vacate(task);
         return;
     }
-    if (behind || (!task->put && !failed && eng_named_wants_state(durable, named))) {
+    if (behind || (!task->put && !failed && eng_named_wants_state(named))) {
         task->put = !behind;
         eng_named_write(durable, named, true);
         return;

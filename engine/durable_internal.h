@@ -122,7 +122,7 @@ void eng_named_free_if_done(eng_named *named);
 // ---- durable_write.c
 
 bool eng_named_is_behind(const eng_named *named);
-bool eng_named_wants_state(const eng_durable *durable, const eng_named *named);
+bool eng_named_wants_state(const eng_named *named);
 // Makes the write that is due, if any is and none is under way; state: also one that only brings a state.
 void eng_named_write(eng_durable *durable, eng_named *named, bool state);
 void eng_named_renew(eng_durable *durable, eng_named *named);

@@ -18,9 +18,9 @@ bool eng_named_is_behind(const eng_named *named) {
     return named->whole || named->timeline->changes != named->has.changes;
 }
 
-bool eng_named_wants_state(const eng_durable *durable, const eng_named *named) {
+bool eng_named_wants_state(const eng_named *named) {
     eng_timeline_piece piece;
-    eng_timeline_piece_near(named->timeline, durable->options.chunk, &piece);
+    eng_timeline_piece_near(named->timeline, &piece);
     return !named->too_large && piece.state.begin - named->has.state >= ENG_DURABLE_WORTH_IDS;
 }
 
@@ -112,11 +112,11 @@ static void append(eng_durable *durable, eng_named *named) {
 static bool fit(const eng_durable *durable, const eng_timeline *timeline, bool state, eng_timeline_piece *out) {
     const eng_durable_options *options = &durable->options;
     const uint64_t room = durable->buffer_bytes - ENG_STORE_JOURNAL_BYTES;
-    eng_timeline_piece_whole(timeline, options->chunk, state, out);
+    eng_timeline_piece_whole(timeline, state, out);
     if (eng_state_measure(options->pool, &out->state) > room)
-        eng_timeline_piece_whole(timeline, options->chunk, false, out);
+        eng_timeline_piece_whole(timeline, false, out);
     if (eng_state_measure(options->pool, &out->state) > room)
-        eng_timeline_piece_near(timeline, options->chunk, out);
+        eng_timeline_piece_near(timeline, out);
     return eng_state_measure(options->pool, &out->state) <= room;
 }
 
@@ -135,7 +135,7 @@ static eng_store_buffer *fill_buffer(eng_durable *durable, eng_named *named, boo
     }
     eng_timeline_piece near;
     eng_error error = {0};
-    eng_timeline_piece_near(named->timeline, options->chunk, &near);
+    eng_timeline_piece_near(named->timeline, &near);
     eng_status status = fit(durable, named->timeline, state, piece) ? ENG_OK : ENG_TOO_LONG;
     named->too_large |= state && state_of(piece) < near.state.begin;
     if (status == ENG_OK)
@@ -171,7 +171,7 @@ void eng_named_write(eng_durable *durable, eng_named *named, bool state) {
     const bool behind = eng_named_is_behind(named);
     state |= named->timeline->position - named->has.state > ENG_DURABLE_JOURNAL_IDS ||
              named->has.bytes > ENG_STORE_JOURNAL_BYTES / 2;
-    state = state && eng_store_clock() >= named->state_at && eng_named_wants_state(durable, named);
+    state = state && eng_store_clock() >= named->state_at && eng_named_wants_state(named);
     if (state || (behind && needs_whole(durable, named)))
         put(durable, named, state);
     else if (behind)

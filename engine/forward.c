@@ -375,9 +375,24 @@ static kern_ptr emit_stream(eng_emit *emit) {
                                 sizeof(float) * (uint64_t)emit->model->config.hidden_size * (uint64_t)emit->tokens);
 }
 
+static void emit_resume(eng_emit *emit) {
+    emit_results(emit);
+    emit->plan->hidden = emit_stream(emit);
+    if (eng_reads_loops(emit))
+        eng_emit_exits_begin(emit);
+    eng_emit_final_all(emit, true);
+    if (eng_reads_loops(emit))
+        eng_emit_exit_read(emit);
+    emit_head_logits(emit);
+}
+
 static void emit_part(eng_emit *emit, model_kept *kept) {
     const eng_model *model = emit->model;
     eng_plan *plan = emit->plan;
+    if (emit->options->part == ENG_PART_RESUME) {
+        emit_resume(emit);
+        return;
+    }
     emit_results(emit);
     plan->hidden = emit_stream(emit);
     if (emit->options->part == ENG_PART_HEAD) {
@@ -390,10 +405,11 @@ static void emit_part(eng_emit *emit, model_kept *kept) {
         plan->output = plan->input = emit_stream(emit);
     plan->output = emit_loop(emit, emit->options->level, plan->output, kept);
     eng_emit_norm(emit, plan->output, model->final_norm, eng_null(), plan->hidden, 1, model->config.norm_eps);
-    if (model->exit_gate < 0)
-        return;
-    plan->gate = eng_emit_saved_bytes(emit, sizeof(float) * (uint64_t)emit->tokens);
-    eng_emit_linear(emit, plan->hidden, model->exit_gate, model->exit_bias, eng_null(), plan->gate);
+    if (model->exit_gate >= 0) {
+        plan->gate = eng_emit_saved_bytes(emit, sizeof(float) * (uint64_t)emit->tokens);
+        eng_emit_linear(emit, plan->hidden, model->exit_gate, model->exit_bias, eng_null(), plan->gate);
+    }
+    eng_emit_final(emit, plan->hidden, plan->gate, 1, emit->tokens, false);
 }
 
 static void emit_model(eng_emit *emit, model_kept *kept) {
@@ -407,9 +423,10 @@ static void emit_model(eng_emit *emit, model_kept *kept) {
         eng_emit_norm(emit, stream, emit->model->final_norm, eng_null(), emit->plan->hidden, 1, config->norm_eps);
     else if (!eng_trains(emit))
         eng_emit_exit_read(emit);
-    if (eng_serves(emit))
+    if (eng_serves(emit)) {
         emit_head_logits(emit);
-    else if (eng_trains(emit))
+        eng_emit_final_all(emit, false);
+    } else if (eng_trains(emit))
         emit_training(emit, stream, kept);
     else
         emit_scores(emit);
@@ -417,8 +434,11 @@ static void emit_model(eng_emit *emit, model_kept *kept) {
 
 static eng_status check_loops(const eng_model *model, const eng_plan_options *options, eng_error *error) {
     const eng_loop_config *loop = &model->config.loop;
-    if (options->part != ENG_PART_WHOLE && (options->kind != ENG_PLAN_SERVE || !eng_model_reads_loops(model) ||
-                                            loop->residual_gate || options->level < 0 || options->level >= loop->loops))
+    const bool whole = options->part == ENG_PART_WHOLE || options->part == ENG_PART_RESUME;
+    if (options->part == ENG_PART_RESUME && options->kind != ENG_PLAN_SERVE)
+        return eng_fail(error, ENG_UNSUPPORTED, "only what serves goes on from a slot");
+    if (!whole && (options->kind != ENG_PLAN_SERVE || !eng_model_reads_loops(model) || loop->residual_gate ||
+                   options->level < 0 || options->level >= loop->loops))
         return eng_fail(error, ENG_UNSUPPORTED, "a plan in parts is for serving a model that ends with its loop");
     if (options->loop_loss == ENG_LOOP_LOSS_FINAL || options->kind == ENG_PLAN_SERVE)
         return ENG_OK;

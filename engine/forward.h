@@ -24,9 +24,10 @@ typedef enum eng_recompute { ENG_RECOMPUTE_NONE, ENG_RECOMPUTE_MIXER, ENG_RECOMP
 // needs (loop.h). Models that end with their loop and have no loop_residual_gate.
 typedef enum eng_plan_part {
     ENG_PART_WHOLE,
-    ENG_PART_FIRST, // ids to the output of the first loop
-    ENG_PART_LOOP,  // plan->input to the output of loop number options->level, from 0
-    ENG_PART_HEAD,  // plan->hidden to logits and what is drawn
+    ENG_PART_FIRST,  // ids to the output of the first loop
+    ENG_PART_LOOP,   // plan->input to the output of loop number options->level, from 0
+    ENG_PART_HEAD,   // plan->hidden to logits and what is drawn
+    ENG_PART_RESUME, // of any model: what the rows' slots keep of the last token to logits and what is drawn
 } eng_plan_part;
 
 // What a training plan of a model that ends with its loop minimises, of each token (kern_exit_objective). A scoring

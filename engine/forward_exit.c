@@ -58,6 +58,37 @@ void eng_emit_exit_read(eng_emit *emit) {
                                        .stride = emit->exits.stride});
 }
 
+void eng_emit_final(eng_emit *emit, kern_ptr hidden, kern_ptr gate, int32_t planes, int32_t stride, bool back) {
+    const eng_model *model = emit->model;
+    const size_t level = (size_t)emit->level;
+    eng_emit_op(
+        emit, KERN_OP_ROW_END,
+        &(kern_row_end_args){.x = hidden,
+                             .state = kern_ref(KERN_CLASS_STATE, model->final_offset + level * model->final_stride),
+                             .width = model->config.hidden_size,
+                             .planes = planes,
+                             .stride = stride,
+                             .state_stride = (int32_t)(model->final_stride / sizeof(float)),
+                             .back = back});
+    if (gate.ref != 0)
+        eng_emit_op(
+            emit, KERN_OP_ROW_END,
+            &(kern_row_end_args){.x = gate,
+                                 .state = kern_ref(KERN_CLASS_STATE, model->gates_offset + level * model->gates_stride),
+                                 .width = 1,
+                                 .planes = planes,
+                                 .stride = stride,
+                                 .state_stride = (int32_t)(model->gates_stride / sizeof(float)),
+                                 .back = back});
+}
+
+void eng_emit_final_all(eng_emit *emit, bool back) {
+    if (eng_reads_loops(emit))
+        eng_emit_final(emit, emit->exits.hidden, emit->exits.gate, loops_of(emit), emit->exits.stride, back);
+    else
+        eng_emit_final(emit, emit->plan->hidden, eng_null(), 1, emit->tokens, back);
+}
+
 // -------------------------------------------------------------------------------------------------------------- losses
 
 static bool is_gate_alone(const eng_emit *emit) {

@@ -77,6 +77,10 @@ bool eng_reads_loops(const eng_emit *emit);
 void eng_emit_exits_begin(eng_emit *emit);
 void eng_emit_exit(eng_emit *emit, kern_ptr stream);
 void eng_emit_exit_read(eng_emit *emit);
+// What of each row's last token the next id is drawn from, to its slot or back: `planes` from emit->level on.
+void eng_emit_final(eng_emit *emit, kern_ptr hidden, kern_ptr gate, int32_t planes, int32_t stride, bool back);
+// That of the whole pass.
+void eng_emit_final_all(eng_emit *emit, bool back);
 // The losses of all loops, and in training of the objective, with the gradients of the gate and of the outputs.
 bool eng_trains_gate_alone(const eng_emit *emit);
 void eng_emit_exit_losses(eng_emit *emit);

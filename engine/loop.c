@@ -350,14 +350,6 @@ static kern_status run_head(eng_loops *loops, int32_t walks) {
     return run_plan(loops, loops->head, &loops->head_memory);
 }
 
-// `count` numbers of 4 bytes each of the head's rows to the step's rows of logits from `row` on.
-static kern_status hand_over(const eng_loops *loops, kern_ptr from, kern_ptr to, int32_t row, int32_t rows,
-                             size_t count) {
-    eng_batch *batch = loops->batch;
-    char *target = (char *)eng_plan_address(&batch->memory, to) + (size_t)row * count * 4;
-    return kern_copy(batch->stream, target, eng_plan_address(&loops->head_memory, from), (size_t)rows * count * 4);
-}
-
 static kern_status hand_over_token(const eng_loops *loops, const walk *w) {
     eng_batch *batch = loops->batch;
     const eng_plan *plan = batch->plan;
@@ -372,20 +364,8 @@ static kern_status hand_over_token(const eng_loops *loops, const walk *w) {
 
 // To where the batch's own plan leaves what it says: neighbours in the order of the walks.
 static kern_status hand_over_all(const eng_loops *loops, int32_t walks) {
-    const eng_plan *from = loops->head, *to = loops->batch->plan;
-    const int32_t row = loops->walk[0].entry->logits_row;
-    const size_t vocabulary = (size_t)from->model->config.vocab_size;
-    kern_status status = hand_over(loops, from->finite, to->finite, row, walks, 1);
-    if (status == KERN_OK)
-        status = hand_over(loops, from->sampled, to->sampled, row, walks, 1);
-    if (status == KERN_OK)
-        status = hand_over(loops, from->logprob, to->logprob, row, walks, 1);
-    if (status == KERN_OK && loops->batch->most_top > 0)
-        status = hand_over(loops, from->top_id, to->top_id, row, walks, KERN_MAX_TOP);
-    if (status == KERN_OK && loops->batch->most_top > 0)
-        status = hand_over(loops, from->top_logprob, to->top_logprob, row, walks, KERN_MAX_TOP);
-    if (status == KERN_OK && loops->batch->unsampled)
-        status = hand_over(loops, from->logits, to->logits, row, walks, vocabulary);
+    kern_status status =
+        eng_batch_hand_over(loops->batch, loops->head, &loops->head_memory, loops->walk[0].entry->logits_row, walks);
     for (int32_t i = 0; status == KERN_OK && i < walks; i++)
         status = hand_over_token(loops, &loops->walk[i]);
     return status;

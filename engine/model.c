@@ -134,6 +134,18 @@ static void repeat_states(eng_model *model, int32_t layer) {
     model->state_bytes += model->layer[layer].state_bytes * (size_t)(eng_model_levels(model, layer) - 1);
 }
 
+// Behind the layers' states.
+static void add_final(eng_model *model) {
+    const bool loops = eng_model_reads_loops(model), gates = loops && model->config.loop.exit_gate;
+    model->final_planes = loops ? model->config.loop.loops : 1;
+    model->final_stride = aligned(sizeof(float) * (size_t)model->config.hidden_size);
+    model->final_offset = model->state_bytes;
+    model->state_bytes += model->final_stride * (size_t)model->final_planes;
+    model->gates_stride = gates ? aligned(sizeof(float)) : 0;
+    model->gates_offset = gates ? model->state_bytes : 0;
+    model->state_bytes += model->gates_stride * (size_t)model->final_planes;
+}
+
 void eng_model_store_states(eng_model *model, kern_storage storage) {
     model->state_storage = storage;
     model->state_bytes = 0;
@@ -148,6 +160,7 @@ void eng_model_store_states(eng_model *model, kern_storage storage) {
                                                                            : layer->part_bytes[part]);
         repeat_states(model, i);
     }
+    add_final(model);
 }
 
 void eng_model_add_pages(eng_model *model, int32_t layer, size_t bytes) {
@@ -302,6 +315,7 @@ static eng_status declare_all(eng_model *model, eng_error *error) {
         if (status != ENG_OK)
             return status;
     }
+    add_final(model);
     model->final_norm = add_norm(model, -1, "", names->final_norm);
     model->head =
         config->tied ? model->embed : add_matrix(model, -1, "", "lm_head.weight", true, linear, vocabulary, hidden);

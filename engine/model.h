@@ -230,8 +230,12 @@ typedef struct eng_model {
     int32_t ones;                               // constant (loops, hidden), with loop_embedding; -1: none
     uint64_t parameters;
     kern_storage state_storage; // of state_matrix of every layer
-    size_t state_bytes;         // a slot
-    size_t page_bytes;          // 64 tokens of every full-attention layer
+    // What the next id is drawn from: a vector a plane, for models that end with their loop of each loop, and the
+    // gates' logits, where in a slot they begin and how far apart they are; gates at 0: none.
+    int32_t final_planes;
+    size_t final_offset, final_stride, gates_offset, gates_stride;
+    size_t state_bytes; // a slot
+    size_t page_bytes;  // 64 tokens of every full-attention layer
 } eng_model;
 
 // Builds the table. Takes the contents of *config (cleared), also on failure.

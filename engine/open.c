@@ -213,7 +213,6 @@ static eng_status make_durable(const eng_options *options, eng_engine *engine, e
                                          .pool = engine->pool,
                                          .device = engine->device,
                                          .key = &engine->key,
-                                         .chunk = engine->info.chunk,
                                          .vocab = engine->info.vocab_size,
                                          .lease_ms = options->lease_ms,
                                          .wake = options->wake,

@@ -20,7 +20,8 @@ eng_prompt *eng_prompt_create(const int32_t *ids, size_t count) {
         return NULL;
     prompt->references = 1;
     prompt->count = (int64_t)count;
-    memcpy(prompt->ids, ids, sizeof *ids * count);
+    if (count > 0)
+        memcpy(prompt->ids, ids, sizeof *ids * count);
     return prompt;
 }
 
@@ -344,11 +345,26 @@ static const int32_t *next_ids(const eng_job *job) {
     return job->underway ? NULL : job->session.tail;
 }
 
+// A timeline's state has read all that there is.
+static bool resumes(const eng_job *job) {
+    return job->phase == ENG_PHASE_READING && job->prompt->count == 0;
+}
+
 const eng_run *eng_job_run(const eng_job *job) {
     for (int32_t i = 0; i < job->turn.runs; i++)
         if (job->turn.run[i].end > job->session.read)
             return &job->turn.run[i];
     return NULL;
+}
+
+// Each id is read with the knobs that it came with; at which loop the output is read is for who draws from it.
+static eng_knobs knobs_of(const eng_job *job, const eng_run *run, bool draws) {
+    eng_knobs knobs = run ? run->knobs : job->knobs;
+    if (draws) {
+        knobs.exit_threshold = job->knobs.exit_threshold;
+        knobs.max_loops = job->knobs.max_loops;
+    }
+    return knobs;
 }
 
 eng_piece eng_job_piece(eng_job *job, int32_t count) {
@@ -359,10 +375,10 @@ eng_piece eng_job_piece(eng_job *job, int32_t count) {
                        .kind = run       ? run->kind
                                : reading ? KERN_ROW_PROMPT
                                          : KERN_ROW_GENERATED,
-                       .ids = next_ids(job),
+                       .ids = resumes(job) ? NULL : next_ids(job),
                        .after = job->index,
-                       .count = count,
-                       .knobs = run ? run->knobs : job->knobs,
+                       .count = resumes(job) ? 0 : count,
+                       .knobs = knobs_of(job, run, draws),
                        .logits = draws,
                        .sampling = &job->sampling,
                        .edit = job->edits.edit,
@@ -392,7 +408,7 @@ void eng_job_accept(const eng_job_rules *rules, eng_job *job, const eng_batch *b
         return;
     }
     bool whole = !reading || result.position + result.count == job->prompt_count, draws = whole && job->max_tokens > 0;
-    bool scored = reading && job->prompt_logprobs && result.position >= eng_job_own_begin(job);
+    bool scored = reading && job->prompt_logprobs && result.count > 0 && result.position >= eng_job_own_begin(job);
     if ((scored && !keep_read(job, batch, index, result.position, result.count)) ||
         (draws && !keep(job, &job->drawn, batch, index, result.count - 1))) {
         end_with_error(job, ENG_NO_MEMORY, "out of memory for the tokens of a request");

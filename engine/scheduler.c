@@ -81,11 +81,6 @@ static void free_chain(eng_job *job) {
     }
 }
 
-int64_t eng_job_last_boundary(const eng_scheduler *scheduler, const eng_job *job) {
-    int32_t chunk = scheduler->options.chunk;
-    return (job->prompt_count - 1) / chunk * chunk;
-}
-
 void eng_scheduler_bury(eng_scheduler *scheduler, eng_job_list *list, eng_job *job) {
     eng_scheduler_unlink(list, job);
     scheduler->owed = scheduler->owed == job ? NULL : scheduler->owed;
@@ -416,21 +411,12 @@ static eng_job *next_reader(const eng_scheduler *scheduler) {
     return best;
 }
 
-// What a timeline only reads may be continued without a prompt, for which its last ids are read once more: from there.
-static bool keeps_place(const eng_job *job) {
-    return job->turn.timeline && job->max_tokens == 0;
-}
-
 // The ids a prompt reads in this step: to the next grid boundary and, with a larger share, whole chunks beyond it.
 static int32_t prompt_piece(const eng_scheduler *scheduler, const eng_job *job, int64_t share) {
     const eng_run *run = eng_job_run(job);
     int64_t end = run && run->end < job->prompt_count ? run->end : job->prompt_count;
-    int64_t place = eng_job_last_boundary(scheduler, job);
-    if (!keeps_place(job) || job->session.read >= place)
-        place = INT64_MAX;
     const int64_t stop = eng_share_stop(scheduler, job);
-    place = place < stop ? place : stop;
-    end = place < end ? place : end;
+    end = stop < end ? stop : end;
     int64_t left = end - job->session.read;
     if (run && run->kind == KERN_ROW_GENERATED)
         return (int32_t)(left < scheduler->options.chunk ? left : scheduler->options.chunk);
@@ -450,8 +436,6 @@ static int64_t prompt_cost(const eng_scheduler *scheduler, int32_t count) {
 static eng_status add_prompt(eng_scheduler *scheduler, eng_job *job, int32_t count, int64_t *budget, eng_error *error) {
     bool added;
     job->examined = scheduler->step;
-    if (keeps_place(job) && job->session.read == eng_job_last_boundary(scheduler, job) && job->session.read > 0)
-        eng_turn_keep(&job->turn, &job->session);
     eng_share_leave(scheduler, job);
     eng_status status = add_piece(scheduler, job, count, &added, error);
     if (status != ENG_OK)

@@ -46,8 +46,6 @@ struct eng_scheduler {
     eng_error fault; // of the device; sticks
 };
 
-// The last grid boundary below the prompt's end.
-int64_t eng_job_last_boundary(const eng_scheduler *scheduler, const eng_job *job);
 // The job's owner, found or made; it comes to the end of the turns. False: no memory.
 bool eng_scheduler_join_owner(eng_scheduler *scheduler, eng_job *job, uint64_t name);
 void eng_scheduler_append(eng_job_list *list, eng_job *job);

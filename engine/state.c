@@ -11,7 +11,7 @@
 
 #include "engine/forward.h"
 
-enum { VERSION = 5, PROFILE_CHANGED = 1 };
+enum { VERSION = 6, PROFILE_CHANGED = 1 };
 
 static const int64_t max_position = (int64_t)1 << 36; // keeps all sizes below 2^63
 

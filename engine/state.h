@@ -1,12 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
 // A timeline as bytes: ids and how they were read from some position on, and states along the way.
 //
-// The bytes are a fixed header, the runs, the ids, then of each state the slot and the pages that its ids fill; floats
-// are float32, those of matrix states as the model stores them, numbers little-endian. The header names its version,
-// that storage, all sizes, and a fingerprint that the caller chooses: what must be equal for a state to mean the same
-// (model, tokenizer). It also tells the numeric profile, under which alone going on gives the same bits. A SHA-256
-// covers everything, unless the bytes go where others see to that. Bytes without a state say how a timeline goes on, or
-// how to read one from nothing. For the engine's thread.
+// The bytes are a fixed header, the runs, the ids, then of each state the slot (with what the next id is drawn from)
+// and the pages that its ids fill; floats are float32, those of matrix states as the model stores them, numbers
+// little-endian. The header names its version, that storage, all sizes, and a fingerprint that the caller chooses: what
+// must be equal for a state to mean the same (model, tokenizer). It also tells the numeric profile, under which alone
+// going on gives the same bits. A SHA-256 covers everything, unless the bytes go where others see to that. Bytes
+// without a state say how a timeline goes on, or how to read one from nothing. For the engine's thread.
 #ifndef ENGINE_STATE_H
 #define ENGINE_STATE_H
 

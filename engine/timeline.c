@@ -283,9 +283,9 @@ eng_status eng_timeline_add_snapshot(eng_timeline *timeline, eng_snapshot *snaps
     return ENG_OK;
 }
 
-eng_snapshot *eng_timeline_nearest(const eng_timeline *timeline, bool strict) {
+eng_snapshot *eng_timeline_nearest(const eng_timeline *timeline) {
     for (int32_t i = timeline->snapshots; i-- > 0;)
-        if (timeline->snapshot[i]->read <= timeline->read - strict)
+        if (timeline->snapshot[i]->read <= timeline->read)
             return timeline->snapshot[i];
     return NULL;
 }

@@ -7,8 +7,9 @@
 // Reading them again by the same runs from any state along the way gives the same bits, so a state that is missing
 // costs time and nothing else: a timeline that was cut before where its state stood (a stop string, a cancellation, a
 // fork at an earlier position) is restored when it goes on, from the nearest state before.
-// Kept are the states in which requests began and ended, and one at the last grid boundary of a prompt that was only
-// read; the newest of each timeline stays, the others go, least recently used first, when the budget needs their bytes.
+// With a state lies what the next id is drawn from, so a timeline without a tail goes on without reading an id again.
+// Kept are the states in which requests began and ended; the newest of each timeline stays, the others go, least
+// recently used first, when the budget needs their bytes.
 //
 // A *turn* is a request's time on a timeline: what it reads, from which state on, and what becomes of it. One turn at a
 // time; a fork may be made meanwhile and has what was there before it. All on the engine's thread.
@@ -83,8 +84,8 @@ void eng_timeline_changed(eng_timeline *timeline); // counts it
 void eng_timeline_rewind(eng_timeline *timeline, int64_t read);
 // Their ids, owners and names stay, all else changes places. Neither is busy.
 void eng_timeline_swap(eng_timeline *a, eng_timeline *b);
-// The newest state from which reading on gives the state; strict: the logits after it too. NULL: from nothing.
-eng_snapshot *eng_timeline_nearest(const eng_timeline *timeline, bool strict);
+// The newest state from which reading on gives the state. NULL: from nothing.
+eng_snapshot *eng_timeline_nearest(const eng_timeline *timeline);
 uint64_t eng_timeline_own_bytes(const eng_timeline *timeline); // of its states, shared ones included, and its ids
 ENG_CHECKED eng_status eng_timeline_add_ids(eng_timeline *timeline, const int32_t *ids, int64_t count);
 ENG_CHECKED eng_status eng_timeline_add_run(eng_timeline *timeline, int64_t end, kern_row_kind kind,
@@ -109,8 +110,6 @@ typedef struct eng_turn {
 // restores the state. Ends with eng_turn_end.
 ENG_CHECKED eng_status eng_turn_begin(eng_timelines *all, const eng_request *request, eng_turn *out, eng_error *error);
 ENG_CHECKED eng_status eng_turn_say(eng_turn *turn, int32_t id); // an id was drawn
-// Another state along the way that is worth its bytes, unless they are not there.
-void eng_turn_keep(const eng_turn *turn, const eng_session *session);
 // The timeline ends at the position: that of its start, or one of what was read and said since. The session's state
 // is kept if it stands there; the session is taken. A turn without a timeline is accepted.
 void eng_turn_end(eng_turn *turn, int64_t position, eng_session *session);

@@ -10,13 +10,6 @@
 
 // ---------------------------------------------------------------------------------------------------------------- out
 
-static const eng_snapshot *near(const eng_timeline *timeline, int32_t chunk) {
-    const eng_snapshot *strict = eng_timeline_nearest(timeline, true);
-    if (timeline->read - (strict ? strict->read : timeline->first) <= chunk && (strict || timeline->first == 0))
-        return strict;
-    return eng_timeline_nearest(timeline, false);
-}
-
 void eng_timeline_piece_since(const eng_timeline *timeline, int64_t begin, eng_timeline_piece *out) {
     int32_t passed = 0;
     while (passed < timeline->runs && timeline->run[passed].end <= begin)
@@ -35,15 +28,15 @@ static void add_state(eng_timeline_piece *piece, const eng_snapshot *snapshot) {
     piece->snapshot[piece->state.states++] = snapshot;
 }
 
-void eng_timeline_piece_near(const eng_timeline *timeline, int32_t chunk, eng_timeline_piece *out) {
-    const eng_snapshot *from = near(timeline, chunk);
+void eng_timeline_piece_near(const eng_timeline *timeline, eng_timeline_piece *out) {
+    const eng_snapshot *from = eng_timeline_nearest(timeline);
     eng_timeline_piece_since(timeline, from ? from->read : 0, out);
     if (from)
         add_state(out, from);
 }
 
-void eng_timeline_piece_whole(const eng_timeline *timeline, int32_t chunk, bool with_state, eng_timeline_piece *out) {
-    const eng_snapshot *from = with_state ? near(timeline, chunk) : NULL;
+void eng_timeline_piece_whole(const eng_timeline *timeline, bool with_state, eng_timeline_piece *out) {
+    const eng_snapshot *from = with_state ? eng_timeline_nearest(timeline) : NULL;
     eng_timeline_piece_since(timeline, timeline->first, out);
     if (timeline->first > 0)
         add_state(out, timeline->snapshot[0]);

@@ -15,11 +15,10 @@ typedef struct eng_timeline_piece {
     const eng_snapshot *snapshot[ENG_STATE_PARTS];
 } eng_timeline_piece;
 
-// The state from which the next token can be drawn, if that costs no more than one chunk, else the newest; and the ids
-// from there on.
-void eng_timeline_piece_near(const eng_timeline *timeline, int32_t chunk, eng_timeline_piece *out);
+// The newest state and the ids from there on.
+void eng_timeline_piece_near(const eng_timeline *timeline, eng_timeline_piece *out);
 // All ids that are here, the state before them where there is one, and with_state the one of eng_timeline_piece_near.
-void eng_timeline_piece_whole(const eng_timeline *timeline, int32_t chunk, bool with_state, eng_timeline_piece *out);
+void eng_timeline_piece_whole(const eng_timeline *timeline, bool with_state, eng_timeline_piece *out);
 // What follows the first `begin` ids that were read; no state.
 void eng_timeline_piece_since(const eng_timeline *timeline, int64_t begin, eng_timeline_piece *out);
 // eng_state_measure(&piece->state) bytes, without a seal.

@@ -2,7 +2,7 @@
 // Timelines of the door: each call of engine.h finds its timeline and changes the table; out to bytes and in again.
 //
 // What goes out is the nearest state and the ids behind it, so that a timeline whose state must be read again can be
-// taken out without a step, and one that was only read can be continued without a prompt. What comes in is made aside
+// taken out without a step. What comes in is made aside
 // and takes the old one's place whole.
 #include <stdlib.h>
 #include <string.h>
@@ -87,7 +87,7 @@ eng_status eng_timeline_read(const eng_engine *engine, uint64_t owner, uint64_t 
     const eng_timeline *timeline = eng_timelines_find(engine->timelines, owner, id, error);
     if (!timeline)
         return ENG_NOT_FOUND;
-    const eng_snapshot *present = eng_timeline_nearest(timeline, false);
+    const eng_snapshot *present = eng_timeline_nearest(timeline);
     if (present && present->read != timeline->read)
         present = NULL;
     *out = (eng_timeline_info){.position = timeline->position,
@@ -117,7 +117,7 @@ eng_status eng_timeline_export(eng_engine *engine, uint64_t owner, uint64_t id, 
     if (!timeline)
         return ENG_NOT_FOUND;
     eng_timeline_piece piece;
-    eng_timeline_piece_near(timeline, engine->info.chunk, &piece);
+    eng_timeline_piece_near(timeline, &piece);
     const size_t size = eng_state_measure(engine->pool, &piece.state);
     char *out = calloc(1, size);
     if (!out)

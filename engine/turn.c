@@ -34,11 +34,6 @@ static bool restores_only(const eng_request *request) {
     return request->count == 0 && request->max_tokens == 0;
 }
 
-// The logits after what was read are wanted, and no id is left to read for them.
-static bool reads_again(const eng_timeline *timeline, const eng_request *request) {
-    return restores_only(request) || (request->count == 0 && timeline->read == timeline->position);
-}
-
 static eng_status copy_runs(const eng_timeline *timeline, const eng_request *request, eng_turn *turn) {
     int32_t passed = 0;
     while (passed < timeline->runs && timeline->run[passed].end <= turn->start)
@@ -60,13 +55,7 @@ static eng_status make_prompt(const eng_timeline *timeline, const eng_request *r
 }
 
 static eng_status fill(eng_timeline *timeline, const eng_request *request, eng_turn *turn, eng_error *error) {
-    const bool again = reads_again(timeline, request);
-    eng_snapshot *from = eng_timeline_nearest(timeline, again);
-    if (!from && timeline->first > 0)
-        return eng_fail(error, ENG_CONFLICT,
-                        "the session goes on behind position %" PRId64 " only with a prompt: what came before is not "
-                        "here",
-                        timeline->first);
+    eng_snapshot *from = eng_timeline_nearest(timeline);
     turn->start = from ? from->read : 0;
     turn->fresh = restores_only(request) ? timeline->position : timeline->read;
     turn->prompt_end = timeline->position + (int64_t)request->count;
@@ -122,18 +111,6 @@ eng_status eng_turn_begin(eng_timelines *all, const eng_request *request, eng_tu
 
 eng_status eng_turn_say(eng_turn *turn, int32_t id) {
     return eng_timeline_add_ids(turn->timeline, &id, 1);
-}
-
-void eng_turn_keep(const eng_turn *turn, const eng_session *session) {
-    eng_timeline *timeline = turn->timeline;
-    eng_timelines *all = timeline->all;
-    const uint64_t bytes = eng_snapshot_bytes(eng_timelines_snapshots(all), session->read);
-    if (eng_timeline_has(timeline, session->read) || eng_timelines_reserve(all, bytes, NULL) != ENG_OK)
-        return;
-    eng_timelines_unreserve(all, bytes);
-    eng_snapshot *snapshot = eng_snapshot_copy(eng_timelines_snapshots(all), session);
-    if (snapshot && eng_timeline_add_snapshot(timeline, snapshot) != ENG_OK)
-        eng_snapshot_release(snapshot);
 }
 
 // How far a state has read that is at the position, by the recorded way; what was generated last may wait as the tail.

@@ -24,6 +24,11 @@ static inline kern_status kern_exit_read_check(const kern_exit_read_args *a) {
     return sizes && a->x.ref && a->y.ref && a->loop.ref && a->y.ref != a->x.ref ? KERN_OK : KERN_INVALID;
 }
 
+static inline kern_status kern_row_end_check(const kern_row_end_args *a) {
+    const bool sizes = a->width >= 1 && a->planes >= 1 && a->stride >= 1 && a->state_stride >= a->width;
+    return sizes && a->x.ref && a->state.ref ? KERN_OK : KERN_INVALID;
+}
+
 // ------------------------------------------------------------------------------------------------------------- gates
 
 static inline kern_status kern_decay_law_check(const kern_gates *f) {

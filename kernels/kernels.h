@@ -569,6 +569,14 @@ typedef struct kern_exit_read_args {
 
 enum { KERN_MAX_LOOPS = 32 };
 
+// The vectors of each row's last token go to its slot, one a plane; with `back` they come from there. Rows without a
+// slot are left alone. Planes lie `stride` tokens apart in x, `state_stride` floats in a slot.
+typedef struct kern_row_end_args {
+    kern_ptr x, state; // (planes, stride, width), state
+    int32_t width, planes, stride, state_stride;
+    bool back;
+} kern_row_end_args;
+
 // p of EXIT_READ, (loops, stride) each: p_r = s(z_r) S_{r-1}, the last S_{loops-1}.
 typedef struct kern_exit_probability_args {
     kern_ptr z, p;
@@ -690,6 +698,7 @@ typedef struct kern_clip_scale_args {
     X(RGLRU_BACKWARD, rglru_backward, kern_rglru_backward_args, width)                         \
     X(CLEAR, clear, kern_clear_args, width)                                                    \
     X(ADD, add, kern_add_args, width)                                                          \
+    X(ROW_END, row_end, kern_row_end_args, width)                                              \
     X(EXIT_READ, exit_read, kern_exit_read_args, width)                                        \
     X(EXIT_PROBABILITY, exit_probability, kern_exit_probability_args, loops)                   \
     X(EXIT_LOSS, exit_loss, kern_exit_loss_args, loops)                                        \

@@ -214,6 +214,7 @@ typedef kern_status (*cuda_prepare)(const kern_cuda *cuda, const void *args, siz
     X(RGLRU, rglru)                 \
     X(CLEAR, clear)                 \
     X(ADD, add)                     \
+    X(ROW_END, row_end)             \
     X(EXIT_READ, exit_read)         \
     X(HEAD_LOGITS, head_logits)     \
     X(SAMPLE, sample)

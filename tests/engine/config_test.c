@@ -414,7 +414,8 @@ START_TEST(table_of_mesa_net) {
     ck_assert(model->layer[0].gate_bias == -1 && model->layer[0].page_bytes == 0);
     ck_assert(model->layer[1].state_offset % 64 == 0 && model->layer[1].state_offset >= model->layer[0].state_bytes);
     ck_assert_uint_ge(model->layer[0].state_bytes, 4 * (2 * 2 * 4 * 4 + 2 * 3 * 8));
-    ck_assert_uint_eq(model->state_bytes, model->layer[1].state_offset + model->layer[1].state_bytes);
+    ck_assert_uint_eq(model->final_offset, model->layer[1].state_offset + model->layer[1].state_bytes);
+    ck_assert_uint_eq(model->state_bytes, model->final_offset + 64); // what the next id is drawn from
     ck_assert(eng_model_has_mesa(model) && !eng_model_has_pages(model));
     eng_model_free(model);
 }

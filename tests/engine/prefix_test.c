@@ -484,9 +484,10 @@ END_TEST
 START_TEST(pages_make_room) {
     int32_t ids[MOST];
     const small_model *model = &small_models[SMALL_LLAMA];
-    both engines = open_both(
-        model,
-        (eng_options){.max_rows = 3, .state_budget = 8 * 64 * 512, .prefix_budget = ENOUGH, .snapshot_tokens = 1});
+    both engines = open_both(model, (eng_options){.max_rows = 3,
+                                                  .state_budget = 3 * 256 + 8 * 64 * 512, // three slots, eight pages
+                                                  .prefix_budget = ENOUGH,
+                                                  .snapshot_tokens = 1});
     ck_assert_uint_eq(gauges_of(engines.warm).kv_pages_total, 8);
     for (int i = 0; i < 12; i++) {
         const int32_t count = 150 + 11 * i; // 3 to 5 pages

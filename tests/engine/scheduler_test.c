@@ -67,11 +67,11 @@ START_TEST(requests_wait_for_pages_and_then_run) {
     small_prompt(4, prompt, 150);
     small_prompt(5, other, 150);
     eng_engine *engine = open_small(SMALL_LLAMA);
-    uint64_t page = 64 * eng_info(engine)->kv_bytes_per_token;
+    uint64_t page = 64 * eng_info(engine)->kv_bytes_per_token, slot = eng_info(engine)->state_bytes;
     want = answer(engine, greedy(engine, prompt, 150, 20));
     want_second = answer(engine, greedy(engine, other, 150, 20));
     eng_close(engine);
-    engine = open_with(SMALL_LLAMA, (eng_options){.max_rows = 4, .state_budget = 5 * page});
+    engine = open_with(SMALL_LLAMA, (eng_options){.max_rows = 4, .state_budget = 4 * slot + 5 * page});
     ck_assert_uint_eq(gauges_of(engine).kv_pages_total, 5);
     submit(engine, greedy(engine, prompt, 150, 20), &first); // 169 ids read: 3 pages
     submit(engine, greedy(engine, other, 150, 20), &second);
@@ -525,8 +525,9 @@ START_TEST(random_operations_keep_the_books) {
     static int32_t prompt[250];
     memset(&w, 0, sizeof w);
     small_prompt(1, prompt, 250);
-    w.engine =
-        open_with(SMALL_LLAMA, (eng_options){.max_rows = 5, .queue_requests = 10, .state_budget = 12 * 64 * 512});
+    w.engine = open_with(
+        SMALL_LLAMA,
+        (eng_options){.max_rows = 5, .queue_requests = 10, .state_budget = 5 * 256 + 12 * 64 * 512}); // slots, pages
     ck_assert_uint_eq(gauges_of(w.engine).kv_pages_total, 12);
     uint64_t allocations = gauges_of(w.engine).device_allocations;
     for (int i = 0; i < 400; i++) {

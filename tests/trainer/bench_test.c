@@ -38,8 +38,8 @@ START_TEST(states_cost_what_they_should) {
         for (int32_t layer = 0; layer < LAYERS; layer++)
             ck_assert_str_eq(model->config.layer[layer].mixer->name, trn_mixer_models[i].mixer);
         size_t state = LAYERS * wanted[i].state, padding = LAYERS * 2 * 64; // parts begin at multiples of 64
-        ck_assert_msg(model->state_bytes >= state && model->state_bytes < state + padding, "%s: %zu bytes, not %zu",
-                      wanted[i].name, model->state_bytes, state);
+        ck_assert_msg(model->final_offset >= state && model->final_offset < state + padding, "%s: %zu bytes, not %zu",
+                      wanted[i].name, model->final_offset, state);
         ck_assert_uint_eq(model->page_bytes, LAYERS * wanted[i].token * KERN_PAGE_TOKENS);
         eng_model_free(model);
     }
