@@ -10,7 +10,7 @@
 
 #include "kernels/kernels.h"
 
-enum { KERN_ABI = 9 };
+enum { KERN_ABI = 10 };
 
 // The head of every backend's device; a backend's own struct begins with it.
 struct kern_device {
@@ -48,6 +48,8 @@ typedef struct kern_calls {
     const kern_call *call;
     size_t count;
     void *made; // the backend's
+    kern_event *const
+        *mark; // NULL, or (count + 1): the calls run one by one, with these recorded before, between, after
 } kern_calls;
 
 struct kern_backend {
@@ -62,10 +64,11 @@ struct kern_backend {
     kern_status (*stream_open)(kern_device *device, kern_stream **out);
     void (*stream_close)(kern_stream *stream);
     kern_status (*synchronize)(kern_stream *stream);
-    kern_status (*event_create)(kern_device *device, kern_event **out);
+    kern_status (*event_create)(kern_device *device, bool timed, kern_event **out);
     void (*event_free)(kern_event *event);
     kern_status (*event_record)(kern_stream *stream, kern_event *event);
     kern_status (*event_wait)(kern_event *event);
+    kern_status (*event_elapsed)(const kern_event *from, const kern_event *to, double *seconds);
     kern_status (*upload)(kern_stream *stream, void *device_memory, const void *host, size_t bytes);
     kern_status (*download)(kern_stream *stream, void *host, const void *device_memory, size_t bytes);
     kern_status (*copy)(kern_stream *stream, void *to, const void *from, size_t bytes);
@@ -107,6 +110,9 @@ size_t kern_op_operands(kern_op op); // leading kern_ptr members
 static inline bool kern_op_is_rowless(kern_op op) {
     return op == KERN_OP_ADAMW || op == KERN_OP_SQUARE_SUM || op == KERN_OP_CLIP_SCALE;
 }
+
+// What kern_plan_cost tells, of resolved arguments; part: of the weight's bytes that are this operation's. cost.c.
+kern_cost kern_op_cost(kern_op op, const kern_rows *rows, const void *args, double part, double solver_steps);
 
 // Whether it is a recurrence without the memory in which rows with a slot keep their state; no backend runs one with
 // such rows. args: with operands resolved or not.

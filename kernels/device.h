@@ -85,6 +85,10 @@ KERN_CHECKED kern_status kern_event_create(kern_device *device, kern_event **out
 void kern_event_free(kern_event *event); // NULL is accepted
 KERN_CHECKED kern_status kern_event_record(kern_stream *stream, kern_event *event);
 KERN_CHECKED kern_status kern_event_wait(kern_event *event);
+// An event that also tells times, which costs a stream a little more than one that does not.
+KERN_CHECKED kern_status kern_event_create_timed(kern_device *device, kern_event **out);
+// Seconds from one to the other on the device's clock; both timed, recorded and waited for.
+KERN_CHECKED kern_status kern_event_elapsed(const kern_event *from, const kern_event *to, double *seconds);
 // Host memory of a transfer is the device's until the transfer is done.
 KERN_CHECKED kern_status kern_upload(kern_stream *stream, void *device_memory, const void *host, size_t bytes);
 KERN_CHECKED kern_status kern_download(kern_stream *stream, void *host, const void *device_memory, size_t bytes);

@@ -190,7 +190,17 @@ kern_status kern_synchronize(kern_stream *stream) {
 
 kern_status kern_event_create(kern_device *device, kern_event **out) {
     *out = NULL;
-    return device->backend->event_create(device, out);
+    return device->backend->event_create(device, false, out);
+}
+
+kern_status kern_event_create_timed(kern_device *device, kern_event **out) {
+    *out = NULL;
+    return device->backend->event_create(device, true, out);
+}
+
+kern_status kern_event_elapsed(const kern_event *from, const kern_event *to, double *seconds) {
+    *seconds = 0;
+    return from->device != to->device ? KERN_INVALID : from->device->backend->event_elapsed(from, to, seconds);
 }
 
 void kern_event_free(kern_event *event) {

@@ -772,6 +772,8 @@ KERN_CHECKED kern_status kern_plan_run_part(const kern_plan *plan, kern_stream *
 // when so many have run.
 size_t kern_plan_last_use(const kern_plan *plan, kern_ptr operand);
 
+#include "kernels/profile.h"
+
 // ---------------------------------------------------------------------------------------------------------- backend
 
 // What a backend provides. The CPU's table is linked in; a CUDA module exports kern_module_v1 and nothing else.

@@ -264,15 +264,21 @@ static kern_status run_resolved(const kern_plan *plan, kern_stream *stream, cons
     return status;
 }
 
-static kern_status run_part(const kern_plan *plan, kern_stream *stream, const kern_rows *rows,
-                            const kern_memory *memory, size_t first, size_t end) {
+static kern_status check_run(const kern_plan *plan, const kern_stream *stream, const kern_rows *rows,
+                             const kern_memory *memory) {
     if (!plan->sealed || stream->device != plan->device)
         return KERN_INVALID;
-    if ((plan->lacks_state || (plan->uses_state && !memory->state)) && kern_rows_have_slots(rows))
-        return KERN_INVALID;
+    const bool needs = plan->lacks_state || (plan->uses_state && !memory->state);
+    return needs && kern_rows_have_slots(rows) ? KERN_INVALID : KERN_OK;
+}
+
+static kern_status run_part(const kern_plan *plan, kern_stream *stream, const kern_rows *rows,
+                            const kern_memory *memory, size_t first, size_t end) {
+    kern_status status = check_run(plan, stream, rows, memory);
+    if (status)
+        return status;
     if (plan->resolved)
         return run_resolved(plan, stream, rows, memory, first, end);
-    kern_status status = KERN_OK;
     for (size_t i = first; i < end && !status; i++) {
         plan_args args;
         status = resolve_entry(plan->entry[i], plan->block + plan->entry[i].offset, memory, &args);
@@ -293,6 +299,59 @@ kern_status kern_plan_run_part(const kern_plan *plan, kern_stream *stream, const
     if (first > end || end > plan->entries || rows->n_generated == rows->n_tokens)
         return KERN_INVALID;
     return run_part(plan, stream, rows, memory, first, end);
+}
+
+kern_status kern_plan_run_marked(const kern_plan *plan, kern_stream *stream, const kern_rows *rows,
+                                 const kern_memory *memory, kern_event *const *mark) {
+    kern_status status = check_run(plan, stream, rows, memory);
+    if (!status && !plan->resolved)
+        status = KERN_UNSUPPORTED;
+    if (!status)
+        status = resolve_all(plan, memory);
+    if (status)
+        return status;
+    kern_calls calls = plan->resolved->calls;
+    calls.mark = mark;
+    status = plan->device->backend->calls_run(stream, rows, &calls);
+    plan->resolved->calls.made = calls.made;
+    return status;
+}
+
+kern_op kern_plan_op(const kern_plan *plan, size_t index) {
+    return plan->entry[index].op;
+}
+
+const void *kern_plan_args(const kern_plan *plan, size_t index) {
+    return plan->block + plan->entry[index].offset;
+}
+
+// A part of a matrix that several products share needs its part of the bytes alone.
+static double part_of_weight(const kern_plan *plan, const kern_linear_args *args) {
+    int32_t rows = args->row0 + args->rows;
+    for (size_t i = 0; i < plan->entries; i++) {
+        kern_linear_args other;
+        if (plan->entry[i].op != KERN_OP_LINEAR)
+            continue;
+        memcpy(&other, kern_plan_args(plan, i), sizeof other);
+        if (other.weight.ref == args->weight.ref && other.row0 + other.rows > rows)
+            rows = other.row0 + other.rows;
+    }
+    return (double)args->rows / rows;
+}
+
+kern_cost kern_plan_cost(const kern_plan *plan, size_t index, const kern_rows *rows, const kern_memory *memory,
+                         double solver_steps) {
+    plan_args args;
+    const kern_op op = plan->entry[index].op;
+    double part = 1;
+    if (resolve_entry(plan->entry[index], plan->block + plan->entry[index].offset, memory, &args) != KERN_OK)
+        return (kern_cost){0};
+    if (op == KERN_OP_LINEAR) {
+        kern_linear_args stored;
+        memcpy(&stored, kern_plan_args(plan, index), sizeof stored);
+        part = part_of_weight(plan, &stored);
+    }
+    return kern_op_cost(op, rows, &args, part, solver_steps);
 }
 
 size_t kern_plan_last_use(const kern_plan *plan, kern_ptr operand) {

@@ -108,8 +108,21 @@ static kern_status run_group(const step *s, const group *g) {
     return status;
 }
 
+static void run_marked(step *s) {
+    s->status = kern_event_record(s->stream, s->calls->mark[0]);
+    for (size_t i = 0; i < s->calls->count && !s->status; i++) {
+        s->status = kern_launch(s->stream, s->calls->call[i].op, s->rows, s->calls->call[i].args);
+        if (!s->status)
+            s->status = kern_event_record(s->stream, s->calls->mark[i + 1]);
+    }
+}
+
 static void run_calls(void *context) {
     step *s = context;
+    if (s->calls->mark) {
+        run_marked(s);
+        return;
+    }
     for (size_t i = 0, taken; i < s->calls->count && !s->status; i += taken) {
         const kern_call *call = s->calls->call + i;
         group g = {.parts = 0};

@@ -213,13 +213,13 @@ static kern_status synchronize(kern_stream *stream) {
     return cuda_status(cudaStreamSynchronize(cuda_handle(stream)));
 }
 
-static kern_status event_create(kern_device *device, kern_event **out) {
+static kern_status event_create(kern_device *device, bool timed, kern_event **out) {
     cuda_event *event = (cuda_event *)calloc(1, sizeof *event);
     if (!event)
         return KERN_NO_MEMORY;
     cudaError_t error = make_current(device);
     if (error == cudaSuccess)
-        error = cudaEventCreateWithFlags(&event->handle, cudaEventDisableTiming);
+        error = cudaEventCreateWithFlags(&event->handle, timed ? cudaEventDefault : cudaEventDisableTiming);
     if (error != cudaSuccess) {
         free(event);
         return cuda_status(error);
@@ -241,6 +241,14 @@ static kern_status event_record(kern_stream *stream, kern_event *event) {
 
 static kern_status event_wait(kern_event *event) {
     return cuda_status(cudaEventSynchronize(((cuda_event *)event)->handle));
+}
+
+static kern_status event_elapsed(const kern_event *from, const kern_event *to, double *seconds) {
+    float milliseconds = 0;
+    const cudaError_t error =
+        cudaEventElapsedTime(&milliseconds, ((const cuda_event *)from)->handle, ((const cuda_event *)to)->handle);
+    *seconds = 1e-3 * (double)milliseconds;
+    return cuda_status(error);
 }
 
 static kern_status upload(kern_stream *stream, void *device_memory, const void *from, size_t bytes) {
@@ -322,6 +330,7 @@ static const kern_backend backend = {
     event_free,
     event_record,
     event_wait,
+    event_elapsed,
     upload,
     download,
     copy,

@@ -138,11 +138,24 @@ static kern_status replay(const cuda_step *step, kern_calls *calls, int bucket) 
     return cuda_status(cudaGraphLaunch(graphs->exec[bucket], step->stream));
 }
 
+// Launches one by one wait for each other: a kernel that begins before the one before has ended would share its time.
+static kern_status run_marked(const cuda_step *step, const kern_calls *calls) {
+    kern_status status = cuda_status(cudaEventRecord(((const cuda_event *)calls->mark[0])->handle, step->stream));
+    for (size_t i = 0; i < calls->count && !status; i++) {
+        status = cuda_run_calls(step, calls->call + i, 1);
+        if (!status)
+            status = cuda_status(cudaEventRecord(((const cuda_event *)calls->mark[i + 1])->handle, step->stream));
+    }
+    return status;
+}
+
 kern_status cuda_calls_run(kern_stream *stream, const kern_rows *rows, kern_calls *calls) {
     kern_status status = cuda_status(cudaSetDevice(cuda_of(stream->device)->ordinal));
     if (status)
         return status;
     const cuda_step step = step_of(stream, rows);
+    if (calls->mark)
+        return run_marked(&step, calls);
     const int bucket = bucket_of(step.tokens);
     const bool captured = step.generated && step.logits <= step.tokens && bucket < BUCKETS;
     return captured ? replay(&step, calls, bucket) : cuda_run_calls(&step, calls->call, calls->count);

@@ -109,6 +109,7 @@ typedef struct late_event {
     kern_event event;
     late_stream *stream; // NULL: not recorded
     uint64_t place;
+    kern_event *clock; // of the CPU
 } late_event;
 
 static late_stream *streams; // of all devices
@@ -197,23 +198,34 @@ static void stream_close(kern_stream *stream) {
     free(stream);
 }
 
-static kern_status event_create(kern_device *device, kern_event **out) {
+static kern_status event_create(kern_device *device, bool timed, kern_event **out) {
     late_event *event = calloc(1, sizeof *event);
     if (!event)
         return KERN_NO_MEMORY;
     event->event.device = device;
+    if (timed && kern_cpu_backend.event_create(device, true, &event->clock) != KERN_OK) {
+        free(event);
+        return KERN_NO_MEMORY;
+    }
     *out = &event->event;
     return KERN_OK;
 }
 
 static void event_free(kern_event *event) {
+    free(((late_event *)event)->clock);
     free(event);
 }
 
 static kern_status event_record(kern_stream *stream, kern_event *event) {
     ((late_event *)event)->stream = late(stream);
     ((late_event *)event)->place = late(stream)->given;
-    return KERN_OK;
+    kern_event *clock = ((late_event *)event)->clock;
+    return clock ? kern_cpu_backend.event_record(stream, clock) : KERN_OK;
+}
+
+static kern_status event_elapsed(const kern_event *from, const kern_event *to, double *seconds) {
+    const late_event *a = (const late_event *)from, *b = (const late_event *)to;
+    return kern_cpu_backend.event_elapsed(a->clock, b->clock, seconds);
 }
 
 static kern_status event_wait(kern_event *event) {
@@ -306,6 +318,10 @@ static kern_status calls_run(kern_stream *stream, const kern_rows *rows, kern_ca
     plans_run[ordinal_of(calls->device->info.name)]++;
     if (status)
         return status;
+    if (calls->mark) { // nothing is late where it is timed
+        status = synchronize(stream);
+        return status ? status : kern_cpu_backend.calls_run(stream, rows, calls);
+    }
     work item = {.calls = calls, .rows = *rows};
     item.memory = malloc(keep_all(NULL, &item.rows) + 1);
     if (!item.memory)
@@ -334,6 +350,7 @@ __attribute__((constructor)) static void make_backend(void) {
     backend.event_free = event_free;
     backend.event_record = event_record;
     backend.event_wait = event_wait;
+    backend.event_elapsed = event_elapsed;
     backend.upload = upload;
     backend.download = copy;
     backend.copy = copy;
