@@ -30,8 +30,7 @@ static double is_there(kern_ptr operand) {
     return operand.p ? 1 : 0;
 }
 
-// ---------------------------------------------------------------------------------------------- products and their
-// rows
+// ------------------------------------------------------------------------------------------------------------ products
 
 static kern_cost cost_embed(const needs *n) {
     const kern_embed_args *a = n->args;
@@ -205,8 +204,7 @@ static kern_cost cost_add(const needs *n) {
     return each(n->tokens * ((const kern_add_args *)n->args)->width, 3, 1);
 }
 
-// -----------------------------------------------------------------------------------------------------------
-// recurrences
+// --------------------------------------------------------------------------------------------------------- recurrences
 
 // Rows that go on in a slot read their state and write it back.
 static double states_moved(const kern_rows *rows) {
@@ -361,8 +359,7 @@ static kern_cost cost_clip_scale(const needs *n) {
     return (kern_cost){0};
 }
 
-// ----------------------------------------------------------------------------------------------------------------
-// table
+// --------------------------------------------------------------------------------------------------------------- table
 
 static const rule rules[KERN_OP_COUNT] = {
 #define RULE(code, name, args, first) [KERN_OP_##code] = cost_##name,
