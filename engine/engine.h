@@ -61,6 +61,7 @@ typedef struct eng_options {
     int32_t max_rows;                // requests that run together; 0: the device's default (32 CPU, 256 CUDA)
     eng_state_storage state_storage; // BF16: on a GPU alone
     uint64_t state_budget;           // bytes for states and KV pages; 0: room for max_rows states and 2^16 KV tokens
+    uint64_t memory_limit;           // more bytes than this are refused before any is taken; 0: what the device has
     uint64_t session_budget;         // bytes for timelines that are kept: ids, states, KV pages; 0: 2^30
     int64_t session_history;         // ids that are kept of a timeline; 0: 2^20
     uint64_t prefix_budget;          // bytes for states that prompts which begin alike start from; 0: none are kept
@@ -72,13 +73,21 @@ typedef struct eng_options {
     bool need_tokenizer;     // fail without tokenizer.json; otherwise eng_encode and eng_decode are refused
     eng_store *store;        // borrowed for the engine's life; NULL: none
     int64_t lease_ms;        // of a named timeline, renewed after a third; 0: 15000
-    // Called on the store's thread, once or more, when a step has something to do though nothing runs. It must not wait
-    // and call nothing of the engine. NULL: the caller steps without being asked.
+    // Called on the store's thread, once or more, when a step has something to do though nothing runs; never again once
+    // eng_close has returned. It must not wait and call nothing of engine or store. NULL: the caller steps without
+    // being asked.
     void (*wake)(void *context);
     void *wake_context;
     eng_log_fn log; // may be NULL
     void *log_context;
 } eng_options;
+
+// SHA-256 in hexadecimal digits. states: of config.json, the weights and tokenizer.json, which states depend on; whole:
+// of these and of the other files that eng_open reads.
+enum { ENG_FINGERPRINT_BYTES = 65 };
+typedef struct eng_fingerprint {
+    char states[ENG_FINGERPRINT_BYTES], whole[ENG_FINGERPRINT_BYTES];
+} eng_fingerprint;
 
 // What the model is; owned by the engine, constant for its life.
 typedef struct eng_model_info {
@@ -101,6 +110,7 @@ typedef struct eng_model_info {
     int32_t prompt_tokens;         // of prompts a step beside generated tokens
     eng_knobs default_knobs;
     uint64_t weight_bytes, pool_bytes;
+    eng_fingerprint fingerprint; // of the folder as it was opened
 } eng_model_info;
 
 // Opens the folder, loads the weights, allocates every byte that serving needs. On failure *out stays as it was and
@@ -110,6 +120,8 @@ ENG_EXPORT ENG_CHECKED eng_status eng_open(const eng_options *options, eng_engin
 // must be running or have returned. What was not in the store yet is lost: ENG_ERRAND_PARK before.
 ENG_EXPORT void eng_close(eng_engine *engine);
 ENG_EXPORT const eng_model_info *eng_info(const eng_engine *engine);
+// Of the folder as it is now; reads all of it. *error names the file that is missing or wrong. Any thread.
+ENG_EXPORT ENG_CHECKED eng_status eng_read_fingerprint(const char *model_dir, eng_fingerprint *out, eng_error *error);
 
 // Text to ids, linear in the length. text need not end in NUL; bytes that are not UTF-8 are refused (ENG_INVALID).
 // add_special puts the tokenizer's BOS in front where it has one. *ids is new memory of *count ids: eng_free.

@@ -11,6 +11,7 @@
 #include <string.h>
 
 #include "engine/engine_internal.h"
+#include "engine/fingerprint.h"
 #include "engine/mixer.h"
 
 enum {
@@ -151,13 +152,20 @@ static eng_status check_pool(const kern_device_info *device, pool_size size, eng
                     size.bytes, device->memory_total);
 }
 
-// What is too large is refused before anything is loaded; all of it where the device counts what is free.
-static eng_status check_memory(const eng_engine *engine, pool_size size, eng_error *error) {
+// Bytes that may be taken, as far as anybody counts them; 0: nobody does.
+static uint64_t memory_left(const eng_options *options, const kern_device_info *device) {
+    const uint64_t free = device->memory_free, limit = options->memory_limit;
+    return free == 0 || (limit > 0 && limit < free) ? limit : free;
+}
+
+// What is too large is refused before anything is loaded; all of it where it is counted what is free.
+static eng_status check_memory(const eng_options *options, const eng_engine *engine, pool_size size, eng_error *error) {
     const kern_device_info *device = kern_device_describe(engine->device);
     const eng_model *model = eng_checkpoint_model(engine->checkpoint);
+    const uint64_t left = memory_left(options, device);
     const double mib = 0x1p20;
     uint64_t activations = 0;
-    if (device->memory_free == 0)
+    if (left == 0)
         return check_pool(device, size, error);
     eng_status status =
         eng_batch_measure(model, engine->device, size.slots, step_tokens(engine, size), &activations, error);
@@ -165,31 +173,21 @@ static eng_status check_memory(const eng_engine *engine, pool_size size, eng_err
         return status;
     uint64_t weights = eng_weights_measure(engine->checkpoint),
              pages = (uint64_t)size.pages * align64(model->page_bytes);
-    if (weights + size.bytes + activations <= device->memory_free)
+    if (weights + size.bytes + activations <= left)
         return ENG_OK;
     return eng_fail(error, ENG_NO_MEMORY,
                     "%s has %.1f of %.1f MiB free; %.1f are needed: weights %.1f, %" PRId32 " states %.1f, %" PRId32
                     " KV pages %.1f, activations %.1f; lower max_rows or state_budget",
-                    device->name, (double)device->memory_free / mib, (double)device->memory_total / mib,
+                    device->name, (double)left / mib, (double)device->memory_total / mib,
                     (double)(weights + size.bytes + activations) / mib, (double)weights / mib, size.slots,
                     (double)(size.bytes - pages) / mib, size.pages, (double)pages / mib, (double)activations / mib);
 }
 
 // What a state must have come from: the files of model and tokenizer. And the numbers' profile, which may differ.
 static eng_status make_key(const eng_options *options, eng_engine *engine, eng_error *error) {
-    unsigned char part[2 * ENG_DIGEST_BYTES] = {0};
     const char *profile = engine->info.numeric_profile;
-    const size_t size = strlen(options->model_dir) + sizeof "/tokenizer.json";
-    char *path = malloc(size);
-    if (!path)
-        return eng_fail(error, ENG_NO_MEMORY, "out of memory for a file's name");
-    snprintf(path, size, "%s/tokenizer.json", options->model_dir);
-    eng_status status = eng_checkpoint_digest(engine->checkpoint, part, error);
-    if (status == ENG_OK && engine->tokenizer)
-        status = eng_digest_file(path, part + ENG_DIGEST_BYTES, error);
-    free(path);
-    if (status == ENG_OK)
-        status = eng_digest_bytes(part, sizeof part, engine->key.fingerprint);
+    const eng_status status = eng_fingerprint_of(engine->checkpoint, options->model_dir, engine->key.fingerprint,
+                                                 &engine->info.fingerprint, error);
     return status == ENG_OK ? eng_digest_bytes(profile, strlen(profile), engine->key.profile) : status;
 }
 
@@ -341,7 +339,7 @@ eng_status eng_open(const eng_options *options, eng_engine **out, eng_error *err
     if (status == ENG_OK)
         status = size_pool(options, engine, &size, error);
     if (status == ENG_OK)
-        status = check_memory(engine, size, error);
+        status = check_memory(options, engine, size, error);
     if (status == ENG_OK)
         status = eng_weights_load(engine->checkpoint, engine->device, false, &engine->weights, error);
     if (status == ENG_OK) {

@@ -22,6 +22,7 @@ static const uint64_t default_budget = (uint64_t)1 << 30;
 struct eng_store {
     pthread_mutex_t lock;
     pthread_cond_t work;
+    pthread_cond_t told; // a client's notify has returned
     eng_store_backend backend;
     eng_store_job *first, **last; // queue
     bool stopping;
@@ -36,6 +37,7 @@ struct eng_store_client {
     eng_store_client_options options;
     eng_store_job *jobs, *free_jobs;
     eng_store_job *first_reply, **last_reply; // under the store's lock
+    int32_t notifying;                        // calls of its notify under way; likewise
     uint64_t entry_bytes;                     // of entries under way
     unsigned char *memory;                    // its own, of the buffers
     eng_store_buffer *buffers, **free_buffers;
@@ -75,8 +77,10 @@ static eng_status make_locks(eng_store *store) {
                pthread_cond_init(&store->work, &attributes) == 0;
         pthread_condattr_destroy(&attributes);
     }
-    if (made)
+    if (made && pthread_cond_init(&store->told, NULL) == 0)
         return ENG_OK;
+    if (made)
+        pthread_cond_destroy(&store->work);
     pthread_mutex_destroy(&store->lock);
     return ENG_NO_MEMORY;
 }
@@ -112,6 +116,7 @@ void eng_store_close(eng_store *store) {
         return;
     if (store->backend.close)
         store->backend.close(store->backend.self);
+    pthread_cond_destroy(&store->told);
     pthread_cond_destroy(&store->work);
     pthread_mutex_destroy(&store->lock);
     free(store);
@@ -211,9 +216,7 @@ void eng_store_stop(eng_store *store) {
 }
 
 void eng_store_finish(eng_store *store, eng_store_job *job, eng_status status) {
-    eng_store_client *client = job->client; // which may be closed once the reply is seen
-    void (*notify)(void *) = client->options.notify;
-    void *context = client->options.notify_context;
+    eng_store_client *client = job->client;
     job->reply.status = status;
     job->reply.buffer = job->request.buffer;
     if (status == ENG_OK && job->request.op == ENG_STORE_GET && job->request.buffer)
@@ -225,9 +228,14 @@ void eng_store_finish(eng_store *store, eng_store_job *job, eng_status status) {
     store->gauges.failed += status == ENG_IO || status == ENG_FULL || status == ENG_FORMAT;
     *client->last_reply = job;
     client->last_reply = &job->next;
+    client->notifying++; // it is not closed before that is over
     pthread_mutex_unlock(&store->lock);
-    if (notify)
-        notify(context);
+    if (client->options.notify)
+        client->options.notify(client->options.notify_context);
+    pthread_mutex_lock(&store->lock);
+    if (--client->notifying == 0)
+        pthread_cond_broadcast(&store->told);
+    pthread_mutex_unlock(&store->lock);
 }
 
 // -------------------------------------------------------------------------------------------------------------- gauges
@@ -332,6 +340,10 @@ eng_status eng_store_client_open(eng_store *store, const eng_store_client_option
 void eng_store_client_close(eng_store_client *client) {
     if (!client)
         return;
+    pthread_mutex_lock(&client->store->lock);
+    while (client->notifying > 0)
+        pthread_cond_wait(&client->store->told, &client->store->lock);
+    pthread_mutex_unlock(&client->store->lock);
     for (int32_t i = 0; client->jobs && i < client->options.requests; i++) {
         free(client->jobs[i].entry);
         free(client->jobs[i].reply.list);

@@ -54,7 +54,7 @@ typedef struct eng_store_client_options {
 
 ENG_CHECKED eng_status eng_store_client_open(eng_store *store, const eng_store_client_options *options,
                                              eng_store_client **out, eng_error *error);
-// Once the store's thread has returned, or every request has been answered (the last notify may then still come).
+// Once the store's thread has returned, or every request has been answered. Waits for a notify that is under way.
 void eng_store_client_close(eng_store_client *client); // NULL is accepted
 
 // The functions below belong to the client's thread.

@@ -77,6 +77,49 @@ START_TEST(what_cannot_be_opened_is_named) {
 }
 END_TEST
 
+static eng_fingerprint fingerprint_of(const char *folder) {
+    eng_fingerprint out;
+    eng_error error = {0};
+    ck_assert_msg(eng_read_fingerprint(folder, &out, &error) == ENG_OK, "%s", error.text);
+    return out;
+}
+
+// What an engine tells of its folder is what is read of the folder alone; each kind of file moves its own digest.
+START_TEST(a_folder_has_a_fingerprint) {
+    char good[512];
+    eng_engine *engine = NULL;
+    eng_error error = {0};
+    snprintf(good, sizeof good, "%s", temp_path("good"));
+    small_checkpoint(good, &small_models[SMALL_MESA], NULL, true);
+    const eng_fingerprint first = fingerprint_of(good);
+    ck_assert_uint_eq(strlen(first.states), ENG_FINGERPRINT_BYTES - 1);
+    ck_assert_str_ne(first.states, first.whole);
+    ck_assert_int_eq(eng_open(&(eng_options){.model_dir = good, .device = "cpu"}, &engine, &error), ENG_OK);
+    ck_assert_str_eq(eng_info(engine)->fingerprint.states, first.states);
+    ck_assert_str_eq(eng_info(engine)->fingerprint.whole, first.whole);
+    eng_close(engine);
+    temp_write("good/chat_template.jinja", "hello", 5);
+    const eng_fingerprint talking = fingerprint_of(good);
+    ck_assert_str_eq(talking.states, first.states);
+    ck_assert_str_ne(talking.whole, first.whole);
+    small_checkpoint(good, &small_models[SMALL_MESA], speak_letters, true);
+    const eng_fingerprint other = fingerprint_of(good);
+    ck_assert_str_ne(other.states, first.states);
+    ck_assert_str_ne(other.whole, first.whole);
+    ck_assert_int_eq(eng_read_fingerprint(temp_path("none"), &(eng_fingerprint){.states = ""}, &error), ENG_NOT_FOUND);
+    ck_assert_ptr_nonnull(strstr(error.text, "none"));
+}
+END_TEST
+
+START_TEST(a_limit_of_memory_is_kept) {
+    char good[512];
+    snprintf(good, sizeof good, "%s", temp_path("good"));
+    small_checkpoint(good, &small_models[SMALL_LLAMA], NULL, true);
+    refuse_open((eng_options){.model_dir = good, .device = "cpu", .memory_limit = 20000000}, ENG_NO_MEMORY,
+                "cpu has 19.1 of ");
+}
+END_TEST
+
 // Lets "cuda:0" be the module that pretends.
 static bool pretend(void) {
     static const char folder[] = MESA_BINARY_DIR "/tests/device";
@@ -528,6 +571,8 @@ static Suite *engine_suite(void) {
     tcase_add_checked_fixture(cases, temp_folder_make, temp_folder_remove);
     tcase_add_test(cases, the_model_is_described);
     tcase_add_test(cases, what_cannot_be_opened_is_named);
+    tcase_add_test(cases, a_folder_has_a_fingerprint);
+    tcase_add_test(cases, a_limit_of_memory_is_kept);
     tcase_add_test(cases, what_a_device_lacks_is_named);
     tcase_add_test(cases, a_lost_device_ends_the_engine);
     tcase_add_test(cases, a_spoiled_weight_is_refused);
