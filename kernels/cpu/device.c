@@ -193,21 +193,28 @@ static kern_status cpu_open(const kern_device_options *options, kern_device **ou
 
 // ------------------------------------------------------------------------------------------------------------ memory
 
+enum { ALIGNMENT = 64 };
+
+// Zeroes that nobody has written: the kernel gives a page of a large piece when something is first put there, near the
+// core that does, so that pools cost what is used of them. Where the piece begins is noted before it.
 static kern_status cpu_alloc(kern_device *device, size_t bytes, void **out) {
     (void)device;
     if (bytes > SIZE_MAX / 2)
         return KERN_NO_MEMORY;
-    size_t rounded = bytes ? (bytes + 63) & ~(size_t)63 : 64;
-    *out = aligned_alloc(64, rounded);
-    if (!*out)
+    const size_t rounded = bytes ? (bytes + ALIGNMENT - 1) & ~(size_t)(ALIGNMENT - 1) : ALIGNMENT;
+    char *base = calloc(1, rounded + ALIGNMENT);
+    if (!base)
         return KERN_NO_MEMORY;
-    memset(*out, 0, rounded);
+    void **aligned = (void **)(base + ALIGNMENT - (uintptr_t)base % ALIGNMENT);
+    aligned[-1] = base;
+    *out = aligned;
     return KERN_OK;
 }
 
 static void cpu_free(kern_device *device, void *memory) {
     (void)device;
-    free(memory);
+    if (memory)
+        free(((void **)memory)[-1]);
 }
 
 static kern_status cpu_stream_open(kern_device *device, kern_stream **out) {

@@ -3,7 +3,9 @@
 //
 // The last case reads the sources of the kernel tests and fails for an operation that none of them launches.
 #include <dirent.h>
+#include <sys/mman.h>
 #include <sys/stat.h>
+#include <unistd.h>
 
 #include "kernels/backend.h"
 #include "tests/kernels/kernel_test.h"
@@ -122,6 +124,35 @@ START_TEST(memory) {
     ck_assert_int_eq(kern_zero(test.stream, a, 60), KERN_OK);
     ck_assert(a[59] == 0 && a[60] == 7);
     kern_free(test.device, a);
+    kernel_test_close(&test);
+}
+END_TEST
+
+static size_t resident_pages(char *memory, size_t pages, size_t page) {
+    unsigned char *in = malloc(pages);
+    size_t found = 0;
+    ck_assert_int_eq(mincore(memory + (page - (uintptr_t)memory % page), pages * page, in), 0);
+    for (size_t i = 0; i < pages; i++)
+        found += in[i] & 1;
+    free(in);
+    return found;
+}
+
+// A pool costs what of it is used; huge pages come by two MiB.
+START_TEST(memory_is_taken_when_it_is_touched) {
+    enum { PIECES = 32, PIECE = 8 << 20 };
+    kernel_test test;
+    char *all = NULL;
+    ck_assert(kernel_test_open(&test, 0, "cpu"));
+    const size_t page = (size_t)sysconf(_SC_PAGESIZE), bytes = (size_t)PIECES * PIECE, pages = bytes / page - 1;
+    ck_assert_int_eq(kern_alloc(test.device, bytes, (void **)&all), KERN_OK);
+    ck_assert_uint_lt(resident_pages(all, pages, page), pages / 16);
+    for (size_t i = 0; i < PIECES; i += 4)
+        ck_assert_int_eq(kern_zero(test.stream, all + i * PIECE, page), KERN_OK);
+    ck_assert_uint_lt(resident_pages(all, pages, page), pages / 4);
+    for (size_t i = 0; i < bytes; i += PIECE - 1)
+        ck_assert(all[i] == 0);
+    kern_free(test.device, all);
     kernel_test_close(&test);
 }
 END_TEST
@@ -462,6 +493,7 @@ static Suite *core_suite(void) {
     tcase_add_test(tests, cpu_describes_itself);
     tcase_add_loop_test(tests, instruction_set_is_chosen, 0, KERNEL_TEST_ISAS);
     tcase_add_test(tests, memory);
+    tcase_add_test(tests, memory_is_taken_when_it_is_touched);
     tcase_add_test(tests, launch_never_allocates);
     tcase_add_test(tests, modules);
     tcase_add_test(tests, rows_are_cut_at_the_grid);
