@@ -13,7 +13,7 @@ enum { TRN_EXIT_OK = 0, TRN_EXIT_FAILED = 1, TRN_EXIT_USAGE = 2 };
     X(train, "train a model, or resume its training")                             \
     X(gate, "train the exit gate of a looped model")                              \
     X(eval, "loss of a checkpoint by position and by solver; scores on tasks")    \
-    X(report, "one HTML page that compares results of eval")                      \
+    X(report, "one HTML page that compares runs and results of eval")             \
     X(export, "write a checkpoint as transformers, fla or mamba_ssm reads it")    \
     X(import, "write a checkpoint of theirs in this project's own form")          \
     X(quantize, "write a checkpoint with its matrices in int8 or 4-bit blocks")   \

@@ -42,6 +42,9 @@ static const char style[] =
     "svg text{fill:var(--soft);font:12.5px system-ui,sans-serif}.grid{stroke:var(--line);stroke-width:1}"
     ".axis{stroke:var(--soft);stroke-width:1}.guide{stroke:var(--soft);stroke-width:1;stroke-dasharray:2 4}"
     "ul.key{list-style:none;margin:.4rem 0 0;padding:0;display:flex;flex-wrap:wrap;gap:.2rem 1rem;font-size:.8125rem}"
+    ".wide+.plots{margin-top:1rem}figure{position:relative}input.box{position:absolute;opacity:0;width:1px;height:1px;"
+    "margin:0;bottom:1rem}"
+    "ul.key label{cursor:pointer;display:inline-block;padding:.1rem 0}"
     "ul.key svg{display:inline-block;width:34px;height:12px;vertical-align:middle;margin-right:.35rem}"
     "details{margin:.5rem 0;border:1px solid var(--line);border-radius:6px;background:var(--card)}"
     "summary{cursor:pointer;padding:.5rem .8rem;font-weight:500}details .wide{border:0;border-top:1px solid "
@@ -92,6 +95,15 @@ void trn_page_text(trn_page *page, const char *text) {
     }
 }
 
+// The boxes of a plot's series: all that the legend does.
+static void put_boxes(trn_page *page) {
+    for (int s = 0; s < TRN_PLOT_CURVES; s++)
+        trn_page_put(page,
+                     ".b%d:not(:checked)~svg .c%d{display:none}.b%d:not(:checked)~ul .k%d{opacity:.4}"
+                     ".b%d:focus-visible~ul .k%d{outline:2px solid}",
+                     s, s, s, s, s, s);
+}
+
 void trn_page_begin(trn_page *page, const char *title) {
     *page = (trn_page){0};
     trn_page_put(page, "<!DOCTYPE html>\n<html lang=\"en\"><head><meta charset=\"utf-8\">\n"
@@ -99,6 +111,7 @@ void trn_page_begin(trn_page *page, const char *title) {
     trn_page_text(page, title);
     trn_page_put(page, "</title>\n<style>");
     put_bytes(page, style, sizeof style - 1);
+    put_boxes(page);
     trn_page_put(page, "</style></head>\n<body><main>\n<h1>");
     trn_page_text(page, title);
     trn_page_put(page, "</h1>\n");
