@@ -12,11 +12,11 @@
 // are coalesced at any width and distance, and a transposing sum leaves the scores of some keys in as many lanes. The
 // tile after this one is on its way to the second-level cache.
 //
-// Keys of this launch are read from k and v, earlier ones from the row's pages or from the ring in its slot; a second
-// launch then keeps the new ones there, since a ring's new entries overwrite old ones that the first still reads.
+// Prompt rows go to attention_prompt.cu where it has their shape. A last launch keeps the new keys in the row's pages
+// or ring, since a ring's new entries overwrite old ones that the others still read.
 #include <math.h>
 
-#include "kernels/cuda/cuda.cuh"
+#include "kernels/cuda/attention.cuh"
 
 enum {
     WARPS = 8,
@@ -27,64 +27,6 @@ enum {
 };
 
 static const unsigned ALL = 0xffffffffu;
-
-struct attention_call {
-    const float *q, *k, *v;
-    kern_ptr ring, pages;
-    float *o, *lse;
-    kern_attention shape;
-    int64_t page_offset;
-    int32_t queries; // of a block
-    int32_t pieces;  // blocks of a kv head
-};
-
-// ------------------------------------------------------------------------------------------------ where keys are kept
-
-// The keys of one document and kv head: positions [first, start) in pages or ring, from start on in k and v.
-struct document {
-    int64_t first, start;
-    int32_t start_token;
-    const kern_row *row;
-};
-
-static __device__ bool has_history(const attention_call &c, const kern_row *row) {
-    return c.shape.window > 0 ? c.ring.p && row->slot >= 0 : c.pages.p && row->page0 >= 0;
-}
-
-static __device__ document document_of(const cuda_table *table, const attention_call &c, int32_t token) {
-    document d;
-    d.start_token = table->token_start[token];
-    d.row = &table->row[table->token_row[token]];
-    d.start = table->token_position[d.start_token];
-    d.first = d.start_token == d.row->token0 && has_history(c, d.row) ? 0 : d.start;
-    return d;
-}
-
-struct key_value {
-    float *k, *v;
-};
-
-// Where the row keeps the key of a position.
-static __device__ key_value kept_at(const cuda_table *table, const attention_call &c, const kern_row *row,
-                                    int32_t kv_head, int64_t position) {
-    const kern_attention &s = c.shape;
-    float *memory;
-    int64_t capacity, entry;
-    if (s.window > 0) {
-        capacity = s.window;
-        entry = position % s.window;
-        memory = cuda_slot(table, c.ring, row->slot);
-    } else {
-        capacity = KERN_PAGE_TOKENS;
-        entry = position % KERN_PAGE_TOKENS;
-        const int64_t page = table->page[row->page0 + position / KERN_PAGE_TOKENS];
-        memory = (float *)((char *)c.pages.p + c.page_offset + page * table->page_stride);
-    }
-    key_value at;
-    at.k = memory + (kv_head * capacity + entry) * s.head_width;
-    at.v = at.k + s.kv_heads * capacity * s.head_width;
-    return at;
-}
 
 // A tile's keys as a lane sees them: its own one, and, where all lie at equal distances, the first and the distance.
 struct tile_keys {
@@ -396,7 +338,7 @@ static __global__ void __launch_bounds__(WARPS * 32) attention_kernel(const cuda
     const int32_t group = c.shape.heads / c.shape.kv_heads, kv_head = (int32_t)blockIdx.x % c.shape.kv_heads;
     // the last pieces see the most keys: they go first
     const int32_t query0 = (c.pieces - 1 - (int32_t)blockIdx.x / c.shape.kv_heads) * c.queries;
-    const int32_t queries = min(c.queries, table->n_tokens * group - query0);
+    const int32_t queries = min(c.queries, min(table->n_tokens, c.last_token) * group - query0);
     if (queries <= 0)
         return;
     const block_memory m = block_memory_of(c, shared);
@@ -461,8 +403,10 @@ static attention_call call_of(const cuda_step *step, const kern_attention_args *
     c.lse = a->lse.f;
     c.shape = a->attention;
     c.page_offset = a->page_offset;
+    c.first_token = 0;
+    c.last_token = cuda_attention_has_prompts(step->cuda, &a->attention) ? step->generated_tokens : step->tokens;
     c.queries = step->generated && group < MAX_QUERIES ? group : MAX_QUERIES;
-    c.pieces = cuda_blocks((int64_t)step->tokens * group, c.queries);
+    c.pieces = cuda_blocks((int64_t)c.last_token * group, c.queries);
     return c;
 }
 
@@ -476,7 +420,11 @@ kern_status cuda_attention_run(const cuda_step *step, const void *args) {
                    : padded == 64  ? attention_kernel<2>
                    : padded == 128 ? attention_kernel<4>
                                    : attention_kernel<8>;
-    const kern_status status = cuda_start(step, kernel, blocks, WARPS * 32, shared_bytes(c), step->table, c);
+    kern_status status = KERN_OK;
+    if (c.last_token > 0)
+        status = cuda_start(step, kernel, blocks, WARPS * 32, shared_bytes(c), step->table, c);
+    if (!status && c.last_token < step->tokens)
+        status = cuda_attention_prompts(step, c);
     if (!status && (a->ring.p || a->pages.p))
         return cuda_start(step, keep_kernel, step->tokens, KEEP_THREADS, 0, step->table, c);
     return status;

@@ -71,10 +71,11 @@ struct cuda_step {
     cudaStream_t stream;
     const cuda_table *table; // device memory
     int32_t rows, tokens, logits;
-    int32_t generated_rows, chunks; // rows before the prompt rows, and pieces of these (never bounds)
-    bool exact_prompts;             // a prompt row is solved exactly
-    bool generated;                 // every row is a generated one of a single token: row r is token r
-    cuda_chain *chain;              // that phases are gathered in; NULL: every operation is launched
+    int32_t generated_rows, generated_tokens; // before the prompt rows
+    int32_t chunks;                           // pieces of prompt rows (never a bound)
+    bool exact_prompts;                       // a prompt row is solved exactly
+    bool generated;                           // every row is a generated one of a single token: row r is token r
+    cuda_chain *chain;                        // that phases are gathered in; NULL: every operation is launched
 };
 
 // Launches what has been gathered; *launched: whether that was anything.

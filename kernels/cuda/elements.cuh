@@ -109,6 +109,12 @@ static __device__ __forceinline__ float cuda_warp_max(float x) {
         x = fmaxf(x, __shfl_xor_sync(0xffffffffu, x, distance));
     return x;
 }
+static __device__ __forceinline__ int32_t cuda_warp_most(int32_t x) {
+#pragma unroll
+    for (int distance = CUDA_WARP / 2; distance > 0; distance /= 2)
+        x = max(x, __shfl_xor_sync(0xffffffffu, x, distance));
+    return x;
+}
 
 // ------------------------------------------------------------------------------------------------------------- grids
 

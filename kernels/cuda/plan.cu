@@ -23,12 +23,14 @@ static const cuda_table *table_of(const kern_rows *rows) {
 }
 
 static cuda_step step_of(const kern_stream *stream, const kern_rows *rows) {
-    cuda_step step = {cuda_of(stream->device), cuda_handle(stream), table_of(rows), 0, 0, 0, 0, 0, false, false, NULL};
+    cuda_step step = {
+        cuda_of(stream->device), cuda_handle(stream), table_of(rows), 0, 0, 0, 0, 0, 0, false, false, NULL};
     if (rows) {
         step.rows = rows->n_rows;
         step.tokens = rows->n_tokens;
         step.logits = rows->n_logits;
         step.chunks = rows->n_chunks;
+        step.generated_tokens = rows->n_generated;
         step.generated_rows = rows->n_chunks ? rows->chunk[0].row : rows->n_rows; // which come first
         for (int32_t r = step.generated_rows; r < rows->n_rows; r++)
             step.exact_prompts |= rows->row[r].solver.mode == KERN_SOLVE_EXACT;
@@ -130,7 +132,7 @@ static kern_status replay(const cuda_step *step, kern_calls *calls, int bucket) 
     graphs->workspace = step->cuda->workspace;
     if (!graphs->exec[bucket]) {
         cuda_step bounds = *step;
-        bounds.rows = bounds.tokens = bounds.logits = bounds.generated_rows = 1 << bucket;
+        bounds.rows = bounds.tokens = bounds.logits = bounds.generated_rows = bounds.generated_tokens = 1 << bucket;
         const kern_status status = make_graph(&bounds, calls, &graphs->chain[bucket], &graphs->exec[bucket]);
         if (status)
             return status;

@@ -14,6 +14,8 @@ static const kern_attention shapes[] = {
     {.heads = 6, .kv_heads = 1, .head_width = 33, .scale = 0.2f, .window = 1},
     {.heads = 2, .kv_heads = 2, .head_width = 64, .scale = 0.5f, .window = 100},
     {.heads = 8, .kv_heads = 1, .head_width = 7, .scale = 1.0f},
+    {.heads = 2, .kv_heads = 1, .head_width = 128, .scale = 0.1f},
+    {.heads = 1, .kv_heads = 1, .head_width = 130, .scale = 0.1f, .window = 70},
 };
 enum { SHAPES = sizeof shapes / sizeof shapes[0] };
 
