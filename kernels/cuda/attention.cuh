@@ -15,6 +15,9 @@ struct attention_call {
     int32_t first_token, last_token; // whose queries: [first_token, last_token)
     int32_t queries;                 // of a block
     int32_t pieces;                  // blocks of a head, or of a kv head
+    int32_t splits;                  // blocks that share the spans of a token, where it has several
+    int32_t max_spans;               // of a head that `partial` has room for
+    float *partial;                  // (tokens, heads, max_spans, [max, sum, o]) of a span
 };
 
 // ------------------------------------------------------------------------------------------------ where keys are kept

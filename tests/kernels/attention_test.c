@@ -98,16 +98,18 @@ enum { SLOTS = 3, LENGTH = 333, PROMPT = 300, SESSION_PAGES = 6, LAYERS = 2 };
 
 // What SLOTS sessions keep between launches. Everything is NaN until it is written: a read of it would show.
 typedef struct cache {
+    int session_pages;
     float *pages, *slots;
     size_t page_floats, slot_floats;
 } cache;
 
-static cache make_cache(kernel_test *test, const kern_attention *s) {
-    cache c = {.page_floats = (size_t)LAYERS * 2 * s->kv_heads * KERN_PAGE_TOKENS * s->head_width,
+static cache make_cache(kernel_test *test, const kern_attention *s, int session_pages) {
+    cache c = {.session_pages = session_pages,
+               .page_floats = (size_t)LAYERS * 2 * s->kv_heads * KERN_PAGE_TOKENS * s->head_width,
                .slot_floats = (size_t)2 * s->kv_heads * s->window * s->head_width + 16};
-    c.pages = kernel_test_zero_floats(test, c.page_floats * SLOTS * SESSION_PAGES);
+    c.pages = kernel_test_zero_floats(test, c.page_floats * SLOTS * (size_t)session_pages);
     c.slots = kernel_test_zero_floats(test, c.slot_floats * SLOTS);
-    for (size_t i = 0; i < c.page_floats * SLOTS * SESSION_PAGES; i++)
+    for (size_t i = 0; i < c.page_floats * SLOTS * (size_t)session_pages; i++)
         c.pages[i] = NAN;
     for (size_t i = 0; i < c.slot_floats * SLOTS; i++)
         c.slots[i] = NAN;
@@ -117,14 +119,24 @@ static cache make_cache(kernel_test *test, const kern_attention *s) {
 }
 
 // A row of session `slot`, whose pages lie scattered in the pool.
-static void session_row(kernel_test *test, const kern_attention *s, kern_row_kind kind, int slot, int length,
-                        int position) {
+static void session_row(kernel_test *test, const kern_attention *s, const cache *c, kern_row_kind kind, int slot,
+                        int length, int position) {
     kern_row *row = kernel_test_row(test, kind, slot, length, position);
     if (s->window > 0)
         return;
     row->page0 = test->rows->n_pages;
-    for (int p = 0; p < SESSION_PAGES; p++)
+    for (int p = 0; p < c->session_pages; p++)
         test->rows->page[test->rows->n_pages++] = (p * SLOTS + (slot + p) % SLOTS);
+}
+
+static kern_attention_args cached_args(const kern_attention *s, const cache *c, const tensors *x) {
+    kern_attention_args args = own_args(s, x);
+    args.page_offset = (int64_t)(c->page_floats / LAYERS * sizeof(float)); // the second layer's
+    if (s->window > 0)
+        args.ring.f = c->slots;
+    else
+        args.pages.f = c->pages;
+    return args;
 }
 
 // Runs tokens [position, position + length) of the sessions 0 .. sessions - 1, whose tensors are x[slot], as one
@@ -135,7 +147,7 @@ static void run_rows(kernel_test *test, const kern_attention *s, const cache *c,
     kernel_test_clear_rows(test);
     for (int slot = 0; slot < sessions; slot++) {
         const size_t at = (size_t)slot * length, count = (size_t)length, from = (size_t)position;
-        session_row(test, s, kind, slot, length, position);
+        session_row(test, s, c, kind, slot, length, position);
         memcpy(batch.q + at * batch.q_width, x[slot].q + from * batch.q_width, count * batch.q_width * sizeof(float));
         memcpy(batch.k + at * batch.kv_width, x[slot].k + from * batch.kv_width,
                count * batch.kv_width * sizeof(float));
@@ -143,12 +155,7 @@ static void run_rows(kernel_test *test, const kern_attention *s, const cache *c,
                count * batch.kv_width * sizeof(float));
     }
     kernel_test_prepare(test);
-    kern_attention_args args = own_args(s, &batch);
-    args.page_offset = (int64_t)(c->page_floats / LAYERS * sizeof(float)); // the second layer's
-    if (s->window > 0)
-        args.ring.f = c->slots;
-    else
-        args.pages.f = c->pages;
+    const kern_attention_args args = cached_args(s, c, &batch);
     kernel_test_launch(test, KERN_OP_ATTENTION, &args);
     for (int slot = 0; slot < sessions; slot++) {
         memcpy(x[slot].o + (size_t)position * batch.q_width, batch.o + (size_t)slot * length * batch.q_width,
@@ -160,7 +167,7 @@ static void run_rows(kernel_test *test, const kern_attention *s, const cache *c,
 
 // The whole of the sessions: the prompt cut at these positions, then generated tokens, one launch with three a row.
 static void run_sessions(kernel_test *test, const kern_attention *s, const tensors *x, int sessions, const int *cut) {
-    const cache c = make_cache(test, s);
+    const cache c = make_cache(test, s, SESSION_PAGES);
     int position = 0;
     for (int i = 0; position < PROMPT; i++) {
         run_rows(test, s, &c, x, sessions, KERN_ROW_PROMPT, position, cut[i] - position);
@@ -202,12 +209,12 @@ START_TEST(a_new_document_starts_the_cache_anew) {
         kernel_test test;
         if (!kernel_test_open(&test, _i, "cpu"))
             MESA_TEST_SKIP("no device %s", kernel_test_device_name(_i));
-        const cache c = make_cache(&test, s);
+        const cache c = make_cache(&test, s, SESSION_PAGES);
         tensors old = make_tensors(&test, s, 90), young = make_tensors(&test, s, 71),
                 both = make_tensors(&test, s, 100);
         run_rows(&test, s, &c, &old, 1, KERN_ROW_PROMPT, 0, 60);
         kernel_test_clear_rows(&test);
-        session_row(&test, s, KERN_ROW_PROMPT, 0, 100, 60);
+        session_row(&test, s, &c, KERN_ROW_PROMPT, 0, 100, 60);
         kernel_test_boundary(&test, 30);
         kernel_test_prepare(&test);
         memcpy(both.q, old.q + 60 * both.q_width, 30 * both.q_width * sizeof(float));
@@ -216,12 +223,7 @@ START_TEST(a_new_document_starts_the_cache_anew) {
         memcpy(both.q + 30 * both.q_width, young.q, 70 * both.q_width * sizeof(float));
         memcpy(both.k + 30 * both.kv_width, young.k, 70 * both.kv_width * sizeof(float));
         memcpy(both.v + 30 * both.kv_width, young.v, 70 * both.kv_width * sizeof(float));
-        kern_attention_args args = own_args(s, &both);
-        args.page_offset = (int64_t)(c.page_floats / LAYERS * sizeof(float));
-        if (s->window > 0)
-            args.ring.f = c.slots;
-        else
-            args.pages.f = c.pages;
+        const kern_attention_args args = cached_args(s, &c, &both);
         kernel_test_launch(&test, KERN_OP_ATTENTION, &args);
         memcpy(old.o + 60 * both.q_width, both.o, 30 * both.q_width * sizeof(float));
         memcpy(old.lse + 60 * s->heads, both.lse, (size_t)30 * s->heads * sizeof(float));
@@ -230,6 +232,97 @@ START_TEST(a_new_document_starts_the_cache_anew) {
         run_rows(&test, s, &c, &young, 1, KERN_ROW_GENERATED, 70, 1);
         check_document(&test, s, &old, 0, 90);
         check_document(&test, s, &young, 0, 71);
+        kernel_test_close(&test);
+    }
+}
+END_TEST
+
+// ---------------------------------------------------------------------------------------------------- long contexts
+
+// The output of the last of `tokens` tokens of one document, each head.
+static double *last_output(kernel_test *test, const kern_attention *s, const tensors *x, size_t tokens) {
+    double *o = kernel_test_zero_doubles(test, x->q_width), *p = kernel_test_zero_doubles(test, tokens);
+    const size_t width = (size_t)s->head_width, group = (size_t)(s->heads / s->kv_heads);
+    const size_t first = s->window > 0 && tokens > (size_t)s->window ? tokens - (size_t)s->window : 0;
+    for (size_t head = 0; head < (size_t)s->heads; head++) {
+        const float *q = x->q + (tokens - 1) * x->q_width + head * width;
+        double largest = -INFINITY, sum = 0;
+        for (size_t j = first; j < tokens; j++) {
+            const float *k = x->k + j * x->kv_width + head / group * width;
+            p[j] = 0;
+            for (size_t c = 0; c < width; c++)
+                p[j] += (double)s->scale * (double)q[c] * (double)k[c];
+            largest = fmax(largest, p[j]);
+        }
+        for (size_t j = first; j < tokens; j++) {
+            p[j] = exp(p[j] - largest);
+            sum += p[j];
+        }
+        for (size_t j = first; j < tokens; j++)
+            for (size_t c = 0; c < width; c++)
+                o[head * width + c] += p[j] / sum * (double)x->v[j * x->kv_width + head / group * width + c];
+    }
+    return o;
+}
+
+// Keys and values of the tokens [0, count) of session `slot`, as launches would have kept them.
+static void fill_cache(const kern_attention *s, const cache *c, const tensors *x, int slot, int count) {
+    const size_t width = (size_t)s->head_width, heads = (size_t)s->kv_heads;
+    for (int t = s->window > 0 && count > s->window ? count - s->window : 0; t < count; t++) {
+        const int page = t / KERN_PAGE_TOKENS;
+        const size_t capacity = s->window > 0 ? (size_t)s->window : KERN_PAGE_TOKENS, entry = (size_t)t % capacity;
+        float *memory = s->window > 0 ? c->slots + (size_t)slot * c->slot_floats
+                                      : c->pages + (size_t)(page * SLOTS + (slot + page) % SLOTS) * c->page_floats +
+                                            c->page_floats / LAYERS;
+        for (size_t head = 0; head < heads; head++) {
+            float *k = memory + (head * capacity + entry) * width, *v = k + heads * capacity * width;
+            memcpy(k, x->k + (size_t)t * x->kv_width + head * width, width * sizeof *k);
+            memcpy(v, x->v + (size_t)t * x->kv_width + head * width, width * sizeof *v);
+        }
+    }
+}
+
+// Token `position` of session 0 and a prompt of somebody else.
+static void run_beside_a_prompt(kernel_test *test, const kern_attention *s, const cache *c, const tensors *x,
+                                int position) {
+    enum { PROMPT_TOKENS = 20 };
+    const tensors batch = make_tensors(test, s, 1 + PROMPT_TOKENS);
+    const size_t from = (size_t)position;
+    kernel_test_clear_rows(test);
+    session_row(test, s, c, KERN_ROW_GENERATED, 0, 1, position);
+    kernel_test_row(test, KERN_ROW_PROMPT, -1, PROMPT_TOKENS, 0);
+    kernel_test_prepare(test);
+    memcpy(batch.q, x->q + from * batch.q_width, batch.q_width * sizeof(float));
+    memcpy(batch.k, x->k + from * batch.kv_width, batch.kv_width * sizeof(float));
+    memcpy(batch.v, x->v + from * batch.kv_width, batch.kv_width * sizeof(float));
+    const kern_attention_args args = cached_args(s, c, &batch);
+    kernel_test_launch(test, KERN_OP_ATTENTION, &args);
+    memcpy(x->o + from * batch.q_width, batch.o, batch.q_width * sizeof(float));
+}
+
+// One token behind a long context: alone, beside two others, and beside a prompt, which leaves no room to share it.
+START_TEST(far_tokens_do_not_depend_on_who_computes_them) {
+    enum { CONTEXT = 2600 };
+    static const kern_attention far[] = {{.heads = 4, .kv_heads = 2, .head_width = 16, .scale = 0.25f},
+                                         {.heads = 2, .kv_heads = 1, .head_width = 70, .scale = 0.2f, .window = 1500}};
+    for (size_t i = 0; i < sizeof far / sizeof *far; i++) {
+        const kern_attention *s = &far[i];
+        kernel_test test;
+        if (!kernel_test_open(&test, _i, "cpu"))
+            MESA_TEST_SKIP("no device %s", kernel_test_device_name(_i));
+        const cache c = make_cache(&test, s, (CONTEXT + KERN_PAGE_TOKENS) / KERN_PAGE_TOKENS);
+        tensors x[SLOTS];
+        for (int slot = 0; slot < SLOTS; slot++) {
+            x[slot] = make_tensors(&test, s, CONTEXT + 1);
+            fill_cache(s, &c, &x[slot], slot, CONTEXT);
+        }
+        run_rows(&test, s, &c, x, SLOTS, KERN_ROW_GENERATED, CONTEXT, 1);
+        float *together = kernel_test_copy(&test, x[0].o + CONTEXT * x[0].q_width, x[0].q_width);
+        kernel_test_assert_norm(together, last_output(&test, s, &x[0], CONTEXT + 1), x[0].q_width, 1e-6);
+        run_rows(&test, s, &c, x, 1, KERN_ROW_GENERATED, CONTEXT, 1);
+        kernel_test_assert_same(together, x[0].o + CONTEXT * x[0].q_width, x[0].q_width);
+        run_beside_a_prompt(&test, s, &c, &x[0], CONTEXT);
+        kernel_test_assert_same(together, x[0].o + CONTEXT * x[0].q_width, x[0].q_width);
         kernel_test_close(&test);
     }
 }
@@ -381,6 +474,7 @@ static Suite *attention_suite(void) {
     tcase_add_loop_test(tcase, documents_equal_reference, 0, KERNEL_TEST_DEVICES);
     tcase_add_loop_test(tcase, sessions_equal_reference_however_cut, 0, KERNEL_TEST_DEVICES);
     tcase_add_loop_test(tcase, a_new_document_starts_the_cache_anew, 0, KERNEL_TEST_DEVICES);
+    tcase_add_loop_test(tcase, far_tokens_do_not_depend_on_who_computes_them, 0, KERNEL_TEST_DEVICES);
     tcase_add_loop_test(tcase, backward_equals_reference, 0, KERNEL_TEST_ISAS);
 #ifdef _OPENMP
     tcase_add_loop_test(tcase, threads_do_not_matter, 0, KERNEL_TEST_ISAS);
