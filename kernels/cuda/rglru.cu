@@ -4,11 +4,11 @@
 // where the decay is near one.
 //
 // A step of generated tokens alone: a thread owns a channel of a row. Any other batch: a block owns 32 channels of a
-// row and goes over its tokens 16 at a time; its 16 warps make a and b of a token each, which is nearly all the work,
-// then the first warp goes through them in order, the state in a register. Both ways have the same bits.
+// row and goes over its tokens 64 at a time; 16 warps make a and b of four tokens each, which is nearly all the work,
+// while one more goes through those of the tile before in order, the state in a register. Both ways have the same bits.
 #include "kernels/cuda/elements.cuh"
 
-enum { TILE = 16 };
+enum { MAKERS = 16, EACH = 4, TILE = MAKERS * EACH };
 
 struct lru_terms {
     float decay, input; // decay < 0: the state starts anew
@@ -43,32 +43,45 @@ static __global__ void rglru_step_kernel(const cuda_table *table, kern_rglru_arg
         state[c] = h;
 }
 
-static __global__ void __launch_bounds__(TILE *CUDA_WARP) rglru_kernel(const cuda_table *table, kern_rglru_args a) {
+// A maker's terms of the tile at `first`; nothing beyond `end`.
+static __device__ __forceinline__ void make_terms(const cuda_table *table, const kern_rglru_args &a, int32_t first,
+                                                  int32_t end, int32_t c, float softplus,
+                                                  lru_terms (&terms)[TILE][CUDA_WARP]) {
+    const int32_t lane = threadIdx.x, warp = threadIdx.y;
+#pragma unroll
+    for (int i = 0; i < EACH; i++) {
+        const int32_t at = i * MAKERS + warp, t = first + at;
+        if (t < end)
+            terms[at][lane] = terms_of(a, (int64_t)t * a.width + c, softplus, table->token_position[t] == 0);
+    }
+}
+
+static __global__ void __launch_bounds__((MAKERS + 1) * CUDA_WARP)
+    rglru_kernel(const cuda_table *table, kern_rglru_args a) {
     cuda_begin();
     cuda_await();
-    __shared__ lru_terms terms[TILE][CUDA_WARP];
+    __shared__ lru_terms terms[2][TILE][CUDA_WARP];
     if ((int32_t)blockIdx.x >= table->n_rows)
         return;
-    const int32_t lane = threadIdx.x, warp = threadIdx.y, c = blockIdx.y * CUDA_WARP + lane;
-    const bool there = c < a.width;
+    const int32_t c = blockIdx.y * CUDA_WARP + threadIdx.x;
+    const bool there = c < a.width, makes = there && threadIdx.y < MAKERS, advances = there && threadIdx.y == MAKERS;
     const kern_row *row = &table->row[blockIdx.x];
     const int32_t end = row->token0 + row->length;
     float *state = cuda_slot(table, a.state, row->slot);
-    const float softplus = there ? cuda_softplus(a.recurrent_param.f[c]) : 0.0f;
-    float h = there && state ? state[c] : 0.0f;
-    for (int32_t first = row->token0; first < end; first += TILE) {
-        const int32_t t = first + warp, count = end - first < TILE ? end - first : TILE;
-        if (there && warp < count)
-            terms[warp][lane] = terms_of(a, (int64_t)t * a.width + c, softplus, table->token_position[t] == 0);
+    const float softplus = makes ? cuda_softplus(a.recurrent_param.f[c]) : 0.0f;
+    float h = advances && state ? state[c] : 0.0f;
+    if (makes)
+        make_terms(table, a, row->token0, end, c, softplus, terms[0]);
+    for (int32_t first = row->token0, side = 0; first < end; first += TILE, side ^= 1) {
         __syncthreads();
-        if (there && warp == 0)
-            for (int32_t i = 0; i < count; i++) {
-                h = advance(terms[i][lane], h);
-                a.h.f[(int64_t)(first + i) * a.width + c] = h;
-            }
-        __syncthreads();
+        if (makes)
+            make_terms(table, a, first + TILE, end, c, softplus, terms[side ^ 1]);
+        for (int32_t i = 0; advances && i < min(end - first, (int32_t)TILE); i++) {
+            h = advance(terms[side][i][threadIdx.x], h);
+            a.h.f[(int64_t)(first + i) * a.width + c] = h;
+        }
     }
-    if (there && warp == 0 && state)
+    if (advances && state)
         state[c] = h;
 }
 
@@ -88,5 +101,5 @@ kern_status cuda_rglru_run(const cuda_step *step, const void *args) {
         return cuda_start(step, rglru_step_kernel, plane.grid, plane.block, 0, step->table, *a);
     }
     const dim3 grid((unsigned)cuda_blocks(step->rows, 1), (unsigned)cuda_blocks(a->width, CUDA_WARP));
-    return cuda_start(step, rglru_kernel, grid, dim3(CUDA_WARP, TILE), 0, step->table, *a);
+    return cuda_start(step, rglru_kernel, grid, dim3(CUDA_WARP, MAKERS + 1), 0, step->table, *a);
 }
