@@ -173,7 +173,6 @@ typedef struct reader {
     char *model_text; // the value of model_key, which may go on
     char model_key[64];
     bool replaces; // --set: a value given before may change
-    eng_error fault;
 } reader;
 
 // ------------------------------------------------------------------------------------------------------------- values
@@ -278,11 +277,17 @@ static eng_status set_key(reader *r, const char *section, const char *name, cons
 
 // ------------------------------------------------------------------------------------------------------------ sources
 
+typedef struct ini {
+    trn_ini_visit visit;
+    void *context;
+    eng_error fault;
+} ini;
+
 static int on_value(void *context, const char *section, const char *name, const char *value) {
-    reader *r = context;
-    if (r->fault.code != ENG_OK)
+    ini *i = context;
+    if (i->fault.code != ENG_OK)
         return 1; // the first fault is the one that is told
-    return set_key(r, section, name, value ? value : "", &r->fault) == ENG_OK;
+    return i->visit(i->context, section, name, value ? value : "", &i->fault) == ENG_OK;
 }
 
 static eng_status check_lines(const char *path, const char *text, size_t length, eng_error *error) {
@@ -301,23 +306,32 @@ static eng_status check_lines(const char *path, const char *text, size_t length,
     return ENG_OK;
 }
 
-static eng_status read_file(trn_run_config *config, const char *path, eng_error *error) {
+eng_status trn_ini_read(const char *path, trn_ini_visit visit, void *context, eng_error *error) {
     char *text = NULL;
     size_t length = 0;
     eng_status status = eng_read_file(path, FILE_LIMIT, &text, &length, error);
     if (status != ENG_OK)
         return status;
-    reader reader = {.config = config};
+    ini ini = {.visit = visit, .context = context};
     status = check_lines(path, text, length, error);
     if (status == ENG_OK) {
-        int line = ini_parse_string(text, on_value, &reader);
+        int line = ini_parse_string(text, on_value, &ini);
         if (line != 0)
-            status =
-                eng_fail(error, reader.fault.code != ENG_OK ? reader.fault.code : ENG_INVALID, "%s:%d: %s", path, line,
-                         reader.fault.code != ENG_OK ? reader.fault.text : "neither [section] nor key = value");
+            status = eng_fail(error, ini.fault.code != ENG_OK ? ini.fault.code : ENG_INVALID, "%s:%d: %s", path, line,
+                              ini.fault.code != ENG_OK ? ini.fault.text : "neither [section] nor key = value");
     }
-    free(reader.model_text);
     free(text);
+    return status;
+}
+
+static eng_status visit_key(void *context, const char *section, const char *name, const char *value, eng_error *fault) {
+    return set_key(context, section, name, value, fault);
+}
+
+static eng_status read_file(trn_run_config *config, const char *path, eng_error *error) {
+    reader reader = {.config = config};
+    eng_status status = trn_ini_read(path, visit_key, &reader, error);
+    free(reader.model_text);
     return status;
 }
 
