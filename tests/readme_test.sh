@@ -11,7 +11,7 @@ cd "${MESA_SOURCE:-$(dirname "$0")/..}" || exit 1
 source_dir=$PWD
 build=${MESA_BUILD:-build}
 [[ $build = /* ]] || build=$source_dir/$build
-known=' build/mesa build/mesa-server build/mesa-trainer cat cmake curl echo jq kill mkdir sed seq wait '
+known=' build/mesa build/mesa-server build/mesa-trainer cat cmake curl echo jq kill mkdir sed seq wait xargs '
 
 fail() {
     echo "FAIL: $1"
@@ -74,6 +74,8 @@ free_port() {
 free_port
 sed -i "s/127\.0\.0\.1:8080/127.0.0.1:$port/g" "$work/commands"
 export MESA_LISTEN=127.0.0.1:$port MESA_URL=http://127.0.0.1:$port
+free_port
+export MASTER_PORT=$port
 
 mkdir "$work/tree"
 git ls-files -z --cached --others --exclude-standard | while IFS= read -r -d '' file; do

@@ -136,7 +136,7 @@ eng_status trn_train_bench_create(const eng_weights *weights, int32_t context, i
     if (status == ENG_OK)
         status = trn_batch_create(&bench->runner, &bench->batch, error);
     if (status == ENG_OK)
-        status = trn_optimizer_create(weights, bench->runner.stream, &adamw, &bench->optimizer, error);
+        status = trn_optimizer_create(weights, bench->runner.stream, &adamw, NULL, NULL, &bench->optimizer, error);
     if (status == ENG_OK)
         status = trn_row_create(context, &bench->row, error);
     if (status != ENG_OK) {

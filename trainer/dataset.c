@@ -9,6 +9,7 @@
 #include <string.h>
 #include <unistd.h>
 
+#include "engine/digest.h"
 #include "engine/files.h"
 #include "trainer/permutation.h"
 
@@ -173,6 +174,23 @@ int64_t trn_dataset_documents(const trn_dataset *dataset) {
 
 bool trn_dataset_has_examples(const trn_dataset *dataset) {
     return dataset->examples;
+}
+
+eng_status trn_dataset_digest(const trn_dataset *dataset, uint8_t digest[32], eng_error *error) {
+    eng_digest *sum = NULL;
+    eng_status status = eng_digest_begin(&sum);
+    for (int i = 0; status == ENG_OK && i < dataset->shards; i++)
+        for (uint64_t d = 0; status == ENG_OK && d < trn_shard_documents(dataset->shard[i]); d++) {
+            const trn_document document = trn_shard_document(dataset->shard[i], d);
+            const uint64_t facts[] = {document.ids, document.text_bytes, document.hash};
+            status = eng_digest_add(sum, facts, sizeof facts);
+        }
+    if (status == ENG_OK) {
+        eng_digest_end(sum, digest);
+        return ENG_OK;
+    }
+    eng_digest_free(sum);
+    return eng_fail(error, status, "out of memory for the digest of a data set");
 }
 
 const uint8_t *trn_dataset_tokenizer(const trn_dataset *dataset) {

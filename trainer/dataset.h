@@ -39,6 +39,8 @@ int64_t trn_dataset_rows(const trn_dataset *dataset);  // of an epoch
 int64_t trn_dataset_pairs(const trn_dataset *dataset); // of an epoch
 int64_t trn_dataset_documents(const trn_dataset *dataset);
 bool trn_dataset_has_examples(const trn_dataset *dataset);
+// SHA-256 over lengths and hashes of all documents: equal for the same texts in the same order.
+ENG_CHECKED eng_status trn_dataset_digest(const trn_dataset *dataset, uint8_t digest[32], eng_error *error);
 const uint8_t *trn_dataset_tokenizer(const trn_dataset *dataset); // 32 bytes
 
 // Fills row with row `index` of 0..rows-1.

@@ -69,6 +69,18 @@ eng_status trn_exits_add(trn_exits *sum, trn_runner *runner, eng_error *error) {
     return status;
 }
 
+void trn_exits_merge(trn_exits *sum, const trn_exits *part) {
+    sum->loops = part->loops > sum->loops ? part->loops : sum->loops; // 0 where nothing was added
+    sum->gated |= part->gated;
+    sum->targets += part->targets;
+    sum->entropy += part->entropy;
+    for (int32_t r = 0; r < part->loops; r++) {
+        sum->loss[r] += part->loss[r];
+        sum->probability[r] += part->probability[r];
+        sum->likeliest[r] += part->likeliest[r];
+    }
+}
+
 static void write_means(const trn_exits *exits, const char *prefix, const char *name, const double *sum,
                         trn_json *line) {
     char key[64];

@@ -19,6 +19,7 @@ typedef struct trn_exits {
 
 // Adds the tokens with a target of the runner's last run.
 ENG_CHECKED eng_status trn_exits_add(trn_exits *sum, trn_runner *runner, eng_error *error);
+void trn_exits_merge(trn_exits *sum, const trn_exits *part);
 // PREFIXloop_loss, PREFIXexit_probability, PREFIXexit_likeliest (a number a loop) and PREFIXexit_entropy, as means.
 void trn_exits_write(const trn_exits *exits, const char *prefix, trn_json *line);
 // Whether the gate has stopped choosing: nearly all tokens leave at one loop, or all exits are alike everywhere.

@@ -1,34 +1,49 @@
 // SPDX-License-Identifier: Apache-2.0
 // AdamW over a model's tensor table (Loshchilov and Hutter 2019), with clipping by the gradient's norm.
 //
-// Moments are float32, laid out as the weights. Weight decay applies to the tensors that the table marks (linear
-// weights). One thread.
+// Moments are float32, a pair a weight; of several ranks each has those of its parts of the blocks (blocks.h), sums
+// their gradients, updates their weights and gathers the others. Weight decay applies to the tensors that the table
+// marks (linear weights). One thread.
 #ifndef TRAINER_OPTIMIZER_H
 #define TRAINER_OPTIMIZER_H
 
-#include "engine/checkpoint.h"
-#include "kernels/kernels.h"
+#include "trainer/blocks.h"
 
 typedef struct trn_adamw {
     double beta1, beta2, eps, weight_decay;
     double clip; // largest norm of the gradient; 0: none
 } trn_adamw;
 
+typedef struct trn_piece { // what lies in this rank's parts of a tensor
+    int32_t tensor, block;
+    int64_t first, count; // of the tensor's elements
+    int64_t moment;       // where in m and v
+} trn_piece;
+
 typedef struct trn_optimizer {
     const eng_weights *weights; // trainable; borrowed
     kern_stream *stream;        // borrowed
     trn_adamw adamw;
-    float *m, *v;    // (weights->count) device
+    trn_blocks blocks;
+    trn_piece *piece; // by block, and by tensor inside it; no tensor has two
+    int32_t pieces;
+    float *m, *v;    // (moments) device
+    int64_t moments; // of all pieces, each padded to 16
+    double sum;      // of the squares of the whole gradient
     double *squares; // device double[1]
     float *scale;    // device float[1]
     int64_t updates; // made so far
     bool gate_alone; // only the exit gate's tensors are updated
 } trn_optimizer;
 
+// plan: the training plan, which says when gradients are final; it and ranks may be NULL for a process alone.
 ENG_CHECKED eng_status trn_optimizer_create(const eng_weights *weights, kern_stream *stream, const trn_adamw *adamw,
-                                            trn_optimizer *out, eng_error *error);
+                                            const kern_plan *plan, trn_ranks *ranks, trn_optimizer *out,
+                                            eng_error *error);
 void trn_optimizer_free(trn_optimizer *optimizer);
 ENG_CHECKED eng_status trn_optimizer_zero_gradients(trn_optimizer *optimizer, eng_error *error);
+// Sums a block's gradients over the ranks, when all of them have begun it; the others' parts are then of no use.
+ENG_CHECKED eng_status trn_optimizer_sum(trn_optimizer *optimizer, int32_t block, eng_error *error);
 // The 2-norm of the whole gradient, NaN or infinite if the gradient is not finite.
 ENG_CHECKED eng_status trn_optimizer_norm(trn_optimizer *optimizer, double *norm, eng_error *error);
 // Of a block laid out as the weights (masters, gradients): the tensor nearest to the loss that holds a value not
@@ -39,9 +54,12 @@ ENG_CHECKED eng_status trn_optimizer_find_not_finite(trn_optimizer *optimizer, c
 // Clips by the norm that trn_optimizer_norm found last and updates every weight.
 ENG_CHECKED eng_status trn_optimizer_update(trn_optimizer *optimizer, double rate, eng_error *error);
 
-// The moments as m.NAME and v.NAME in one safetensors file. Loading refuses missing tensors, wrong shapes, values not
-// finite.
+// This rank's moments as m.NAME and v.NAME in one safetensors file: whole tensors in their shape, or a piece as a
+// vector whose first element is number metadata[NAME] of the tensor.
 ENG_CHECKED eng_status trn_optimizer_save(trn_optimizer *optimizer, const char *path, eng_error *error);
-ENG_CHECKED eng_status trn_optimizer_load(trn_optimizer *optimizer, const char *path, eng_error *error);
+// From the files of all ranks that saved, however many. Refuses missing tensors and pieces, wrong shapes, values not
+// finite.
+ENG_CHECKED eng_status trn_optimizer_load(trn_optimizer *optimizer, const char *const *path, int32_t files,
+                                          eng_error *error);
 
 #endif

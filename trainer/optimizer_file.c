@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// The optimizer's moments in a file; see optimizer.h. Host memory: a copy of the moments while they are written, one
-// tensor while they are read.
+// The optimizer's moments in a file; see optimizer.h. Host memory: a copy of the moments while they are written, half
+// of one while they are read. A piece is read from whichever files hold its elements, so that any number of ranks reads
+// what any number has written.
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -9,92 +10,184 @@
 #include "engine/forward.h"
 #include "engine/safetensors.h"
 #include "trainer/optimizer.h"
+#include "trainer/options.h"
 
-enum { PREFIXED_NAME = ENG_NAME_SIZE + 4 };
+enum { PREFIXED_NAME = ENG_NAME_SIZE + 4, NUMBER = 24 };
 
-static eng_st_source describe(const trn_optimizer *optimizer, int32_t index, const char *name, const float *host) {
-    const eng_weights *weights = optimizer->weights;
-    const eng_tensor *tensor = &weights->model->tensor[index];
-    eng_st_source source = {.name = name,
-                            .dtype = ENG_F32,
-                            .ndim = tensor->ndim,
-                            .data = host + (weights->master[index] - weights->masters)};
-    memcpy(source.shape, tensor->shape, sizeof tensor->shape);
+static bool is_whole(const eng_tensor *tensor, const trn_piece *piece) {
+    return piece->count == tensor->count;
+}
+
+static eng_st_source describe(const trn_optimizer *optimizer, const trn_piece *piece, const char *name,
+                              const float *host) {
+    const eng_tensor *tensor = &optimizer->weights->model->tensor[piece->tensor];
+    eng_st_source source = {
+        .name = name, .dtype = ENG_F32, .ndim = 1, .shape = {piece->count}, .data = host + piece->moment};
+    if (is_whole(tensor, piece)) {
+        source.ndim = tensor->ndim;
+        memcpy(source.shape, tensor->shape, sizeof tensor->shape);
+    }
     return source;
 }
 
-eng_status trn_optimizer_save(trn_optimizer *optimizer, const char *path, eng_error *error) {
-    const eng_model *model = optimizer->weights->model;
-    size_t floats = (size_t)optimizer->weights->count, tensors = (size_t)model->tensors;
-    float *host = malloc(2 * floats * sizeof *host);
-    eng_st_source *source = calloc(2 * tensors, sizeof *source);
-    char(*name)[PREFIXED_NAME] = calloc(2 * tensors, sizeof *name);
-    eng_status status = ENG_OK;
-    if (!host || !source || !name) {
-        status = eng_fail(error, ENG_NO_MEMORY, "%s: out of memory for the moments", eng_path_tail(path));
-        goto out;
+// What a file of moments is written from.
+typedef struct moment_file {
+    float *host;                 // (2, moments)
+    eng_st_source *source;       // (2, pieces)
+    char (*name)[PREFIXED_NAME]; // (2, pieces)
+    char (*first)[NUMBER];       // (pieces)
+    const char **metadata;       // name, first, ... NULL
+} moment_file;
+
+static void file_free(moment_file *file) {
+    free(file->host);
+    free(file->source);
+    free(file->name);
+    free(file->first);
+    free(file->metadata);
+}
+
+static eng_status file_create(const trn_optimizer *optimizer, moment_file *file, eng_error *error) {
+    const size_t pieces = (size_t)optimizer->pieces + 1; // none is no reason for an empty allocation
+    *file = (moment_file){.host = malloc(2 * ((size_t)optimizer->moments + 1) * sizeof *file->host),
+                          .source = calloc(2 * pieces, sizeof *file->source),
+                          .name = calloc(2 * pieces, sizeof *file->name),
+                          .first = calloc(pieces, sizeof *file->first),
+                          .metadata = calloc(2 * pieces + 1, sizeof *file->metadata)};
+    if (file->host && file->source && file->name && file->first && file->metadata)
+        return ENG_OK;
+    file_free(file);
+    return eng_fail(error, ENG_NO_MEMORY, "out of memory for the optimizer's moments");
+}
+
+static void fill_file(const trn_optimizer *optimizer, moment_file *file) {
+    const size_t pieces = (size_t)optimizer->pieces;
+    size_t told = 0;
+    for (size_t i = 0; i < 2 * pieces; i++) {
+        const trn_piece *piece = &optimizer->piece[i % pieces];
+        const eng_tensor *tensor = &optimizer->weights->model->tensor[piece->tensor];
+        const float *host = i < pieces ? file->host : file->host + optimizer->moments;
+        snprintf(file->name[i], sizeof file->name[i], "%c.%s", i < pieces ? 'm' : 'v', tensor->name);
+        file->source[i] = describe(optimizer, piece, file->name[i], host);
+        if (i >= pieces || is_whole(tensor, piece))
+            continue;
+        snprintf(file->first[i], sizeof file->first[i], "%lld", (long long)piece->first);
+        file->metadata[told++] = tensor->name;
+        file->metadata[told++] = file->first[i];
     }
-    kern_status copied = kern_download(optimizer->stream, host, optimizer->m, floats * sizeof *host);
+}
+
+eng_status trn_optimizer_save(trn_optimizer *optimizer, const char *path, eng_error *error) {
+    const size_t floats = (size_t)optimizer->moments;
+    moment_file file;
+    eng_status status = file_create(optimizer, &file, error);
+    if (status != ENG_OK)
+        return status;
+    kern_status copied = kern_download(optimizer->stream, file.host, optimizer->m, floats * sizeof *file.host);
     if (copied == KERN_OK)
-        copied = kern_download(optimizer->stream, host + floats, optimizer->v, floats * sizeof *host);
+        copied = kern_download(optimizer->stream, file.host + floats, optimizer->v, floats * sizeof *file.host);
     if (copied == KERN_OK)
         copied = kern_synchronize(optimizer->stream);
     status = eng_fail_kernel(error, copied, "reading the moments");
-    for (size_t i = 0; i < 2 * tensors; i++) {
-        int32_t index = (int32_t)(i % tensors);
-        snprintf(name[i], sizeof name[i], "%c.%s", i < tensors ? 'm' : 'v', model->tensor[index].name);
-        source[i] = describe(optimizer, index, name[i], i < tensors ? host : host + floats);
-    }
+    fill_file(optimizer, &file);
     if (status == ENG_OK)
-        status = eng_st_write(path, source, 2 * tensors, NULL, error);
-out:
-    free(host);
-    free(source);
-    free(name);
+        status = eng_st_write(path, file.source, 2 * (size_t)optimizer->pieces, file.metadata[0] ? file.metadata : NULL,
+                              error);
+    file_free(&file);
     return status;
 }
 
+// ------------------------------------------------------------------------------------------------------------- loading
+
 static bool same_shape(const eng_tensor *tensor, const eng_st_entry *entry) {
-    return entry->dtype == ENG_F32 && entry->ndim == tensor->ndim &&
+    return entry->ndim == tensor->ndim &&
            memcmp(entry->shape, tensor->shape, sizeof *entry->shape * (size_t)tensor->ndim) == 0;
 }
 
-static eng_status load_tensor(trn_optimizer *optimizer, const eng_st_file *file, int32_t index, char letter,
-                              float *device, eng_error *error) {
-    const eng_weights *weights = optimizer->weights;
-    const eng_tensor *tensor = &weights->model->tensor[index];
+// Where an entry begins in its tensor.
+static eng_status first_of(const eng_st_file *file, const eng_st_entry *entry, const eng_tensor *tensor, int64_t *first,
+                           eng_error *error) {
+    const char *told = eng_st_metadata(file, tensor->name), *path = eng_path_tail(eng_st_path(file));
+    *first = 0;
+    if (entry->dtype == ENG_F32 && !told && same_shape(tensor, entry))
+        return ENG_OK;
+    if (entry->dtype != ENG_F32 || !told || entry->ndim != 1)
+        return eng_fail(error, ENG_FORMAT, "%s: %s: not the model's shape in F32", path, entry->name);
+    eng_status status = trn_parse_integer(tensor->name, told, first, NULL);
+    if (status != ENG_OK || *first < 0 || *first > tensor->count || entry->count > tensor->count - *first)
+        return eng_fail(error, ENG_FORMAT, "%s: %s: not a piece of the model's tensor", path, entry->name);
+    return ENG_OK;
+}
+
+typedef struct moment_files {
+    eng_st_file **file;
+    int32_t count;
+} moment_files;
+
+// Reads on from element `at` of a tensor: *taken elements, at least one.
+static eng_status read_on(const moment_files *files, const eng_tensor *tensor, const char *name, int64_t at,
+                          int64_t count, float *host, int64_t *taken, eng_error *error) {
+    for (int32_t i = 0; i < files->count; i++) {
+        const eng_st_entry *entry = eng_st_find(files->file[i], name);
+        int64_t first = 0;
+        eng_status status = entry ? first_of(files->file[i], entry, tensor, &first, error) : ENG_OK;
+        if (status != ENG_OK)
+            return status;
+        if (!entry || at < first || at >= first + entry->count)
+            continue;
+        *taken = first + entry->count - at < count ? first + entry->count - at : count;
+        return eng_st_read_f32(files->file[i], entry, at - first, *taken, host, error);
+    }
+    return eng_fail(error, ENG_FORMAT, "%s: %s: missing", eng_path_tail(eng_st_path(files->file[0])), name);
+}
+
+static eng_status load_piece(trn_optimizer *optimizer, const moment_files *files, const trn_piece *piece, char letter,
+                             float *device, float *host, eng_error *error) {
+    const eng_tensor *tensor = &optimizer->weights->model->tensor[piece->tensor];
     char name[PREFIXED_NAME];
     snprintf(name, sizeof name, "%c.%s", letter, tensor->name);
-    const char *path = eng_path_tail(eng_st_path(file));
-    const eng_st_entry *entry = eng_st_find(file, name);
-    if (!entry || !same_shape(tensor, entry))
-        return eng_fail(error, ENG_FORMAT, "%s: %s: %s", path, name,
-                        entry ? "not the model's shape in F32" : "missing");
-    float *host = malloc(sizeof *host * (size_t)tensor->count);
-    if (!host)
-        return eng_fail(error, ENG_NO_MEMORY, "%s: %s: out of memory", path, name);
-    eng_status status = eng_st_read_f32(file, entry, 0, tensor->count, host, error);
-    if (status == ENG_OK && eng_count_nonfinite(host, tensor->count) > 0)
-        status = eng_fail(error, ENG_NUMERIC, "%s: %s: values that are not finite", path, name);
-    if (status == ENG_OK) {
-        kern_status copied = kern_upload(optimizer->stream, device + (weights->master[index] - weights->masters), host,
-                                         sizeof *host * (size_t)tensor->count);
-        if (copied == KERN_OK)
-            copied = kern_synchronize(optimizer->stream);
-        status = eng_fail_kernel(error, copied, "loading the moments");
+    eng_status status = ENG_OK;
+    for (int64_t at = 0, taken = 0; status == ENG_OK && at < piece->count; at += taken)
+        status = read_on(files, tensor, name, piece->first + at, piece->count - at, host + at, &taken, error);
+    if (status == ENG_OK && eng_count_nonfinite(host, piece->count) > 0)
+        status = eng_fail(error, ENG_NUMERIC, "%s: %s: values that are not finite",
+                          eng_path_tail(eng_st_path(files->file[0])), name);
+    if (status != ENG_OK)
+        return status;
+    kern_status copied =
+        kern_upload(optimizer->stream, device + piece->moment, host, sizeof *host * (size_t)piece->count);
+    if (copied == KERN_OK)
+        copied = kern_synchronize(optimizer->stream);
+    return eng_fail_kernel(error, copied, "loading the moments");
+}
+
+static eng_status load_pieces(trn_optimizer *optimizer, const moment_files *files, eng_error *error) {
+    int64_t most = 1;
+    for (int32_t i = 0; i < optimizer->pieces; i++)
+        most = optimizer->piece[i].count > most ? optimizer->piece[i].count : most;
+    float *host = malloc(sizeof *host * (size_t)most);
+    eng_status status = host ? ENG_OK : eng_fail(error, ENG_NO_MEMORY, "out of memory for the optimizer's moments");
+    for (int32_t i = 0; status == ENG_OK && i < optimizer->pieces; i++) {
+        const trn_piece *piece = &optimizer->piece[i];
+        status = load_piece(optimizer, files, piece, 'm', optimizer->m, host, error);
+        if (status == ENG_OK)
+            status = load_piece(optimizer, files, piece, 'v', optimizer->v, host, error);
     }
     free(host);
     return status;
 }
 
-eng_status trn_optimizer_load(trn_optimizer *optimizer, const char *path, eng_error *error) {
-    eng_st_file *file = NULL;
-    eng_status status = eng_st_open(path, &file, error);
-    for (int32_t i = 0; status == ENG_OK && i < optimizer->weights->model->tensors; i++) {
-        status = load_tensor(optimizer, file, i, 'm', optimizer->m, error);
-        if (status == ENG_OK)
-            status = load_tensor(optimizer, file, i, 'v', optimizer->v, error);
+eng_status trn_optimizer_load(trn_optimizer *optimizer, const char *const *path, int32_t files, eng_error *error) {
+    moment_files open = {.file = calloc((size_t)files, sizeof *open.file)};
+    eng_status status = open.file ? ENG_OK : eng_fail(error, ENG_NO_MEMORY, "out of memory for %d files", files);
+    while (status == ENG_OK && open.count < files) {
+        status = eng_st_open(path[open.count], &open.file[open.count], error);
+        open.count += status == ENG_OK;
     }
-    eng_st_close(file);
+    if (status == ENG_OK)
+        status = load_pieces(optimizer, &open, error);
+    for (int32_t i = 0; i < open.count; i++)
+        eng_st_close(open.file[i]);
+    free(open.file);
     return status;
 }

@@ -80,10 +80,10 @@ static eng_status open_datasets(trn_run *run, const eng_tokenizer *tokenizer, en
     eng_status status = open_data(run, run->config.train, digest, &run->train, error);
     if (status == ENG_OK && run->config.valid[0])
         status = open_data(run, run->config.valid, trn_dataset_tokenizer(run->train), &run->valid, error);
-    run->row = calloc((size_t)run->batch_rows, sizeof *run->row);
+    run->row = calloc((size_t)run->own_rows, sizeof *run->row);
     if (status == ENG_OK && !run->row)
         status = eng_fail(error, ENG_NO_MEMORY, "out of memory for the rows of a step");
-    for (int32_t i = 0; status == ENG_OK && i < run->batch_rows; i++)
+    for (int32_t i = 0; status == ENG_OK && i < run->own_rows; i++)
         status = trn_row_create((int32_t)run->config.context, &run->row[i], error);
     return status;
 }
@@ -126,9 +126,18 @@ static eng_status create_optimizer(trn_run *run, eng_error *error) {
                                    .warmup = config->warmup_steps,
                                    .steps = config->steps,
                                    .decay_fraction = config->decay_fraction};
-    eng_status status = trn_optimizer_create(run->weights, run->runner.stream, &adamw, &run->optimizer, error);
+    eng_status status = trn_optimizer_create(run->weights, run->runner.stream, &adamw, run->train_plan->plan,
+                                             run->ranks, &run->optimizer, error);
+    if (status != ENG_OK)
+        return status;
     run->optimizer.gate_alone = trn_run_trains_gate_alone(run);
-    return status;
+    const trn_blocks *blocks = &run->optimizer.blocks;
+    run->block_end = calloc((size_t)blocks->count, sizeof *run->block_end);
+    if (!run->block_end)
+        return eng_fail(error, ENG_NO_MEMORY, "out of memory for the blocks of the parameters");
+    for (int32_t b = 0; b < blocks->count; b++)
+        run->block_end[b] = blocks->block[b].final;
+    return ENG_OK;
 }
 
 static kern_solver choose_solver(const trn_run *run) {
@@ -189,14 +198,24 @@ static eng_status load_weights(trn_run *run, const char *dir, bool starts, eng_e
 
 // --------------------------------------------------------------------------------------------------------------- whole
 
-static eng_status open_parts(trn_run *run, const eng_tokenizer *tokenizer, eng_error *error) {
-    char reason[160] = "";
-    kern_status opened =
-        kern_device_open(&(kern_device_options){.name = run->config.device}, &run->device, reason, sizeof reason);
+// "cuda" is the device with this rank's number on its host.
+static eng_status open_device(trn_run *run, eng_error *error) {
+    char reason[160] = "", own[32];
+    const char *name = run->config.device;
+    if (strcmp(name, "cuda") == 0) {
+        snprintf(own, sizeof own, "cuda:%d", trn_ranks_local(run->ranks));
+        name = own;
+    }
+    kern_status opened = kern_device_open(&(kern_device_options){.name = name}, &run->device, reason, sizeof reason);
     if (opened != KERN_OK)
-        return eng_fail(error, ENG_DEVICE, "device %s: %s", run->config.device,
-                        reason[0] ? reason : kern_status_text(opened));
-    eng_status status = create_model(run, error);
+        return eng_fail(error, ENG_DEVICE, "device %s: %s", name, reason[0] ? reason : kern_status_text(opened));
+    return trn_ranks_use(run->ranks, run->device, error);
+}
+
+static eng_status open_parts(trn_run *run, const eng_tokenizer *tokenizer, eng_error *error) {
+    eng_status status = open_device(run, error);
+    if (status == ENG_OK)
+        status = create_model(run, error);
     if (status == ENG_OK)
         status = check_vocabulary(run, tokenizer, error);
     if (status == ENG_OK)
@@ -218,15 +237,26 @@ static void begin_state(trn_run *run) {
                                  .data_rows = trn_dataset_rows(run->train)};
 }
 
-eng_status trn_run_open(trn_run_config *config, trn_run *run, eng_error *error) {
-    *run = (trn_run){.config = *config};
-    memset(config, 0, sizeof *config);
+// A rank's rows lie side by side in the step's, whatever their number.
+static eng_status divide_rows(trn_run *run, eng_error *error) {
+    const int32_t rank = trn_ranks_own(run->ranks), ranks = trn_ranks_count(run->ranks);
     run->batch_rows = (int32_t)(run->config.batch_tokens / run->config.context);
-    run->micro_rows = run->config.micro_rows < run->batch_rows ? (int32_t)run->config.micro_rows : run->batch_rows;
+    run->first_row = (int32_t)((int64_t)run->batch_rows * rank / ranks);
+    run->own_rows = (int32_t)((int64_t)run->batch_rows * (rank + 1) / ranks) - run->first_row;
+    run->micro_rows = run->config.micro_rows < run->own_rows ? (int32_t)run->config.micro_rows : run->own_rows;
+    if (run->batch_rows < ranks)
+        return eng_fail(error, ENG_INVALID, "train.batch_tokens: a step of %d rows is too small for %d ranks",
+                        run->batch_rows, ranks);
+    return ENG_OK;
+}
+
+eng_status trn_run_open(trn_run_config *config, trn_ranks *ranks, trn_run *run, eng_error *error) {
+    *run = (trn_run){.config = *config, .ranks = ranks};
+    memset(config, 0, sizeof *config);
     const char *warm_start = run->config.warm_start;
     eng_tokenizer *tokenizer = NULL;
-    eng_status status = ENG_OK;
-    if (warm_start[0] && !run->config.base[0] && !trn_json_has(run->config.model, "model_type"))
+    eng_status status = divide_rows(run, error);
+    if (status == ENG_OK && warm_start[0] && !run->config.base[0] && !trn_json_has(run->config.model, "model_type"))
         status = trn_run_config_set_base(&run->config, warm_start, error);
     if (status == ENG_OK)
         status = trn_run_config_merge_base(&run->config, error);
@@ -261,12 +291,9 @@ eng_status trn_run_resume(trn_run *run, const char *dir, const trn_run_state *st
         if (same[i].saved != same[i].given)
             return eng_fail(error, ENG_INVALID, "%s: %s was %lld and is now %lld; the order of the data would change",
                             eng_path_tail(dir), same[i].what, (long long)same[i].saved, (long long)same[i].given);
-    char *moments = eng_join_path(dir, "trainer/optim-0.safetensors");
-    eng_status status =
-        moments ? load_weights(run, dir, false, error) : eng_fail(error, ENG_NO_MEMORY, "out of memory");
+    eng_status status = load_weights(run, dir, false, error);
     if (status == ENG_OK)
-        status = trn_optimizer_load(&run->optimizer, moments, error);
-    free(moments);
+        status = trn_run_load_moments(dir, state, &run->optimizer, error);
     if (status != ENG_OK)
         return status;
     run->optimizer.updates = state->updates;
@@ -275,9 +302,10 @@ eng_status trn_run_resume(trn_run *run, const char *dir, const trn_run_state *st
 }
 
 void trn_run_close(trn_run *run) {
-    for (int32_t i = 0; run->row && i < run->batch_rows; i++)
+    for (int32_t i = 0; run->row && i < run->own_rows; i++)
         trn_row_free(&run->row[i]);
     free(run->row);
+    free(run->block_end);
     trn_optimizer_free(&run->optimizer);
     trn_batch_free(&run->batch);
     if (run->train_plan)

@@ -2,8 +2,10 @@
 // A training run opened: model, weights, optimizer, data, plans. What happens step after step is in train_loop.c, the
 // command in train.c.
 //
-// Everything that decides the numbers follows from the configuration and the step: a run opened from its checkpoint of
-// step N goes on bit for bit as one that was never interrupted (on one machine, with one build and instruction set).
+// Everything that decides the numbers follows from the configuration, the step and the number of ranks: a run opened
+// from its checkpoint of step N goes on bit for bit as one that was never interrupted (on one machine, with one build
+// and instruction set); on another number of ranks its sums have another order, and nothing else changes. What a report
+// or a score tells is of all ranks.
 // One thread; the compute team belongs to the device.
 #ifndef TRAINER_RUN_H
 #define TRAINER_RUN_H
@@ -29,14 +31,18 @@ typedef struct trn_run {
     trn_optimizer optimizer;
     trn_schedule schedule;
     kern_solver solver;
-    trn_row *row; // (batch_rows) the rows of the step at hand
+    trn_ranks *ranks;  // borrowed; NULL: one process
+    size_t *block_end; // (optimizer.blocks) operations of the training plan after which a block's gradients are final
+    trn_row *row;      // (own_rows) this rank's rows of the step at hand
     int32_t batch_rows, micro_rows;
+    int32_t first_row, own_rows; // this rank's of the batch_rows
     trn_run_state state;
 } trn_run;
 
-// Takes config, also on failure. A fresh run starts from the table's start values, or from the weights of
-// config->warm_start, where an exit gate may be missing and then has its start values.
-ENG_CHECKED eng_status trn_run_open(trn_run_config *config, trn_run *run, eng_error *error);
+// Takes config, also on failure; borrows ranks, who open the same run all together. A fresh run starts from the table's
+// start values, or from the weights of config->warm_start, where an exit gate may be missing and then has its start
+// values.
+ENG_CHECKED eng_status trn_run_open(trn_run_config *config, trn_ranks *ranks, trn_run *run, eng_error *error);
 // Loads weights, moments and place from a checkpoint of this run (trn_run_newest); refuses one whose order of data
 // differs.
 ENG_CHECKED eng_status trn_run_resume(trn_run *run, const char *dir, const trn_run_state *state, eng_error *error);

@@ -50,7 +50,9 @@ ENG_CHECKED eng_status trn_run_config_set_base(trn_run_config *config, const cha
 // Makes [model] whole: adds the keys of base (those that the table of [model] knows) and from then on needs no base.
 // Base is read by the engine first, so that what it refuses is refused here too.
 ENG_CHECKED eng_status trn_run_config_merge_base(trn_run_config *config, eng_error *error);
-// Writes every key with its value to path, atomically; reading it gives the same configuration.
+// Every key with its value, as run.ini has them. *text is new (free).
+ENG_CHECKED eng_status trn_run_config_text(const trn_run_config *config, char **text, eng_error *error);
+// Writes that text to path, atomically; reading it gives the same configuration.
 ENG_CHECKED eng_status trn_run_config_write(const trn_run_config *config, const char *path, eng_error *error);
 
 // Calls visit with every value of an INI file until it fails; errors name file and line. A value that continues on

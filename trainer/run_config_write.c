@@ -67,26 +67,39 @@ static eng_status append_model_key(void *context, const char *key, const char *v
     return status == ENG_OK ? append(text, "\n") : status;
 }
 
-eng_status trn_run_config_write(const trn_run_config *config, const char *path, eng_error *error) {
-    eng_buffer text = {0};
-    eng_status status = append(&text, "[model]\n");
+static eng_status compose(const trn_run_config *config, eng_buffer *text, eng_error *error) {
+    eng_status status = append(text, "[model]\n");
     if (status == ENG_OK && config->base[0])
-        status = append(&text, "base = %s\n", config->base);
+        status = append(text, "base = %s\n", config->base);
     if (status == ENG_OK)
-        status = trn_json_each_text(config->model, append_model_key, &text, error);
+        status = trn_json_each_text(config->model, append_model_key, text, error);
     const char *section = "model";
     for (int i = 0; status == ENG_OK && i < trn_run_key_count; i++) {
         const trn_run_key *key = &trn_run_keys[i];
         if (strcmp(section, key->section) != 0)
-            status = append(&text, "\n[%s]\n", key->section);
+            status = append(text, "\n[%s]\n", key->section);
         section = key->section;
         if (status == ENG_OK)
-            status = append_key(&text, config, key);
+            status = append_key(text, config, key);
     }
+    return status == ENG_OK ? ENG_OK : eng_fail(error, status, "out of memory for a configuration");
+}
+
+eng_status trn_run_config_text(const trn_run_config *config, char **text, eng_error *error) {
+    eng_buffer buffer = {0};
+    eng_status status = compose(config, &buffer, error);
+    *text = status == ENG_OK ? strndup(buffer.bytes, buffer.length) : NULL;
+    eng_buffer_free(&buffer);
+    if (status == ENG_OK && !*text)
+        return eng_fail(error, ENG_NO_MEMORY, "out of memory for a configuration");
+    return status;
+}
+
+eng_status trn_run_config_write(const trn_run_config *config, const char *path, eng_error *error) {
+    eng_buffer text = {0};
+    eng_status status = compose(config, &text, error);
     if (status == ENG_OK)
         status = eng_write_file_atomic(path, text.bytes, text.length, error);
-    else
-        eng_fail(error, status, "%s: out of memory", eng_path_tail(path));
     eng_buffer_free(&text);
     return status;
 }

@@ -1,6 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 // Writing, finding and verifying the checkpoints of a run; see run_folder.h.
-// A checkpoint counts only if every file has the digest that state.json, written last, tells of it.
+// A checkpoint counts only if every file has the digest that state.json, written last, tells of it. Ranks that save
+// together meet twice: when the folder is there, and when the moments are; rank 0 alone does the rest, so that whoever
+// fails before leaves nothing but a hidden folder, which rank 0 removes.
 #include "trainer/run_folder.h"
 
 #include <dirent.h>
@@ -14,11 +16,24 @@
 #include "engine/files.h"
 #include "trainer/jsonl.h"
 
-enum { FORMAT = 1, LOG_LIMIT = 1 << 30, STEP_NAME = 32 };
+enum { FORMAT = 1, LOG_LIMIT = 1 << 30, STEP_NAME = 32, MOMENTS_NAME = 48 };
 
-static const char moments_name[] = "trainer/optim-0.safetensors";
 static const char state_name[] = "trainer/state.json";
-static const char *const needed_files[] = {"config.json", "model.safetensors", moments_name};
+static const char *const needed_files[] = {"config.json", "model.safetensors"};
+
+static void name_moments(int64_t rank, char name[MOMENTS_NAME]) {
+    snprintf(name, MOMENTS_NAME, "trainer/optim-%lld.safetensors", (long long)rank);
+}
+
+// The rank of such a name; -1: another name.
+static int64_t moments_rank(const char *name) {
+    char again[MOMENTS_NAME];
+    long long rank = -1;
+    if (sscanf(name, "trainer/optim-%lld.", &rank) != 1)
+        return -1;
+    name_moments(rank, again);
+    return strcmp(again, name) == 0 ? rank : -1;
+}
 
 static eng_status no_memory(eng_error *error) {
     return eng_fail(error, ENG_NO_MEMORY, "out of memory for a checkpoint");
@@ -137,7 +152,18 @@ static eng_status add_digest(void *context, const char *name, eng_error *error) 
     return status;
 }
 
-static eng_status write_state(const char *dir, const trn_run_state *state, eng_error *error) {
+// moments: a digest a rank.
+static void add_moments(const digests *digests, const unsigned char *moments, int32_t ranks) {
+    for (int32_t r = 0; r < ranks; r++) {
+        char name[MOMENTS_NAME], hex[ENG_DIGEST_HEX];
+        name_moments(r, name);
+        eng_digest_hex(moments + (size_t)r * ENG_DIGEST_BYTES, hex);
+        trn_json_set_string(digests->files, name, hex);
+    }
+}
+
+static eng_status write_state(const char *dir, const trn_run_state *state, const unsigned char *moments, int32_t ranks,
+                              eng_error *error) {
     digests digests = {dir, trn_json_create()};
     trn_json *json = trn_json_create();
     char *path = eng_join_path(dir, state_name), *text = NULL;
@@ -148,15 +174,14 @@ static eng_status write_state(const char *dir, const trn_run_state *state, eng_e
         return no_memory(error);
     }
     eng_status status = each_name(dir, add_digest, &digests, error);
-    if (status == ENG_OK)
-        status = add_digest(&digests, moments_name, error);
+    add_moments(&digests, moments, ranks);
     trn_json_set_integer(json, "format", FORMAT);
     trn_json_set_integer(json, "step", state->step);
     trn_json_set_integer(json, "updates", state->updates);
     trn_json_set_integer(json, "epoch", state->epoch);
     trn_json_set_integer(json, "row", state->row);
     trn_json_set_integer(json, "seed", state->seed);
-    trn_json_set_integer(json, "ranks", 1);
+    trn_json_set_integer(json, "ranks", ranks);
     trn_json_set_integer(json, "context", state->context);
     trn_json_set_integer(json, "batch_rows", state->batch_rows);
     trn_json_set_integer(json, "data_rows", state->data_rows);
@@ -174,19 +199,48 @@ static eng_status write_state(const char *dir, const trn_run_state *state, eng_e
     return status;
 }
 
-static eng_status fill(const char *temp, const trn_run_state *state, const eng_weights *weights,
-                       trn_optimizer *optimizer, const char *tokenizer_dir, eng_error *error) {
+static eng_status save_weights(const char *temp, const eng_weights *weights, const char *tokenizer_dir,
+                               eng_error *error) {
     eng_status status = eng_checkpoint_save(temp, weights, ENG_F32, tokenizer_dir, error);
-    char *folder = eng_join_path(temp, "trainer"), *moments = eng_join_path(temp, moments_name);
-    if (status == ENG_OK && (!folder || !moments))
+    char *folder = eng_join_path(temp, "trainer");
+    if (status == ENG_OK && !folder)
         status = no_memory(error);
     if (status == ENG_OK && mkdir(folder, 0777) != 0)
         status = eng_fail(error, ENG_IO, "%s: cannot be made: %s", eng_path_tail(folder), strerror(errno));
-    if (status == ENG_OK)
-        status = trn_optimizer_save(optimizer, moments, error);
-    if (status == ENG_OK)
-        status = write_state(temp, state, error);
     free(folder);
+    return status;
+}
+
+static eng_status save_moments(const char *temp, trn_optimizer *optimizer, unsigned char digest[ENG_DIGEST_BYTES],
+                               eng_error *error) {
+    char name[MOMENTS_NAME];
+    name_moments(trn_ranks_own(optimizer->blocks.ranks), name);
+    char *path = eng_join_path(temp, name);
+    eng_status status = path ? trn_optimizer_save(optimizer, path, error) : no_memory(error);
+    if (status == ENG_OK)
+        status = eng_digest_file(path, digest, error);
+    free(path);
+    return status;
+}
+
+static eng_status fill(const char *temp, const trn_run_state *state, const eng_weights *weights,
+                       trn_optimizer *optimizer, const char *tokenizer_dir, eng_error *error) {
+    trn_ranks *ranks = optimizer->blocks.ranks;
+    const int32_t count = trn_ranks_count(ranks), own = trn_ranks_own(ranks);
+    unsigned char digest[ENG_DIGEST_BYTES];
+    unsigned char *moments = malloc(sizeof digest * (size_t)count);
+    eng_status status = moments ? ENG_OK : no_memory(error);
+    if (status == ENG_OK && own == 0)
+        status = save_weights(temp, weights, tokenizer_dir, error);
+    char there = 1;
+    if (status == ENG_OK)
+        status = trn_ranks_share(ranks, &there, sizeof there, error);
+    if (status == ENG_OK)
+        status = save_moments(temp, optimizer, digest, error);
+    if (status == ENG_OK)
+        status = trn_ranks_exchange(ranks, digest, sizeof digest, moments, error);
+    if (status == ENG_OK && own == 0)
+        status = write_state(temp, state, moments, count, error);
     free(moments);
     return status;
 }
@@ -205,18 +259,21 @@ static eng_status remove_old(const char *run, int64_t keep, eng_error *error) {
 
 eng_status trn_run_save(const char *run, const trn_run_state *state, const eng_weights *weights,
                         trn_optimizer *optimizer, const char *tokenizer_dir, int64_t keep, eng_error *error) {
+    const bool first = trn_ranks_own(optimizer->blocks.ranks) == 0;
     char name[STEP_NAME], hidden[STEP_NAME + 8];
     snprintf(name, sizeof name, "step-%08lld", (long long)state->step);
     snprintf(hidden, sizeof hidden, ".%s.tmp", name);
     char *path = eng_join_path(run, name), *temp = eng_join_path(run, hidden);
-    eng_status status = path && temp ? eng_remove_tree(temp, error) : no_memory(error);
+    eng_status status = path && temp ? ENG_OK : no_memory(error);
+    if (status == ENG_OK && first)
+        status = eng_remove_tree(temp, error);
     if (status == ENG_OK)
         status = fill(temp, state, weights, optimizer, tokenizer_dir, error);
-    if (status == ENG_OK)
+    if (status == ENG_OK && first)
         status = eng_commit_temp_dir(temp, path, error);
-    if (status != ENG_OK && temp && eng_remove_tree(temp, NULL) != ENG_OK)
+    if (status != ENG_OK && first && temp && eng_remove_tree(temp, NULL) != ENG_OK)
         eng_fail(error, status, "%s: cannot be removed", eng_path_tail(temp));
-    if (status == ENG_OK && keep > 0)
+    if (status == ENG_OK && first && keep > 0)
         status = remove_old(run, keep, error);
     free(path);
     free(temp);
@@ -227,7 +284,8 @@ eng_status trn_run_save(const char *run, const trn_run_state *state, const eng_w
 
 typedef struct verification {
     const char *dir;
-    unsigned needed; // bit i: needed_files[i] was seen
+    unsigned needed;        // bit i: needed_files[i] was seen
+    int64_t ranks, moments; // how many saved; of how many the moments were seen
     eng_error *error;
 } verification;
 
@@ -248,6 +306,8 @@ static eng_status verify_file(void *context, const char *name, const char *wante
     for (size_t i = 0; i < sizeof needed_files / sizeof *needed_files; i++)
         if (strcmp(name, needed_files[i]) == 0)
             v->needed |= 1U << i;
+    const int64_t rank = moments_rank(name);
+    v->moments += rank >= 0 && rank < v->ranks;
     return ENG_OK;
 }
 
@@ -256,17 +316,12 @@ static eng_status read_numbers(const trn_json *json, trn_run_state *state, eng_e
         const char *key;
         int64_t *value;
     } integers[] = {
-        {"step", &state->step},
-        {"updates", &state->updates},
-        {"epoch", &state->epoch},
-        {"row", &state->row},
-        {"seed", &state->seed},
-        {"context", &state->context},
-        {"tokens", &state->tokens},
-        {"batch_rows", &state->batch_rows},
-        {"data_rows", &state->data_rows},
-        {"bad_steps", &state->bad_steps},
-        {"bad_in_row", &state->bad_in_row},
+        {"step", &state->step},           {"updates", &state->updates},
+        {"epoch", &state->epoch},         {"row", &state->row},
+        {"seed", &state->seed},           {"context", &state->context},
+        {"tokens", &state->tokens},       {"batch_rows", &state->batch_rows},
+        {"data_rows", &state->data_rows}, {"ranks", &state->ranks},
+        {"bad_steps", &state->bad_steps}, {"bad_in_row", &state->bad_in_row},
     };
     const size_t needed = sizeof integers / sizeof *integers - 2; // older checkpoints do not count bad steps
     int64_t format = 0;
@@ -292,8 +347,12 @@ static eng_status verify(const char *dir, int64_t step, trn_run_state *state, en
         status = read_numbers(json, state, error);
     if (status == ENG_OK && state->step != step)
         status = eng_fail(error, ENG_FORMAT, "%s: holds step %lld", state_name, (long long)state->step);
+    v.ranks = state->ranks;
     if (status == ENG_OK)
         status = trn_json_each_string(json, "files", verify_file, &v, error);
+    if (status == ENG_OK && (v.ranks < 1 || v.moments != v.ranks))
+        status = eng_fail(error, ENG_FORMAT, "%s: tells of the moments of %lld ranks, not of %lld", state_name,
+                          (long long)v.moments, (long long)v.ranks);
     for (size_t i = 0; status == ENG_OK && i < sizeof needed_files / sizeof *needed_files; i++)
         if (!(v.needed & 1U << i))
             status = eng_fail(error, ENG_FORMAT, "%s: tells nothing of %s", state_name, needed_files[i]);
@@ -326,6 +385,27 @@ eng_status trn_run_newest(const char *run, void (*damaged)(const char *dir, cons
     free(names.item);
     if (status == ENG_OK && found != ENG_OK)
         return eng_fail(error, ENG_NOT_FOUND, "%s: no checkpoint that is whole", eng_path_tail(run));
+    return status;
+}
+
+eng_status trn_run_load_moments(const char *dir, const trn_run_state *state, trn_optimizer *optimizer,
+                                eng_error *error) {
+    if (state->ranks < 1 || state->ranks > TRN_MAX_RANKS)
+        return eng_fail(error, ENG_FORMAT, "%s: ranks: %lld", state_name, (long long)state->ranks);
+    const int32_t ranks = (int32_t)state->ranks;
+    char **path = calloc((size_t)ranks, sizeof *path);
+    eng_status status = path ? ENG_OK : no_memory(error);
+    for (int32_t r = 0; status == ENG_OK && r < ranks; r++) {
+        char name[MOMENTS_NAME];
+        name_moments(r, name);
+        path[r] = eng_join_path(dir, name);
+        status = path[r] ? ENG_OK : no_memory(error);
+    }
+    if (status == ENG_OK)
+        status = trn_optimizer_load(optimizer, (const char *const *)path, ranks, error);
+    for (int32_t r = 0; path && r < ranks; r++)
+        free(path[r]);
+    free(path);
     return status;
 }
 

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // The checkpoints of a run: RUN/step-00000100/, each a Hugging Face folder in float32 that a server loads as it is,
-// with trainer/optim-0.safetensors (moments) and trainer/state.json (where the run stands, SHA-256 of every file)
-// written last.
+// with trainer/optim-RANK.safetensors (the moments of each rank) and trainer/state.json (where the run stands, SHA-256
+// of every file) written last. All ranks must reach the folder: rank 0 writes all but the others' moments.
 //
 // A checkpoint is filled under a hidden name, made durable and renamed: a name is a whole checkpoint or not there.
 #ifndef TRAINER_RUN_FOLDER_H
@@ -19,10 +19,12 @@ typedef struct trn_run_state {
     int64_t seed, context, batch_rows, data_rows;
     int64_t tokens;                // targets counted so far
     int64_t bad_steps, bad_in_row; // not finite: so far, and up to this step without a good one between
+    int64_t ranks;                 // that have saved
     double seconds;                // spent so far
 } trn_run_state;
 
-// Writes RUN/step-N for state->step = N. With keep > 0 only the newest `keep` checkpoints stay.
+// Writes RUN/step-N for state->step = N, of all ranks (the optimizer's) together: it stands when rank 0 returns. With
+// keep > 0 only the newest `keep` checkpoints stay.
 ENG_CHECKED eng_status trn_run_save(const char *run, const trn_run_state *state, const eng_weights *weights,
                                     trn_optimizer *optimizer, const char *tokenizer_dir, int64_t keep,
                                     eng_error *error);
@@ -31,6 +33,9 @@ ENG_CHECKED eng_status trn_run_save(const char *run, const trn_run_state *state,
 // to `damaged` (with a sentence) and passed over. *dir is new (free). ENG_NOT_FOUND: there is none.
 ENG_CHECKED eng_status trn_run_newest(const char *run, void (*damaged)(const char *dir, const char *why), char **dir,
                                       trn_run_state *state, eng_error *error);
+// The moments of such a checkpoint, whatever the number of ranks that saved them.
+ENG_CHECKED eng_status trn_run_load_moments(const char *dir, const trn_run_state *state, trn_optimizer *optimizer,
+                                            eng_error *error);
 // Whether RUN holds anything that looks like a checkpoint.
 ENG_CHECKED eng_status trn_run_has_checkpoints(const char *run, bool *has, eng_error *error);
 // Removes what interrupted saves left behind.

@@ -111,8 +111,26 @@ eng_status trn_runner_add_row(trn_runner *runner, kern_row_kind kind, int32_t sl
     return ENG_OK;
 }
 
+static eng_status run_in_parts(trn_runner *runner, const trn_stops *stops, eng_error *error) {
+    const kern_plan *plan = runner->plan->plan;
+    eng_status status = ENG_OK;
+    size_t first = 0;
+    for (int32_t i = 0; status == ENG_OK && i <= stops->count; i++) {
+        const size_t end = i < stops->count ? stops->end[i] : kern_plan_length(plan);
+        status =
+            eng_fail_kernel(error, kern_plan_run_part(plan, runner->stream, runner->rows, &runner->memory, first, end),
+                            "running the model");
+        if (status == ENG_OK && i < stops->count)
+            status = stops->reached(stops->context, i, error);
+        first = end;
+    }
+    return status;
+}
+
 eng_status trn_runner_start(trn_runner *runner, eng_error *error) {
     kern_status status = kern_rows_prepare(runner->stream, runner->rows);
+    if (status == KERN_OK && runner->stops)
+        return run_in_parts(runner, runner->stops, error);
     if (status == KERN_OK)
         status = kern_plan_run(runner->plan->plan, runner->stream, runner->rows, &runner->memory);
     return eng_fail_kernel(error, status, "running the model");

@@ -9,6 +9,14 @@
 
 #include "engine/forward.h"
 
+// Places at which a plan makes way: when operations up to end[i] (ascending) have been launched, reached(context, i).
+typedef struct trn_stops {
+    const size_t *end;
+    int32_t count;
+    eng_status (*reached)(void *context, int32_t stop, eng_error *error);
+    void *context;
+} trn_stops;
+
 typedef struct trn_runner {
     kern_device *device; // borrowed
     kern_stream *stream;
@@ -16,8 +24,9 @@ typedef struct trn_runner {
     kern_memory memory;
     kern_rows *rows;
     void *states, *pages;
-    int32_t slot_pages; // KV pages of each slot
-    kern_exit exit;     // of the rows that will be added; at first the model's own
+    int32_t slot_pages;     // KV pages of each slot
+    kern_exit exit;         // of the rows that will be added; at first the model's own
+    const trn_stops *stops; // of the next runs, which have prompt rows; NULL: none
 } trn_runner;
 
 typedef struct trn_runner_options {

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // mesa-trainer train --config run.ini --out RUN: trains a model, or with --resume goes on from RUN's newest whole
-// checkpoint. mesa-trainer gate is the same for a looped model's exit gate: a stage is a loss.
+// checkpoint. mesa-trainer gate is the same for a looped model's exit gate: a stage is a loss. Each of several ranks
+// (ranks.h) runs this command; the first alone owns the folder, logs and prints.
 #include <errno.h>
 #include <fcntl.h>
 #include <stdio.h>
@@ -13,6 +14,7 @@
 #include "engine/files.h"
 #include "trainer/commands.h"
 #include "trainer/options.h"
+#include "trainer/run_ranks.h"
 #include "trainer/train_loop.h"
 
 typedef struct train_options {
@@ -21,7 +23,7 @@ typedef struct train_options {
     bool resume, gate;
     int64_t stage; // of gate
     bool previous;
-    double max_seconds;
+    double max_seconds, rank_wait;
 } train_options;
 
 static void tell_damaged(const char *dir, const char *why) {
@@ -84,7 +86,7 @@ static eng_status write_config(const train_options *o, const trn_run *run, eng_e
     return status;
 }
 
-// Where the run goes on: *dir stays NULL for a fresh one.
+// Where the run goes on: *dir stays NULL for a fresh one. Rank 0's alone.
 static eng_status find_start(const train_options *o, char **dir, trn_run_state *state, eng_error *error) {
     bool has = false;
     eng_status status = trn_run_clean(o->out, error);
@@ -98,6 +100,10 @@ static eng_status find_start(const train_options *o, char **dir, trn_run_state *
 }
 
 static void announce(const trn_run *run, const char *dir) {
+    if (trn_ranks_own(run->ranks) > 0)
+        return;
+    if (run->ranks)
+        printf("%d ranks, ", trn_ranks_count(run->ranks));
     printf("%llu parameters, %lld rows of %d pairs an epoch, %d rows a step, %s\n",
            (unsigned long long)run->model->parameters, (long long)run->state.data_rows, (int)run->state.context,
            run->batch_rows, kern_device_describe(run->device)->description);
@@ -106,24 +112,38 @@ static void announce(const trn_run *run, const char *dir) {
     fflush(stdout);
 }
 
-static eng_status train(const train_options *o, const sigset_t *signals, eng_error *error) {
+// Makes the folder this run's own and finds where it goes on. *lock stays open.
+static eng_status enter_folder(const train_options *o, trn_ranks *ranks, int *lock, char **dir, trn_run_state *state,
+                               eng_error *error) {
+    const bool first = trn_ranks_own(ranks) == 0;
+    eng_status status = first ? make_folder(o->out, error) : ENG_OK;
+    if (status == ENG_OK && first)
+        status = lock_folder(o->out, lock, error);
+    if (status == ENG_OK && first)
+        status = find_start(o, dir, state, error);
+    if (status == ENG_OK)
+        status = trn_ranks_share_start(ranks, o->out, dir, state, error);
+    return status == ENG_OK ? trn_ranks_agree_folder(ranks, o->out, error) : status;
+}
+
+static eng_status train_as(const train_options *o, trn_ranks *ranks, const sigset_t *signals, eng_error *error) {
     trn_run_config config = {0};
     trn_run run = {0};
-    trn_run_state state;
+    trn_run_state state = {0};
     char *dir = NULL;
     int lock = -1;
     eng_status status = read_config(o, &config, error);
     if (status == ENG_OK)
-        status = make_folder(o->out, error);
+        status = trn_ranks_agree_program(ranks, &config, error);
     if (status == ENG_OK)
-        status = lock_folder(o->out, &lock, error);
+        status = enter_folder(o, ranks, &lock, &dir, &state, error);
     if (status == ENG_OK)
-        status = find_start(o, &dir, &state, error);
+        status = trn_run_open(&config, ranks, &run, error);
     if (status == ENG_OK)
-        status = trn_run_open(&config, &run, error);
+        status = trn_ranks_agree_run(&run, error);
     if (status == ENG_OK && dir)
         status = trn_run_resume(&run, dir, &state, error);
-    if (status == ENG_OK)
+    if (status == ENG_OK && trn_ranks_own(ranks) == 0)
         status = write_config(o, &run, error);
     if (status == ENG_OK) {
         announce(&run, dir);
@@ -138,6 +158,18 @@ static eng_status train(const train_options *o, const sigset_t *signals, eng_err
     return status;
 }
 
+// *place says which rank a failure is told of.
+static eng_status train(const train_options *o, const sigset_t *signals, trn_rank_place *place, eng_error *error) {
+    trn_ranks *ranks = NULL;
+    eng_status status = trn_rank_place_read(place, error);
+    if (status == ENG_OK)
+        status = trn_ranks_open(place, o->rank_wait, &ranks, error);
+    if (status == ENG_OK)
+        status = train_as(o, ranks, signals, error);
+    trn_ranks_close(ranks, status, error);
+    return status;
+}
+
 static eng_status check_options(const train_options *o, eng_error *error) {
     if (!o->out)
         return eng_fail(error, ENG_INVALID, "--out is needed");
@@ -145,6 +177,8 @@ static eng_status check_options(const train_options *o, eng_error *error) {
         return eng_fail(error, ENG_INVALID, "--config is needed");
     if (!(o->max_seconds >= 0))
         return eng_fail(error, ENG_INVALID, "--max-seconds: negative");
+    if (!(o->rank_wait > 0))
+        return eng_fail(error, ENG_INVALID, "--rank-wait: must be above 0");
     if (o->gate && o->stage != 1 && o->stage != 2)
         return eng_fail(error, ENG_INVALID, "--stage: 1 or 2 is needed");
     if (o->previous && o->stage == 1)
@@ -158,6 +192,7 @@ static int run_line(const trn_command_line *line, int argc, char **argv, train_o
     bool helped = false;
     int positional = 0;
     eng_error error = {0};
+    trn_rank_place place = {.ranks = 1};
     // Blocked before the compute team starts, so that no thread of it takes them.
     sigset_t signals;
     sigemptyset(&signals);
@@ -170,11 +205,14 @@ static int run_line(const trn_command_line *line, int argc, char **argv, train_o
         status = check_options(o, &error);
     if (status == ENG_OK) {
         sigprocmask(SIG_BLOCK, &signals, NULL);
-        status = train(o, &signals, &error);
+        status = train(o, &signals, &place, &error);
     }
     if (status == ENG_OK)
         return TRN_EXIT_OK;
-    fprintf(stderr, "mesa-trainer %s: %s\n", name, error.text);
+    if (place.ranks > 1)
+        fprintf(stderr, "mesa-trainer %s, rank %d: %s\n", name, place.rank, error.text);
+    else
+        fprintf(stderr, "mesa-trainer %s: %s\n", name, error.text);
     bool usage = status == ENG_INVALID || status == ENG_NOT_FOUND || status == ENG_FORMAT || status == ENG_UNSUPPORTED;
     return usage ? TRN_EXIT_USAGE : TRN_EXIT_FAILED;
 }
@@ -187,12 +225,13 @@ static int run_line(const trn_command_line *line, int argc, char **argv, train_o
         {"resume", NULL, TRN_FLAG, &o.resume, "go on from the newest whole checkpoint; a fresh run if there is none"}, \
         {"warm-start", "DIR", TRN_STRING, &o.warm_start,                                                               \
          "start from the weights of a checkpoint, with a new optimizer"},                                              \
-    {                                                                                                                  \
-        "max-seconds", "S", TRN_REAL, &o.max_seconds, "save and stop after this time"                                  \
+        {"max-seconds", "S", TRN_REAL, &o.max_seconds, "save and stop after this time"}, {                             \
+        "rank-wait", "S", TRN_REAL, &o.rank_wait,                                                                      \
+            "how long another rank is waited for, to come and later to answer (default 600)"                           \
     }
 
 int trn_command_train(int argc, char **argv) {
-    train_options o = {0};
+    train_options o = {.rank_wait = 600};
     const trn_option options[] = {COMMON_OPTIONS};
     const trn_command_line line = {"train --config run.ini --out RUN [options]",
                                    "Trains a model. SIGINT and SIGTERM save a checkpoint and stop.",
@@ -204,7 +243,7 @@ int trn_command_train(int argc, char **argv) {
 }
 
 int trn_command_gate(int argc, char **argv) {
-    train_options o = {.gate = true};
+    train_options o = {.gate = true, .rank_wait = 600};
     const trn_option options[] = {
         {"stage", "N", TRN_INTEGER, &o.stage,
          "1: the whole model, on the loops' losses as the gate mixes them and [loop] entropy; 2: the gate alone, on "

@@ -88,7 +88,13 @@ static trn_json *log_line(const loop *loop, double seconds) {
     return line;
 }
 
+static bool speaks(const loop *loop) {
+    return trn_ranks_own(loop->run->ranks) == 0;
+}
+
 static eng_status write_log(loop *loop, double seconds, eng_error *error) {
+    if (!speaks(loop))
+        return ENG_OK;
     trn_json *line = log_line(loop, seconds);
     char *text = line ? trn_json_text(line, false) : NULL;
     trn_json_free(line);
@@ -100,6 +106,8 @@ static eng_status write_log(loop *loop, double seconds, eng_error *error) {
 }
 
 static eng_status open_log(loop *loop, eng_error *error) {
+    if (!speaks(loop))
+        return ENG_OK;
     char *path = eng_join_path(loop->options->folder, "log.jsonl");
     if (!path)
         return eng_fail(error, ENG_NO_MEMORY, "out of memory for a path");
@@ -127,6 +135,8 @@ static void describe(const loop *loop, char *text, size_t size) {
 }
 
 static void print_line(loop *loop, const char *text) {
+    if (!speaks(loop))
+        return;
     trn_progress_end(&loop->progress);
     printf("%s\n", text);
     fflush(stdout);
@@ -254,25 +264,37 @@ static eng_status one_step(loop *loop, eng_error *error) {
     return due ? save(loop, error) : ENG_OK;
 }
 
-static bool asked_to_stop(loop *loop) {
+typedef enum stop_reason { STOP_NO, STOP_ACCURACY, STOP_TIME, STOP_TERMINATE, STOP_INTERRUPT } stop_reason;
+
+static stop_reason own_reason(const loop *loop) {
     const struct timespec at_once = {0};
     double wanted = loop->run->config.stop_accuracy;
-    if (wanted > 0 && loop->scored && accuracy(loop) >= wanted) {
-        print_line(loop, "the accuracy is reached");
-        return true;
-    }
-    if (loop->options->signals) {
-        int signal = sigtimedwait(loop->options->signals, NULL, &at_once);
-        if (signal > 0) {
-            print_line(loop, signal == SIGINT ? "interrupted" : "asked to end");
-            return true;
-        }
-    }
-    if (loop->options->max_seconds > 0 && elapsed(loop) >= loop->options->max_seconds) {
-        print_line(loop, "time is up");
-        return true;
-    }
-    return false;
+    if (wanted > 0 && loop->scored && accuracy(loop) >= wanted)
+        return STOP_ACCURACY;
+    int signal = loop->options->signals ? sigtimedwait(loop->options->signals, NULL, &at_once) : 0;
+    if (signal > 0)
+        return signal == SIGINT ? STOP_INTERRUPT : STOP_TERMINATE;
+    return loop->options->max_seconds > 0 && elapsed(loop) >= loop->options->max_seconds ? STOP_TIME : STOP_NO;
+}
+
+// All ranks stop behind the same step, for the strongest of their reasons.
+static eng_status ask_to_stop(loop *loop, bool *stopped, eng_error *error) {
+    static const char *const words[] = {[STOP_ACCURACY] = "the accuracy is reached",
+                                        [STOP_TIME] = "time is up",
+                                        [STOP_TERMINATE] = "asked to end",
+                                        [STOP_INTERRUPT] = "interrupted"};
+    trn_ranks *ranks = loop->run->ranks;
+    char own = (char)own_reason(loop), strongest = STOP_NO;
+    char *all = malloc((size_t)trn_ranks_count(ranks));
+    eng_status status = all ? trn_ranks_exchange(ranks, &own, sizeof own, all, error)
+                            : eng_fail(error, ENG_NO_MEMORY, "out of memory for the ranks' reasons to stop");
+    for (int32_t r = 0; status == ENG_OK && r < trn_ranks_count(ranks); r++)
+        strongest = all[r] > strongest ? all[r] : strongest;
+    free(all);
+    *stopped = strongest != STOP_NO;
+    if (*stopped)
+        print_line(loop, words[(int)strongest]);
+    return status;
 }
 
 eng_status trn_train_loop(trn_run *run, const trn_loop_options *options, eng_error *error) {
@@ -284,17 +306,22 @@ eng_status trn_train_loop(trn_run *run, const trn_loop_options *options, eng_err
     eng_status status = open_log(&loop, error);
     if (status != ENG_OK)
         return status;
-    trn_progress_begin(&loop.progress);
+    if (speaks(&loop))
+        trn_progress_begin(&loop.progress);
     bool stopped = false;
-    while (status == ENG_OK && run->state.step < run->config.steps && !(stopped = asked_to_stop(&loop)))
+    while (status == ENG_OK && run->state.step < run->config.steps) {
+        status = ask_to_stop(&loop, &stopped, error);
+        if (status != ENG_OK || stopped)
+            break;
         status = one_step(&loop, error);
+    }
     bool worked = loop.report.step > 0;
     if (status == ENG_OK && worked && loop.saved_step != run->state.step)
         status = save(&loop, error);
     trn_progress_end(&loop.progress);
-    if (fclose(loop.log) != 0 && status == ENG_OK)
+    if (loop.log && fclose(loop.log) != 0 && status == ENG_OK)
         status = eng_fail(error, ENG_IO, "%s/log.jsonl: %s", options->folder, strerror(errno));
-    if (status == ENG_OK && !stopped && !worked)
+    if (status == ENG_OK && !stopped && !worked && speaks(&loop))
         printf("all %lld steps are done\n", (long long)run->config.steps);
     return status;
 }

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // Step after step until the run is finished, a signal comes or time is up; the log, the progress, the checkpoints.
-// The loop owns the run folder; a step itself is train_step.c, which knows nothing of files.
+// The loop owns the run folder; a step itself is train_step.c, which knows nothing of files. Of several ranks the first
+// alone logs and prints; all of them stop together, whichever is asked to.
 #ifndef TRAINER_TRAIN_LOOP_H
 #define TRAINER_TRAIN_LOOP_H
 

@@ -2,24 +2,23 @@
 // One optimizer step of a run, and its validation; see run.h.
 //
 // The loss of a step is the sum over all its targets divided by their number, whatever the micro-batches: every
-// target's weight is 1 / (counted targets of the step), so that gradients of micro-batches simply add up.
+// target's weight is 1 / (counted targets of the step), so that gradients of micro-batches, and of ranks, simply add
+// up.
 #include <float.h>
 #include <math.h>
 #include <stdio.h>
+#include <stdlib.h>
 
 #include "trainer/run_loops.h"
 
-static eng_status load_rows(trn_run *run, trn_step_report *report, eng_error *error) {
-    for (int32_t i = 0; i < run->batch_rows; i++) {
-        int64_t index = trn_dataset_order(run->train, (uint64_t)run->config.seed, report->first_place + i);
-        eng_status status = trn_dataset_row(run->train, index, &run->row[i], error);
-        if (status != ENG_OK)
-            return status;
-        report->tokens += run->row[i].length;
-        report->targets += run->row[i].counted;
-    }
-    return ENG_OK;
-}
+// What a rank has of a step or a validation, and the ranks together.
+typedef struct figures {
+    double loss; // sum over targets
+    int64_t tokens, targets;
+    trn_hits hits;
+    eng_compute solves, backward_solves;
+    trn_exits exits;
+} figures;
 
 static void add_compute(eng_compute *sum, const eng_compute *part) {
     sum->solves += part->solves;
@@ -29,26 +28,86 @@ static void add_compute(eng_compute *sum, const eng_compute *part) {
         sum->steps_max = part->steps_max;
 }
 
-static eng_status run_micro_batches(trn_run *run, trn_step_report *report, eng_error *error) {
-    double loss = 0;
-    for (int32_t first = 0; first < run->batch_rows; first += run->micro_rows) {
-        eng_status status = ENG_OK;
-        trn_batch_clear(&run->batch);
-        for (int32_t i = first; status == ENG_OK && i < run->batch_rows && i < first + run->micro_rows; i++)
-            status = trn_batch_add(&run->batch, &run->row[i], 1.0 / (double)report->targets, run->solver, error);
-        if (status == ENG_OK)
-            status = trn_batch_run(&run->batch, error);
+static void add_figures(figures *sum, const figures *part) {
+    sum->loss += part->loss;
+    sum->tokens += part->tokens;
+    sum->targets += part->targets;
+    sum->hits.targets += part->hits.targets;
+    sum->hits.rows += part->hits.rows;
+    add_compute(&sum->solves, &part->solves);
+    add_compute(&sum->backward_solves, &part->backward_solves);
+    trn_exits_merge(&sum->exits, &part->exits);
+}
+
+// In the ranks' order, so that all come to the same bits.
+static eng_status add_ranks(const trn_run *run, figures *own, eng_error *error) {
+    const int32_t ranks = trn_ranks_count(run->ranks);
+    figures *all = calloc((size_t)ranks, sizeof *all);
+    eng_status status = all ? trn_ranks_exchange(run->ranks, own, sizeof *own, all, error)
+                            : eng_fail(error, ENG_NO_MEMORY, "out of memory for the figures of %d ranks", ranks);
+    if (status == ENG_OK)
+        *own = all[0];
+    for (int32_t r = 1; status == ENG_OK && r < ranks; r++)
+        add_figures(own, &all[r]);
+    free(all);
+    return status;
+}
+
+static eng_status load_rows(trn_run *run, trn_step_report *report, eng_error *error) {
+    figures read = {0};
+    for (int32_t i = 0; i < run->own_rows; i++) {
+        int64_t index =
+            trn_dataset_order(run->train, (uint64_t)run->config.seed, report->first_place + run->first_row + i);
+        eng_status status = trn_dataset_row(run->train, index, &run->row[i], error);
         if (status != ENG_OK)
             return status;
-        loss += trn_batch_loss(&run->batch, 0, run->runner.rows->n_tokens);
-        add_compute(&report->solves, &run->batch.solves);
-        add_compute(&report->backward_solves, &run->batch.backward_solves);
-        status = trn_exits_add(&report->exits, &run->runner, error);
-        if (status != ENG_OK)
-            return status;
+        read.tokens += run->row[i].length;
+        read.targets += run->row[i].counted;
     }
-    report->loss = loss / (double)report->targets;
-    return ENG_OK;
+    eng_status status = add_ranks(run, &read, error);
+    report->tokens = read.tokens;
+    report->targets = read.targets;
+    return status;
+}
+
+// Backward has ended with a block of the parameters.
+static eng_status sum_block(void *context, int32_t block, eng_error *error) {
+    return trn_optimizer_sum(context, block, error);
+}
+
+static eng_status run_micro_batch(trn_run *run, int32_t first, double weight, figures *sum, eng_error *error) {
+    eng_status status = trn_ranks_check(run->ranks, error);
+    trn_batch_clear(&run->batch);
+    for (int32_t i = first; status == ENG_OK && i < run->own_rows && i < first + run->micro_rows; i++)
+        status = trn_batch_add(&run->batch, &run->row[i], weight, run->solver, error);
+    if (status == ENG_OK)
+        status = trn_batch_run(&run->batch, error);
+    if (status != ENG_OK)
+        return status;
+    sum->loss += trn_batch_loss(&run->batch, 0, run->runner.rows->n_tokens);
+    add_compute(&sum->solves, &run->batch.solves);
+    add_compute(&sum->backward_solves, &run->batch.backward_solves);
+    return trn_exits_add(&sum->exits, &run->runner, error);
+}
+
+// The last one's backward sums gradients over the ranks while it goes on.
+static eng_status run_micro_batches(trn_run *run, trn_step_report *report, eng_error *error) {
+    const trn_stops stops = {run->block_end, run->optimizer.blocks.count, sum_block, &run->optimizer};
+    figures sum = {0};
+    eng_status status = ENG_OK;
+    for (int32_t first = 0; status == ENG_OK && first < run->own_rows; first += run->micro_rows) {
+        const bool last = first + run->micro_rows >= run->own_rows;
+        run->runner.stops = run->ranks && last ? &stops : NULL;
+        status = run_micro_batch(run, first, 1.0 / (double)report->targets, &sum, error);
+    }
+    run->runner.stops = NULL;
+    if (status == ENG_OK)
+        status = add_ranks(run, &sum, error);
+    report->loss = sum.loss / (double)report->targets;
+    report->solves = sum.solves;
+    report->backward_solves = sum.backward_solves;
+    report->exits = sum.exits;
+    return status;
 }
 
 // Weights first: what is wrong with one is seen in every gradient.
@@ -116,9 +175,8 @@ eng_status trn_run_step(trn_run *run, trn_step_report *report, eng_error *error)
 }
 
 // Rows of the validation set in an order of their own, so that a few of them are a fair sample.
-static eng_status score_rows(trn_run *run, int64_t first, int64_t end, trn_score *score, eng_error *error) {
+static eng_status score_rows(trn_run *run, int64_t first, int64_t end, figures *sum, eng_error *error) {
     trn_batch_clear(&run->batch);
-    int64_t targets = 0;
     for (int64_t place = first; place < end; place++) {
         trn_row *row = &run->row[0];
         eng_status status = trn_dataset_row(run->valid, trn_dataset_order(run->valid, 0, place), row, error);
@@ -126,29 +184,34 @@ static eng_status score_rows(trn_run *run, int64_t first, int64_t end, trn_score
             status = trn_batch_add(&run->batch, row, 0, run->solver, error);
         if (status != ENG_OK)
             return status;
-        targets += row->counted;
+        sum->targets += row->counted;
     }
     eng_status status = trn_batch_run(&run->batch, error);
     if (status != ENG_OK)
         return status;
-    score->loss += trn_batch_loss(&run->batch, 0, run->runner.rows->n_tokens);
-    score->targets += targets;
-    trn_batch_hits(&run->batch, &score->hits);
-    add_compute(&score->solves, &run->batch.solves);
-    return trn_exits_add(&score->exits, &run->runner, error);
+    sum->loss += trn_batch_loss(&run->batch, 0, run->runner.rows->n_tokens);
+    trn_batch_hits(&run->batch, &sum->hits);
+    add_compute(&sum->solves, &run->batch.solves);
+    return trn_exits_add(&sum->exits, &run->runner, error);
 }
 
 eng_status trn_run_validate(trn_run *run, trn_score *score, eng_error *error) {
+    const int64_t rank = trn_ranks_own(run->ranks), ranks = trn_ranks_count(run->ranks);
     int64_t rows = trn_dataset_rows(run->valid), limit = run->config.eval_rows;
     if (limit > 0 && limit < rows)
         rows = limit;
-    *score = (trn_score){0};
+    const int64_t last = rows * (rank + 1) / ranks;
+    figures sum = {0};
     eng_status status = ENG_OK;
     run->runner.plan = run->score_plan;
-    for (int64_t first = 0; status == ENG_OK && first < rows; first += run->micro_rows) {
-        int64_t end = first + run->micro_rows < rows ? first + run->micro_rows : rows;
-        status = score_rows(run, first, end, score, error);
+    for (int64_t first = rows * rank / ranks; status == ENG_OK && first < last; first += run->micro_rows) {
+        int64_t end = first + run->micro_rows < last ? first + run->micro_rows : last;
+        status = score_rows(run, first, end, &sum, error);
     }
     run->runner.plan = run->train_plan;
+    if (status == ENG_OK)
+        status = add_ranks(run, &sum, error);
+    *score = (trn_score){
+        .loss = sum.loss, .targets = sum.targets, .hits = sum.hits, .solves = sum.solves, .exits = sum.exits};
     return status;
 }

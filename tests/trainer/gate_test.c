@@ -121,7 +121,7 @@ START_TEST(one_loop_is_the_plain_loss) {
     char text[1024];
     snprintf(text, sizeof text, "%s[loop]\nloss = expected\n", train);
     ck_assert_int_eq(trn_run_config_read(write_run(once, "d", CONTEXT, text), NULL, 0, &config, &error), ENG_OK);
-    ck_assert_int_eq(trn_run_open(&config, &run, &error), ENG_UNSUPPORTED); // no loops to choose from
+    ck_assert_int_eq(trn_run_open(&config, NULL, &run, &error), ENG_UNSUPPORTED); // no loops to choose from
     trn_run_close(&plain);
     open_with(gated, "", &plain);
     open_with(gated, "[loop]\nloss = weighted\nweights = 0 0 1\n", &expected);
@@ -217,7 +217,7 @@ START_TEST(what_does_not_fit_is_refused) {
         eng_status status =
             trn_run_config_read(write_run(cases[i].model, "d", CONTEXT, text), NULL, 0, &config, &error);
         ck_assert_msg(status == ENG_OK, "%s", error.text);
-        ck_assert_int_ne(trn_run_open(&config, &run, &error), ENG_OK);
+        ck_assert_int_ne(trn_run_open(&config, NULL, &run, &error), ENG_OK);
         ck_assert_msg(strstr(error.text, cases[i].words), "%s: %s", cases[i].loop, error.text);
     }
 }

@@ -28,7 +28,7 @@ static void setup(fixture *f, const trn_adamw *adamw) {
     ck_assert_int_eq(eng_config_parse(json, sizeof json - 1, "test", &config, NULL), ENG_OK);
     ck_assert_int_eq(eng_model_create(&config, &f->model, NULL), ENG_OK);
     ck_assert_int_eq(eng_weights_init(f->model, f->device, 3, false, &f->weights, NULL), ENG_OK);
-    ck_assert_int_eq(trn_optimizer_create(f->weights, f->stream, adamw, &f->optimizer, NULL), ENG_OK);
+    ck_assert_int_eq(trn_optimizer_create(f->weights, f->stream, adamw, NULL, NULL, &f->optimizer, NULL), ENG_OK);
 }
 
 static void teardown(fixture *f) {
@@ -143,6 +143,11 @@ START_TEST(a_gradient_that_is_not_finite_shows_in_the_norm) {
 }
 END_TEST
 
+static eng_status load_from(trn_optimizer *optimizer, const char *name, eng_error *error) {
+    const char *path = temp_path(name);
+    return trn_optimizer_load(optimizer, &path, 1, error);
+}
+
 START_TEST(moments_come_back_from_a_file) {
     const trn_adamw adamw = {.beta1 = 0.9, .beta2 = 0.98, .eps = 1e-8};
     fixture a = {0}, b = {0};
@@ -153,7 +158,7 @@ START_TEST(moments_come_back_from_a_file) {
     ck_assert_int_eq(trn_optimizer_norm(&a.optimizer, &norm, NULL), ENG_OK);
     ck_assert_int_eq(trn_optimizer_update(&a.optimizer, 0.01, NULL), ENG_OK);
     ck_assert_int_eq(trn_optimizer_save(&a.optimizer, temp_path("o.safetensors"), NULL), ENG_OK);
-    ck_assert_int_eq(trn_optimizer_load(&b.optimizer, temp_path("o.safetensors"), NULL), ENG_OK);
+    ck_assert_int_eq(load_from(&b.optimizer, "o.safetensors", NULL), ENG_OK);
     size_t bytes = sizeof(float) * (size_t)a.weights->count;
     ck_assert_mem_eq(a.optimizer.m, b.optimizer.m, bytes);
     ck_assert_mem_eq(a.optimizer.v, b.optimizer.v, bytes);
@@ -163,9 +168,9 @@ START_TEST(moments_come_back_from_a_file) {
     const eng_st_source lone = {.name = "m.model.norm.weight", .dtype = ENG_F32, .ndim = 1, .shape = {1}, .data = &one};
     eng_error error = {0};
     ck_assert_int_eq(eng_st_write(temp_path("p.safetensors"), &lone, 1, NULL, NULL), ENG_OK);
-    ck_assert_int_eq(trn_optimizer_load(&b.optimizer, temp_path("p.safetensors"), &error), ENG_FORMAT);
+    ck_assert_int_eq(load_from(&b.optimizer, "p.safetensors", &error), ENG_FORMAT);
     ck_assert_ptr_nonnull(strstr(error.text, "missing"));
-    ck_assert_int_eq(trn_optimizer_load(&b.optimizer, temp_path("q.safetensors"), NULL), ENG_NOT_FOUND);
+    ck_assert_int_eq(load_from(&b.optimizer, "q.safetensors", NULL), ENG_NOT_FOUND);
     teardown(&a);
     teardown(&b);
 }

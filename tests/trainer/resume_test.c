@@ -257,7 +257,7 @@ START_TEST(another_order_of_data_is_refused) {
         eng_error error = {0};
         char *dir = NULL;
         ck_assert_int_eq(trn_run_config_read(temp_path("run.ini"), &changes[i], 1, &config, NULL), ENG_OK);
-        ck_assert_msg(trn_run_open(&config, &run, &error) == ENG_OK, "%s", error.text);
+        ck_assert_msg(trn_run_open(&config, NULL, &run, &error) == ENG_OK, "%s", error.text);
         ck_assert_int_eq(trn_run_newest(folder, tell, &dir, &state, NULL), ENG_OK);
         ck_assert_msg(trn_run_resume(&run, dir, &state, &error) == ENG_INVALID, "%s was accepted", changes[i]);
         free(dir);
