@@ -180,21 +180,23 @@ START_TEST(empty_bearer_without_keys) {
 END_TEST
 
 START_TEST(rate_of_a_key) {
+    enum { MANY = 6000 }; // a slow machine sends them while the budget grows again
     answer answer;
     int refused = 0;
 
     start_with_keys("rate=60", NULL);
-    for (int i = 0; i < 62; i++) {
+    for (int i = 0; i < MANY && refused == 0; i++) {
         fixture_ask(&server, "POST", "/v1/completions", ALICE, HELLO, &answer);
         if (answer.status == 429) {
             expect_error(&answer, 429, NULL, "rate_limit_exceeded");
             ck_assert(answer_has(&answer, "Retry-After: 1\r"));
+            ck_assert_int_ge(i, 60);
             refused++;
         } else
             ck_assert_int_eq(answer.status, 200);
         answer_free(&answer);
     }
-    ck_assert_int_ge(refused, 1);
+    ck_assert_int_eq(refused, 1);
     ck_assert_int_eq(status_of("POST", "/v1/completions", BOB, HELLO), 200); // another's budget
     ck_assert_int_eq(status_of("GET", "/v1/models", ALICE, NULL), 200);      // only work counts
     sleep_ms(1100);                                                          // as long as Retry-After said
@@ -202,10 +204,6 @@ START_TEST(rate_of_a_key) {
     ck_assert_int_eq(fixture_stop(&server), 0);
 }
 END_TEST
-
-static bool two_active(void) {
-    return atomic_load(&fake_engine()->active) == 2;
-}
 
 START_TEST(requests_of_a_key_at_once) {
     int clients[2];
@@ -215,9 +213,9 @@ START_TEST(requests_of_a_key_at_once) {
     atomic_store(&fake_engine()->step_us, 5000);
     for (int i = 0; i < 2; i++) {
         clients[i] = client_connect(&server);
-        client_ask(clients[i], "POST", "/v1/completions", ALICE, "{\"prompt\":\"hi\",\"max_tokens\":1000}");
+        client_ask(clients[i], "POST", "/v1/completions", ALICE, "{\"prompt\":\"hi\",\"max_tokens\":60000}");
     }
-    wait_for(two_active, "both run");
+    wait_engine_active(2);
     fixture_ask(&server, "POST", "/v1/completions", ALICE, HELLO, &answer);
     expect_error(&answer, 429, NULL, "too_many_requests");
     ck_assert(answer_has(&answer, "Retry-After: "));
@@ -281,6 +279,8 @@ START_TEST(keys_are_read_again) {
     atomic_store(&fake_engine()->step_us, 2000);
     const int running = client_connect(&server);
     client_ask(running, "POST", "/v1/completions", ALICE, "{\"prompt\":\"hi\",\"max_tokens\":500,\"stream\":true}");
+    wait_engine_active(1);
+    atomic_store(&fake_engine()->held, 1); // until the keys are others
     write_file(path, "nonsense\n");
     srv_server_reload(server.server);
     wait_for(bad_file_told, "a bad file is told");
@@ -292,6 +292,7 @@ START_TEST(keys_are_read_again) {
     ck_assert_int_eq(status_of("GET", "/v1/models", "Authorization: Bearer carol-0123456789abcdef\r\n", NULL), 200);
     ck_assert_int_eq(status_of("GET", "/v1/models", BOB, NULL), 401);
     ck_assert_int_eq(status_of("POST", "/v1/completions", ALICE, HELLO), 401);
+    atomic_store(&fake_engine()->held, 0);
     client_read(running, &answer, false);
     ck_assert_int_eq(answer.status, 200);
     ck_assert_ptr_nonnull(strstr(answer.body, "[DONE]"));
@@ -573,7 +574,7 @@ START_TEST(serves_tls) {
     // Somebody who speaks no TLS is turned away, and nobody else notices.
     const int plain = client_connect(&server);
     client_puts(plain, "GET /health HTTP/1.1\r\nHost: t\r\n\r\n");
-    ck_assert(client_closed(plain, 3000));
+    ck_assert(client_closed(plain));
     close(plain);
     tls_connect(&client);
     tls_close(&client);

@@ -13,16 +13,7 @@ static fixture server;
 
 static void start(const char *model) {
     fixture_start_model(&server, model, NULL);
-    for (int i = 0; i < 2000; i++) {
-        answer answer;
-        fixture_get(&server, "/health/ready", &answer);
-        const int status = answer.status;
-        answer_free(&answer);
-        if (status == 200)
-            return;
-        sleep_ms(5);
-    }
-    ck_abort_msg("the server does not become ready");
+    fixture_wait(&server);
 }
 
 static void setup(void) {

@@ -35,7 +35,8 @@ static void sleep_us(long microseconds) {
 
 eng_status eng_open(const eng_options *options, eng_engine **out, eng_error *error) {
     const char *dir = options->model_dir;
-    sleep_us(atomic_load(&controls.load_ms) * 1000L);
+    while (atomic_load(&controls.hold_open))
+        sleep_us(1000);
     if (strstr(dir, "missing"))
         return eng_fail(error, ENG_NOT_FOUND, "%s/config.json: no such file", dir);
     eng_engine *engine = calloc(1, sizeof *engine);
@@ -194,8 +195,8 @@ static void add_choice(eng_engine *engine, fake_request *made) {
         end = &(*end)->next;
     *end = made;
     engine->count++;
-    atomic_fetch_add(&controls.submitted, 1);
     atomic_fetch_add(&controls.active, 1);
+    atomic_fetch_add(&controls.submitted, 1);
 }
 
 eng_status eng_submit(eng_engine *engine, const eng_request *request, uint64_t *id, eng_error *error) {
@@ -236,8 +237,8 @@ void eng_cancel(eng_engine *engine, uint64_t id) {
         at->dropped = true;
         if (engine->stepping)
             continue;
+        atomic_fetch_add(&controls.cancelled, 1); // before it is gone: who waits for that reads it
         drop(engine, at);
-        atomic_fetch_add(&controls.cancelled, 1);
     }
 }
 
@@ -293,6 +294,14 @@ static void drop_ended(eng_engine *engine) {
     }
 }
 
+static void begin_step(void) {
+    const int step_us = atomic_load(&controls.step_us);
+
+    while (atomic_load(&controls.stuck))
+        sleep_us(1000);
+    sleep_us(step_us == 0 && atomic_load(&controls.held) ? 1000 : step_us);
+}
+
 eng_status eng_step(eng_engine *engine, eng_event_fn on_event, void *context, bool *worked, eng_error *error) {
     int rows = 0;
 
@@ -306,15 +315,15 @@ eng_status eng_step(eng_engine *engine, eng_event_fn on_event, void *context, bo
         if (at->paused)
             continue;
         if (!*worked)
-            sleep_us(atomic_load(&controls.step_us));
+            begin_step();
         *worked = true;
-        if (must_wait(at))
+        if (atomic_load(&controls.held) || must_wait(at))
             continue;
         advance(engine, at, on_event, context);
     }
-    drop_ended(engine);
     if (*worked)
         atomic_fetch_add(&controls.steps, 1);
+    drop_ended(engine);
     return ENG_OK;
 }
 

@@ -17,7 +17,10 @@ enum { FAKE_BOS = 256, FAKE_EOS = 257, FAKE_TWIN = 258, FAKE_VOCABULARY = 259 };
 
 typedef struct fake_engine_controls {
     // Set by tests.
-    atomic_int load_ms, step_us;
+    atomic_int hold_open; // opening goes on once it is 0
+    atomic_int stuck;     // so does a step
+    atomic_int held;      // steps come and go, and nothing is read or drawn in them
+    atomic_int step_us;
     atomic_int text_bytes;        // letters: bytes of each token's text; 0: one
     atomic_int fail_step;         // the next step fails as a lost device does
     atomic_int numeric_at;        // every request fails at this token, counted from 1; 0: never

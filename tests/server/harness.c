@@ -18,7 +18,7 @@
 
 #include "tests/server/fake_engine.h"
 
-enum { PATIENCE_S = 20 };
+enum { PATIENCE_S = 100 };
 
 void sleep_ms(int milliseconds) {
     const struct timespec time = {.tv_sec = milliseconds / 1000, .tv_nsec = milliseconds % 1000 * 1000000L};
@@ -32,6 +32,32 @@ void wait_for(bool (*condition)(void), const char *what) {
         sleep_ms(5);
     }
     ck_abort_msg("waited in vain: %s", what);
+}
+
+double now_s(void) {
+    struct timespec now;
+    clock_gettime(CLOCK_MONOTONIC, &now);
+    return (double)now.tv_sec + (double)now.tv_nsec / 1e9;
+}
+
+static int wanted; // of the wait that goes on
+
+static bool enough_active(void) {
+    return atomic_load(&fake_engine()->active) >= wanted;
+}
+
+void wait_engine_active(int choices) {
+    wanted = choices;
+    wait_for(enough_active, "the engine has the requests");
+}
+
+static bool enough_tokens(void) {
+    return atomic_load(&fake_engine()->tokens) >= wanted;
+}
+
+void wait_engine_tokens(int tokens) {
+    wanted = tokens;
+    wait_for(enough_tokens, "the engine has drawn the tokens");
 }
 
 static bool engine_is_empty(void) {
@@ -282,16 +308,20 @@ void client_read_until(int client, const char *needle, char *text, size_t size) 
     }
 }
 
-bool client_closed(int client, int milliseconds) {
+bool client_open(int client, int milliseconds) {
     struct pollfd poll_of = {.fd = client, .events = POLLIN};
     char data[4096];
 
     for (;;) {
         if (poll(&poll_of, 1, milliseconds) <= 0)
-            return false;
-        if (recv(client, data, sizeof data, 0) <= 0)
             return true;
+        if (recv(client, data, sizeof data, 0) <= 0)
+            return false;
     }
+}
+
+bool client_closed(int client) {
+    return !client_open(client, PATIENCE_S * 1000);
 }
 
 void answer_free(answer *answer) {

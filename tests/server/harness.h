@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 // A whole server in the test's process, on a port of its own, and a plain client to talk to it.
 //
-// The server runs in a thread with the fake engine. A helper that does not get what it waits for within some seconds
-// fails the running test.
+// The server runs in a thread with the fake engine. What is waited for is an event: a helper that does not get it
+// within a time that no machine needs, however busy, fails the running test.
 #ifndef TESTS_SERVER_HARNESS_H
 #define TESTS_SERVER_HARNESS_H
 
@@ -53,10 +53,11 @@ void client_send(int client, const char *data, size_t length);
 void client_puts(int client, const char *text);
 // One answer, its body decoded. head_only: to a HEAD.
 void client_read(int client, answer *out, bool head_only);
-// Bytes up to and including needle, appended to text; fails after some seconds.
+// Bytes up to and including needle, appended to text.
 void client_read_until(int client, const char *needle, char *text, size_t size);
-// Whether the server closes within the time. What it sends before is dropped.
-bool client_closed(int client, int milliseconds);
+// Whether the server closes. What it sends before is dropped.
+bool client_closed(int client);
+bool client_open(int client, int milliseconds); // still, after that time
 void answer_free(answer *answer);
 bool answer_has(const answer *answer, const char *header); // "Allow: POST", case-insensitive
 
@@ -84,7 +85,10 @@ void sse_free(sse *sse);
 char *sse_text(const sse *sse, int index);
 
 void wait_for(bool (*condition)(void), const char *what);
+void wait_engine_active(int choices); // at least so many run or wait in the engine
+void wait_engine_tokens(int tokens);  // so many were drawn: where it is one more, the server was told of those before
 void wait_engine_empty(void);
+double now_s(void); // monotonic
 void sleep_ms(int milliseconds);
 
 #endif

@@ -242,7 +242,8 @@ START_TEST(wrong_ids_are_told) {
 }
 END_TEST
 
-// One raw request on a connection of its own; the answer's status, 0 if the connection just closed.
+// One raw request on a connection of its own; the answer's status, 0 if the connection just closed. *closed, where it
+// is asked for: it closed after the answer.
 static int raw_status(const char *request, bool *closed) {
     const int client = client_connect(&server);
     char text[4096] = "";
@@ -252,7 +253,8 @@ static int raw_status(const char *request, bool *closed) {
     ssize_t got = recv(client, text, sizeof text - 1, 0);
     if (got > 0)
         sscanf(text, "HTTP/1.%*d %d", &status);
-    *closed = client_closed(client, 300);
+    if (closed)
+        *closed = client_closed(client);
     close(client);
     return status;
 }
@@ -332,11 +334,10 @@ START_TEST(media_types) {
     };
     for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
         char request[512];
-        bool closed;
         snprintf(request, sizeof request,
                  "POST /tokenize HTTP/1.1\r\nHost: test\r\n%sContent-Length: 15\r\n\r\n{\"prompt\":\"hi\"}",
                  cases[i].headers);
-        ck_assert_msg(raw_status(request, &closed) == cases[i].status, "%s", cases[i].headers);
+        ck_assert_msg(raw_status(request, NULL) == cases[i].status, "%s", cases[i].headers);
     }
 }
 END_TEST
@@ -395,7 +396,6 @@ START_TEST(chunked_bodies) {
                                "Transfer-Encoding: chunked\r\n\r\n";
     static const char body[] = "{\"prompt\":\"hi\"}";
     const int client = client_connect(&server);
-    bool closed;
     char bad[512];
 
     client_puts(client, head);
@@ -411,12 +411,12 @@ START_TEST(chunked_bodies) {
     read_tokens(client);
     close(client);
     snprintf(bad, sizeof bad, "%szz\r\n{}\r\n0\r\n\r\n", head);
-    ck_assert_int_eq(raw_status(bad, &closed), 400);
+    ck_assert_int_eq(raw_status(bad, NULL), 400);
     // A size that no body reaches is a body that does not end: the time for bodies bounds it.
     const int endless = client_connect(&server);
     client_puts(endless, head);
     client_puts(endless, "FFFFFFFFFFFFFFFF\r\n{}\r\n0\r\n\r\n");
-    ck_assert(!client_closed(endless, 200));
+    ck_assert(client_open(endless, 200));
     close(endless);
 }
 END_TEST
@@ -471,23 +471,22 @@ START_TEST(expect_continue) {
 END_TEST
 
 START_TEST(health_while_busy) {
+    static const char *const paths[] = {"/health", "/health/ready", "/metrics", "/v1/models"};
     int clients[6];
 
-    atomic_store(&fake_engine()->step_us, 20000);
     for (int i = 0; i < 6; i++) {
         clients[i] = client_connect(&server);
-        client_post(clients[i], "/v1/completions", "{\"prompt\":\"hi\",\"max_tokens\":1000}");
+        client_post(clients[i], "/v1/completions", "{\"prompt\":\"hi\",\"max_tokens\":60000}");
     }
+    wait_engine_active(6);
+    atomic_store(&fake_engine()->stuck, 1); // what is asked for now waits for no step
     for (int i = 0; i < 20; i++) {
-        struct timespec from, to;
         answer answer;
-        clock_gettime(CLOCK_MONOTONIC, &from);
-        fixture_get(&server, "/health", &answer);
-        clock_gettime(CLOCK_MONOTONIC, &to);
+        fixture_get(&server, paths[i % 4], &answer);
         ck_assert_int_eq(answer.status, 200);
         answer_free(&answer);
-        ck_assert_double_lt((double)(to.tv_sec - from.tv_sec) + 1e-9 * (double)(to.tv_nsec - from.tv_nsec), 1.0);
     }
+    atomic_store(&fake_engine()->stuck, 0);
     for (int i = 0; i < 6; i++)
         close(clients[i]);
     wait_engine_empty();

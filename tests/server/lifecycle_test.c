@@ -1,13 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0
 // Start, load, drain, end, and what is said meanwhile: several models, addresses in use, engines that fail, the log.
 // A server that ends by itself is joined, one that runs is drained; either way its engine must be left empty.
+#include <poll.h>
 #include <stddef.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/socket.h>
 #include <sys/stat.h>
 #include <sys/un.h>
-#include <time.h>
 #include <unistd.h>
 
 #include "tests/check_main.h"
@@ -16,15 +16,10 @@
 
 static fixture server;
 
-static int wanted_active;
-static bool enough_active(void) {
-    return atomic_load(&fake_engine()->active) >= wanted_active;
-}
-
 START_TEST(serves_while_loading) {
     answer answer;
 
-    atomic_store(&fake_engine()->load_ms, 500);
+    atomic_store(&fake_engine()->hold_open, 1);
     fixture_start_model(&server, "demo=/models/demo", NULL);
     fixture_get(&server, "/health", &answer);
     ck_assert_int_eq(answer.status, 200);
@@ -43,36 +38,34 @@ START_TEST(serves_while_loading) {
     expect_error(&answer, 503, NULL, "loading");
     ck_assert(answer_has(&answer, "Retry-After: "));
     answer_free(&answer);
-    int status = 503;
-    for (int i = 0; i < 400 && status == 503; i++) {
-        fixture_get(&server, "/health/ready", &answer);
-        status = answer.status;
-        answer_free(&answer);
-        sleep_ms(5);
-    }
-    ck_assert_int_eq(status, 200);
+    atomic_store(&fake_engine()->hold_open, 0);
+    fixture_wait(&server);
     ck_assert_int_eq(fixture_stop(&server), 0);
 }
 END_TEST
 
 START_TEST(stops_while_loading) {
-    atomic_store(&fake_engine()->load_ms, 300);
+    atomic_store(&fake_engine()->hold_open, 1);
     fixture_start_model(&server, "demo=/models/demo", NULL);
-    ck_assert_int_eq(fixture_stop(&server), 0);
+    srv_server_stop(server.server);
+    sleep_ms(100); // in which it may stop already
+    atomic_store(&fake_engine()->hold_open, 0);
+    ck_assert_int_eq(fixture_join(&server), 0);
 }
 END_TEST
 
+static const char *wanted_line;
+static bool log_says(void) {
+    char *log = fixture_log(&server);
+    const bool found = strstr(log, wanted_line) != NULL;
+    free(log);
+    return found;
+}
+
 START_TEST(unloadable_model_ends_with_4) {
     fixture_start_model(&server, "demo=/models/missing", NULL);
-    static const char fault[] = "/models/missing/config.json: no such file";
-    bool said = false;
-    for (int i = 0; i < 400 && !said; i++) {
-        char *log = fixture_log(&server);
-        said = strstr(log, fault) != NULL;
-        free(log);
-        sleep_ms(5);
-    }
-    ck_assert(said);
+    wanted_line = "/models/missing/config.json: no such file";
+    wait_for(log_says, wanted_line);
     ck_assert_int_eq(fixture_join(&server), 4);
 }
 END_TEST
@@ -161,7 +154,7 @@ START_TEST(drain_finishes_what_runs) {
     sse sse;
 
     fixture_start(&server, NULL);
-    atomic_store(&fake_engine()->step_us, 20000);
+    atomic_store(&fake_engine()->held, 1);
     const int stream = client_connect(&server), plain = client_connect(&server), idle = client_connect(&server);
     const int half = client_connect(&server);
     client_post(stream, "/v1/completions", "{\"prompt\":\"hi\",\"max_tokens\":20,\"stream\":true}");
@@ -170,11 +163,11 @@ START_TEST(drain_finishes_what_runs) {
     client_read(idle, &answer, false);
     answer_free(&answer);
     client_puts(half, "POST /v1/completions HTTP/1.1\r\nHo");
-    wanted_active = 2;
-    wait_for(enough_active, "both run");
+    wait_engine_active(2);
     srv_server_stop(server.server);
-    ck_assert(client_closed(idle, 1000));
-    ck_assert(client_closed(half, 1000));
+    ck_assert(client_closed(idle));
+    ck_assert(client_closed(half));
+    atomic_store(&fake_engine()->held, 0);
     client_read(stream, &answer, false);
     ck_assert_int_eq(answer.status, 200);
     sse_parse(&answer, &sse);
@@ -197,20 +190,24 @@ START_TEST(draining_closes_after_the_answer) {
     answer answer;
 
     fixture_start(&server, NULL);
-    atomic_store(&fake_engine()->step_us, 20000);
-    const int client = client_connect(&server), other = client_connect(&server);
+    atomic_store(&fake_engine()->held, 1);
+    const int client = client_connect(&server), other = client_connect(&server), idle = client_connect(&server);
     // The second is pipelined behind the first: the first's answer says that the connection ends with it.
     client_post(client, "/v1/completions", "{\"prompt\":\"hi\",\"max_tokens\":20}");
     client_post(client, "/v1/completions", "{\"prompt\":\"hi\",\"max_tokens\":20}");
     client_post(other, "/v1/completions", "{\"prompt\":\"hi\",\"max_tokens\":30}");
-    wanted_active = 2;
-    wait_for(enough_active, "they run");
+    client_puts(idle, "GET /health HTTP/1.1\r\nHost: t\r\n\r\n");
+    client_read(idle, &answer, false);
+    answer_free(&answer);
+    wait_engine_active(2);
     srv_server_stop(server.server);
+    ck_assert(client_closed(idle)); // so it has begun to drain
+    atomic_store(&fake_engine()->held, 0);
     client_read(client, &answer, false);
     ck_assert_int_eq(answer.status, 200);
     ck_assert(answer.closed);
     answer_free(&answer);
-    ck_assert(client_closed(client, 2000));
+    ck_assert(client_closed(client));
     client_read(other, &answer, false);
     ck_assert_int_eq(answer.status, 200);
     ck_assert(answer.closed);
@@ -218,6 +215,7 @@ START_TEST(draining_closes_after_the_answer) {
     ck_assert_int_eq(fixture_join(&server), 0);
     close(client);
     close(other);
+    close(idle);
 }
 END_TEST
 
@@ -232,8 +230,9 @@ START_TEST(drain_deadline_says_so) {
     client_post(stream, "/v1/completions", "{\"prompt\":\"hi\",\"max_tokens\":60000,\"stream\":true}");
     client_post(plain, "/v1/completions", "{\"prompt\":\"hi\",\"max_tokens\":60000}");
     client_puts(deaf, "POST /v1/completions HTTP/1.1\r\nHost: t\r\nContent-Length: 50\r\n\r\n{");
-    wanted_active = 2;
-    wait_for(enough_active, "they run");
+    wait_engine_active(2);
+    char byte;
+    ck_assert_int_eq(recv(stream, &byte, 1, MSG_PEEK), 1); // it is being answered
     srv_server_stop(server.server);
     client_read(stream, &answer, false);
     sse_parse(&answer, &sse);
@@ -259,8 +258,7 @@ START_TEST(stop_with_a_slow_reader) {
     atomic_store(&fake_engine()->text_bytes, 1000);
     const int client = client_connect(&server);
     client_post(client, "/v1/completions", "{\"prompt\":\"hi\",\"max_tokens\":60000,\"stream\":true}");
-    wanted_active = 1;
-    wait_for(enough_active, "it runs");
+    wait_engine_active(1);
     ck_assert_int_eq(fixture_stop(&server), 0);
     close(client);
 }
@@ -272,9 +270,9 @@ static bool one_paused(void) {
 
 // Blocked in a write, its input at an end: without a shutdown the connection would last until a timeout.
 START_TEST(half_closed_slow_reader_is_let_go) {
-    struct timespec from, to;
+    static const char *const options[] = {"--drain-time", "1000", NULL}; // which the end would wait for
 
-    fixture_start(&server, NULL);
+    fixture_start(&server, options);
     atomic_store(&fake_engine()->text_bytes, 1000);
     const int client = client_connect(&server);
     client_post(client, "/v1/completions", "{\"prompt\":\"hi\",\"max_tokens\":60000,\"stream\":true}");
@@ -282,10 +280,7 @@ START_TEST(half_closed_slow_reader_is_let_go) {
     sleep_ms(200);
     shutdown(client, SHUT_WR);
     wait_engine_empty();
-    clock_gettime(CLOCK_MONOTONIC, &from);
     ck_assert_int_eq(fixture_stop(&server), 0);
-    clock_gettime(CLOCK_MONOTONIC, &to);
-    ck_assert_int_lt(to.tv_sec - from.tv_sec, 5); // the drain would wait 30 s for it
     close(client);
 }
 END_TEST
@@ -297,12 +292,11 @@ START_TEST(lost_device_ends_with_1) {
     fixture_start(&server, NULL);
     atomic_store(&fake_engine()->step_us, 10000);
     const int stream = client_connect(&server), plain = client_connect(&server);
-    char text[4096] = "";
+    char byte;
     client_post(plain, "/v1/completions", "{\"prompt\":\"hi\",\"max_tokens\":60000}");
     client_post(stream, "/v1/completions", "{\"prompt\":\"hi\",\"max_tokens\":60000,\"stream\":true}");
-    wanted_active = 2;
-    wait_for(enough_active, "they run");
-    recv(stream, text, 1, MSG_PEEK);
+    wait_engine_active(2);
+    ck_assert_int_eq(recv(stream, &byte, 1, MSG_PEEK), 1);
     atomic_store(&fake_engine()->fail_step, 1);
     client_read(stream, &answer, false);
     sse_parse(&answer, &sse);
@@ -321,22 +315,32 @@ END_TEST
 // ---- the service manager --------------------------------------------------------------------------------------------
 
 static void expect_notice(int manager, const char *wanted) {
+    char text[256] = "";
+
+    for (double until = now_s() + 100; !strstr(text, wanted);) {
+        const ssize_t length = recv(manager, text, sizeof text - 1, 0);
+        ck_assert_msg(length > 0 && now_s() < until, "waited in vain for %s", wanted);
+        text[length] = '\0';
+    }
+}
+
+// Whether nothing is told for so long. False: the manager is told again and again.
+static bool falls_silent(int manager, int milliseconds) {
+    struct pollfd readable = {.fd = manager, .events = POLLIN};
     char text[256];
 
-    for (int i = 0; i < 50; i++) {
-        const ssize_t length = recv(manager, text, sizeof text - 1, 0);
-        ck_assert_msg(length > 0, "waited in vain for %s", wanted);
-        text[length] = '\0';
-        if (strstr(text, wanted))
-            return;
+    for (double until = now_s() + 100; now_s() < until;) {
+        if (poll(&readable, 1, milliseconds) == 0)
+            return true;
+        ck_assert_int_gt(recv(manager, text, sizeof text, 0), 0);
     }
-    ck_abort_msg("%s did not come", wanted);
+    return false;
 }
 
 // A datagram socket with an abstract name, announced in the environment as the manager's.
 static int open_manager(void) {
     struct sockaddr_un name = {.sun_family = AF_UNIX};
-    const struct timeval patience = {.tv_sec = 10};
+    const struct timeval patience = {.tv_sec = 100};
     char process[32];
 
     snprintf(name.sun_path + 1, sizeof name.sun_path - 1, "mesa-notify-%d", (int)getpid());
@@ -355,12 +359,11 @@ static int open_manager(void) {
 START_TEST(service_manager_is_told) {
     const int manager = open_manager();
     answer answer;
-    char text[256];
-    int pings = 0;
 
-    atomic_store(&fake_engine()->load_ms, 300);
+    atomic_store(&fake_engine()->hold_open, 1);
     fixture_start_model(&server, "demo=/models/demo", NULL);
     expect_notice(manager, "EXTEND_TIMEOUT_USEC=30000000");
+    atomic_store(&fake_engine()->hold_open, 0);
     expect_notice(manager, "READY=1");
     fixture_get(&server, "/health/ready", &answer);
     ck_assert_int_eq(answer.status, 200); // what READY says is true
@@ -371,15 +374,13 @@ START_TEST(service_manager_is_told) {
     expect_notice(manager, "RELOADING=1");
     expect_notice(manager, "READY=1");
     // A step that takes too long must not be vouched for.
-    atomic_store(&fake_engine()->step_us, 1500000);
+    atomic_store(&fake_engine()->stuck, 1);
     const int client = client_connect(&server);
     client_post(client, "/v1/completions", "{\"prompt\":\"hi\",\"max_tokens\":1}");
-    wanted_active = 1;
-    wait_for(enough_active, "it runs");
-    sleep_ms(1000);
-    while (recv(manager, text, sizeof text, MSG_DONTWAIT) > 0)
-        pings++;
-    ck_assert_int_le(pings, 4); // one every 200 ms until the step is 400 ms old
+    wait_engine_active(1);
+    ck_assert(falls_silent(manager, 2000)); // one came every 200 ms until the step was 400 ms old
+    atomic_store(&fake_engine()->stuck, 0);
+    expect_notice(manager, "WATCHDOG=1");
     close(client);
     srv_server_stop(server.server);
     expect_notice(manager, "STOPPING=1");
@@ -493,7 +494,8 @@ START_TEST(log_holds_no_content) {
     ck_assert_int_eq(answer.status, 405);
     answer_free(&answer);
     close(client);
-    sleep_ms(50);
+    wanted_line = "\"status\":405"; // which comes after the answer
+    wait_for(log_says, wanted_line);
     char *log = fixture_log(&server); // at level debug
     ck_assert_ptr_null(strstr(log, "CANARY"));
     ck_assert_ptr_nonnull(strstr(log, "\"route\":\"/v1/completions\""));
@@ -522,7 +524,7 @@ START_TEST(repeats_are_counted) {
     int lines = 0;
     for (const char *at = text; (at = strchr(at, '\n')); at++)
         lines++;
-    ck_assert_int_eq(lines, 6);
+    ck_assert(lines == 6 || lines == 11); // the second: ten seconds passed between them
     ck_assert_ptr_nonnull(strstr(text, "quote \\\" newline \\n escape \\u001b end"));
     srv_log_free(log);
     close(pipes[0]);

@@ -1,10 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 // Every limit from both sides: queue, bodies, connections, times.
-// The bounds are set so low that a test reaches them within a second.
+// The bounds are set so low that a test reaches them within seconds. A time that a client has for something is two
+// seconds at least: a busy machine keeps the test's thread from it for a while.
 #include <stdlib.h>
 #include <string.h>
 #include <sys/socket.h>
-#include <time.h>
 #include <unistd.h>
 
 #include "tests/check_main.h"
@@ -12,11 +12,6 @@
 #include "tests/server/harness.h"
 
 static fixture server;
-
-static int wanted_active;
-static bool enough_active(void) {
-    return atomic_load(&fake_engine()->active) >= wanted_active;
-}
 
 static void expect_ok(const char *path, const char *body) {
     answer answer;
@@ -31,22 +26,22 @@ START_TEST(full_queue_is_429) {
     answer answer;
 
     fixture_start(&server, options);
-    atomic_store(&fake_engine()->step_us, 5000);
+    atomic_store(&fake_engine()->held, 1);
     for (int i = 0; i < 3; i++) {
         clients[i] = client_connect(&server);
         client_post(clients[i], "/v1/completions", "{\"prompt\":\"hi\",\"max_tokens\":60}");
     }
-    wanted_active = 3;
-    wait_for(enough_active, "one runs and two wait");
+    wait_engine_active(3); // one runs and two wait
     for (int stream = 0; stream < 2; stream++) {
         fixture_post(&server, "/v1/completions", stream ? "{\"prompt\":\"hi\",\"stream\":true}" : "{\"prompt\":\"hi\"}",
                      &answer);
         expect_error(&answer, 429, NULL, "queue_full");
-        int seconds = 0; // 1 on an idle machine
+        int seconds = 0;
         ck_assert_int_eq(sscanf(strstr(answer.head, "Retry-After: "), "Retry-After: %d", &seconds), 1);
-        ck_assert(seconds >= 1 && seconds <= 10);
+        ck_assert_int_ge(seconds, 1);
         answer_free(&answer);
     }
+    atomic_store(&fake_engine()->held, 0);
     for (int i = 0; i < 3; i++) {
         client_read(clients[i], &answer, false);
         ck_assert_int_eq(answer.status, 200);
@@ -58,56 +53,57 @@ START_TEST(full_queue_is_429) {
 }
 END_TEST
 
-static long now_ms(void) {
-    struct timespec now;
-    clock_gettime(CLOCK_MONOTONIC, &now);
-    return now.tv_sec * 1000 + now.tv_nsec / 1000000;
+static int status_of_one_more(void) {
+    answer answer;
+    fixture_post(&server, "/v1/completions", "{\"prompt\":\"hi\",\"max_tokens\":1}", &answer);
+    const int status = answer.status;
+    answer_free(&answer);
+    return status;
 }
 
-// Refused at once, and with a time after which there is room indeed.
+static bool has_room(void) {
+    const int status = status_of_one_more();
+    ck_assert(status == 200 || status == 429);
+    return status == 200;
+}
+
+// Refused without a step, and with a time before which there is no room. Steps take five milliseconds, or longer on a
+// busy machine: a time may be too long, for there the steps were slow, but not shorter than the work that is left.
 START_TEST(retry_after_is_true) {
     static const char *const options[] = {"--rows", "2", "--queue-requests", "1", NULL};
     int clients[3];
+    double last = 0;
     answer answer;
 
     fixture_start(&server, options);
     atomic_store(&fake_engine()->step_us, 5000);
-    for (int i = 0; i < 3; i++) {
+    for (int i = 0; i < 2; i++) {
         clients[i] = client_connect(&server);
         client_post(clients[i], "/v1/completions", "{\"prompt\":\"hi\",\"max_tokens\":500}");
     }
-    wanted_active = 3;
-    wait_for(enough_active, "two run and one waits");
-    sleep_ms(300); // until a step's time is known
-    long longest = 0;
-    int seconds = 0, first = 0;
+    wait_engine_tokens(6);
+    atomic_store(&fake_engine()->held, 1);
+    const double left = (500 - atomic_load(&fake_engine()->tokens) - 2) * 0.005; // of either: a step may go on
+    clients[2] = client_connect(&server);
+    client_post(clients[2], "/v1/completions", "{\"prompt\":\"hi\",\"max_tokens\":500}");
+    wait_engine_active(3); // two run and one waits
+    const double began = now_s();
     for (int i = 0; i < 20; i++) {
-        const long began = now_ms();
+        int seconds = 0;
         fixture_post(&server, "/v1/completions", "{\"prompt\":\"hi\",\"max_tokens\":1}", &answer);
-        const long taken = now_ms() - began;
-        longest = taken > longest ? taken : longest;
         expect_error(&answer, 429, NULL, "queue_full");
         ck_assert_int_eq(sscanf(strstr(answer.head, "Retry-After: "), "Retry-After: %d", &seconds), 1);
         answer_free(&answer);
-        if (i == 0)
-            first = seconds;
-        ck_assert_int_ge(seconds + 1, first); // a pace that was slow at first is forgotten
+        ck_assert_msg(seconds >= left, "%d s for %.1f s of work", seconds, left);
+        last = now_s() + seconds > last ? now_s() + seconds : last;
     }
-    // Bounds for a machine that does other things too; an idle one answers in a millisecond and says 3 seconds.
-    ck_assert_msg(longest < 2000, "%ld ms", longest);
-    ck_assert_msg(first >= 2 && first <= 10, "%d s for 2.5 s of work", first);
-    ck_assert_int_gt(seconds, first); // the others after it
-    sleep_ms(first * 1000);
-    for (int tries = 0; tries < 20; tries++) { // the estimate was made at the pace of then
-        fixture_post(&server, "/v1/completions", "{\"prompt\":\"hi\",\"max_tokens\":1}", &answer);
-        const int status = answer.status;
-        answer_free(&answer);
-        if (status == 200)
-            break;
-        ck_assert_int_eq(status, 429);
-        ck_assert_int_lt(tries, 19);
-        sleep_ms(500);
-    }
+    ck_assert_double_ge(last - began, left + 19 * left / 2); // one after the other, in two rows
+    atomic_store(&fake_engine()->stuck, 1);
+    ck_assert_int_eq(status_of_one_more(), 429);
+    atomic_store(&fake_engine()->stuck, 0);
+    ck_assert_int_eq(status_of_one_more(), 429);
+    atomic_store(&fake_engine()->held, 0);
+    wait_for(has_room, "there is room");
     for (int i = 0; i < 3; i++)
         close(clients[i]);
     wait_engine_empty();
@@ -125,16 +121,12 @@ START_TEST(waiting_tokens_are_bounded) {
     for (int i = 1; i < 60; i++)
         strcat(ids, ",1");
     strcat(ids, "]");
-    snprintf(body, sizeof body, "{\"prompt\":%s,\"max_tokens\":50}", ids);
+    snprintf(body, sizeof body, "{\"prompt\":%s,\"max_tokens\":60000}", ids);
     const int first = client_connect(&server), second = client_connect(&server);
     client_post(first, "/v1/completions", body);
-    wanted_active = 1;
-    wait_for(enough_active, "the first runs");
-    while (atomic_load(&fake_engine()->tokens) == 0) // its prompt waits no more
-        sleep_ms(5);
+    wait_engine_tokens(2); // its prompt waits no more
     client_post(second, "/v1/completions", body);
-    wanted_active = 2;
-    wait_for(enough_active, "the second waits");
+    wait_engine_active(2);
     fixture_post(&server, "/v1/completions", body, &answer);
     expect_error(&answer, 429, NULL, "queue_full");
     answer_free(&answer);
@@ -193,6 +185,10 @@ static void send_large(int client, size_t length) {
     free(data);
 }
 
+static bool body_is_awaited(void) {
+    return metric(&server, "mesa_memory_bytes{model=\"\",what=\"bodies\"}") == 4000;
+}
+
 START_TEST(bodies_are_bounded) {
     static const char *const options[] = {"--max-body", "4K", "--body-memory", "6K", NULL};
     static const char head[] = "POST /tokenize HTTP/1.1\r\nHost: t\r\nContent-Type: application/json\r\n";
@@ -220,7 +216,7 @@ START_TEST(bodies_are_bounded) {
     client_read(client, &answer, false);
     expect_error(&answer, 413, NULL, "body_too_large");
     answer_free(&answer);
-    ck_assert(client_closed(client, 2000));
+    ck_assert(client_closed(client));
     close(client);
     // Chunked over the bound: read on for a while, answered at the end, connection kept.
     client = client_connect(&server);
@@ -241,20 +237,21 @@ START_TEST(bodies_are_bounded) {
     client = client_connect(&server);
     snprintf(text, sizeof text, "%sTransfer-Encoding: chunked\r\n\r\nFFFFFFF\r\n", head);
     client_puts(client, text);
-    for (int i = 0; i < 50 && recv(client, text, 1, MSG_PEEK | MSG_DONTWAIT) != 1; i++) {
-        send_large(client, 4000);
+    for (int i = 0; i < 5000 && recv(client, text, 1, MSG_PEEK | MSG_DONTWAIT) != 1; i++) {
+        if (i < 50)
+            send_large(client, 4000);
         sleep_ms(10);
     }
     client_read(client, &answer, false);
     expect_error(&answer, 413, NULL, "body_too_large");
     answer_free(&answer);
-    ck_assert(client_closed(client, 2000));
+    ck_assert(client_closed(client));
     close(client);
     // All bodies together.
     client = client_connect(&server);
     snprintf(text, sizeof text, "%sContent-Length: 4000\r\n\r\n{", head);
     client_puts(client, text);
-    sleep_ms(100);
+    wait_for(body_is_awaited, "the first has its memory");
     const int second = client_connect(&server);
     client_puts(second, text);
     client_puts(second, "                                                                     ");
@@ -264,7 +261,6 @@ START_TEST(bodies_are_bounded) {
     answer_free(&answer);
     close(second);
     close(client);
-    sleep_ms(50);
     expect_ok("/tokenize", "{\"prompt\":\"hi\"}");
     ck_assert_int_eq(fixture_stop(&server), 0);
 }
@@ -279,7 +275,7 @@ START_TEST(headers_are_bounded) {
     sprintf(request, "GET /health HTTP/1.1\r\nHost: t\r\nX-Long: %090000d\r\n\r\n", 1);
     const int client = client_connect(&server);
     send(client, request, strlen(request), MSG_NOSIGNAL);
-    ck_assert(client_closed(client, 3000));
+    ck_assert(client_closed(client));
     close(client);
     // The bound itself: names, values and the path count.
     for (int over = 0; over <= 1; over++) {
@@ -305,50 +301,53 @@ START_TEST(headers_are_bounded) {
 }
 END_TEST
 
+static void ask_for_health(int client) {
+    answer answer;
+
+    client_puts(client, "GET /health HTTP/1.1\r\nHost: t\r\n\r\n");
+    client_read(client, &answer, false);
+    ck_assert_int_eq(answer.status, 200);
+    answer_free(&answer);
+}
+
+// A header byte by byte: each one restarts the library's clock, not ours.
+static void drip_until_closed(int client) {
+    static const char head[] = "GET /health HTTP/1.1\r\nX: ";
+    bool open = true;
+
+    for (int i = 0; open; i++) {
+        const char byte = i < (int)sizeof head - 1 ? head[i] : 'x';
+        ck_assert_int_lt(i, 2000);
+        open = send(client, &byte, 1, MSG_NOSIGNAL) == 1 && client_open(client, 50);
+    }
+}
+
 START_TEST(slow_requests_are_closed) {
-    static const char *const options[] = {"--header-time", "0.5", "--body-time", "0.5", NULL};
+    static const char *const options[] = {"--header-time", "2", "--body-time", "2", NULL};
     char text[1024] = "";
 
     fixture_start(&server, options);
-    // A header byte by byte: each one restarts the library's clock, not ours.
-    const int slow = client_connect(&server);
-    static const char head[] = "GET /health HTTP/1.1\r\nX: ";
-    bool closed = false;
-    for (int i = 0; i < 60 && !closed; i++) {
-        const char byte = i < (int)sizeof head - 1 ? head[i] : 'x';
-        closed = send(slow, &byte, 1, MSG_NOSIGNAL) != 1 || client_closed(slow, 50);
-    }
-    ck_assert(closed);
-    close(slow);
-    // A connection that says nothing.
-    const int silent = client_connect(&server);
-    ck_assert(client_closed(silent, 3000));
-    close(silent);
-    // A body that stops: told why.
-    const int body = client_connect(&server);
+    const int silent = client_connect(&server), body = client_connect(&server), idle = client_connect(&server);
     client_puts(body, "POST /tokenize HTTP/1.1\r\nHost: t\r\nContent-Type: application/json\r\n"
                       "Content-Length: 100\r\n\r\n{\"prompt\":");
-    client_read_until(body, "body_timeout", text, sizeof text);
+    ask_for_health(idle);
+    const int slow = client_connect(&server);
+    drip_until_closed(slow); // and so it is later than their times
+    ck_assert(client_closed(silent));
+    client_read_until(body, "body_timeout", text, sizeof text); // told why
     ck_assert_ptr_nonnull(strstr(text, "HTTP/1.1 408 "));
-    ck_assert(client_closed(body, 2000));
+    ck_assert(client_closed(body));
+    ask_for_health(idle); // a kept-alive connection may rest longer than a header may take
+    close(slow);
+    close(silent);
     close(body);
-    // A kept-alive connection may rest longer than a header may take.
-    const int idle = client_connect(&server);
-    for (int i = 0; i < 2; i++) {
-        answer answer;
-        client_puts(idle, "GET /health HTTP/1.1\r\nHost: t\r\n\r\n");
-        client_read(idle, &answer, false);
-        ck_assert_int_eq(answer.status, 200);
-        answer_free(&answer);
-        sleep_ms(900);
-    }
     close(idle);
     ck_assert_int_eq(fixture_stop(&server), 0);
 }
 END_TEST
 
 START_TEST(long_generation_outlives_the_timeouts) {
-    static const char *const options[] = {"--header-time", "0.5", "--body-time", "0.5", "--idle-time", "1", NULL};
+    static const char *const options[] = {"--header-time", "2", "--body-time", "2", "--idle-time", "2", NULL};
     answer answer;
 
     fixture_start(&server, options);
@@ -362,15 +361,13 @@ END_TEST
 
 START_TEST(idle_connections_are_closed) {
     static const char *const options[] = {"--idle-time", "1", NULL};
-    answer answer;
 
     fixture_start(&server, options);
     const int client = client_connect(&server);
-    client_puts(client, "GET /health HTTP/1.1\r\nHost: t\r\n\r\n");
-    client_read(client, &answer, false);
-    answer_free(&answer);
-    ck_assert(!client_closed(client, 500));
-    ck_assert(client_closed(client, 4000));
+    const double asked = now_s(); // before it became idle
+    ask_for_health(client);
+    ck_assert(client_closed(client));
+    ck_assert_double_ge(now_s() - asked, 0.99);
     close(client);
     ck_assert_int_eq(fixture_stop(&server), 0);
 }
@@ -383,7 +380,6 @@ START_TEST(connection_limit_recovers) {
     answer answer;
 
     fixture_start(&server, options);
-    sleep_ms(100); // the probes for readiness are gone
     for (int round = 0; round < 3; round++) {
         for (int i = 0; i < 10; i++) {
             clients[i] = client_connect(&server);
@@ -394,7 +390,7 @@ START_TEST(connection_limit_recovers) {
         }
         const int eleventh = client_connect(&server); // in the backlog
         client_puts(eleventh, "GET /health HTTP/1.1\r\nHost: t\r\n\r\n");
-        ck_assert(!client_closed(eleventh, 200));
+        ck_assert(client_open(eleventh, 200));
         close(clients[round]);
         client_read(eleventh, &answer, false);
         ck_assert_int_eq(answer.status, 200);
@@ -403,7 +399,6 @@ START_TEST(connection_limit_recovers) {
         for (int i = 0; i < 10; i++)
             if (i != round)
                 close(clients[i]);
-        sleep_ms(50);
     }
     ck_assert_int_eq(fixture_stop(&server), 0);
 }
@@ -414,9 +409,11 @@ START_TEST(ping_fills_silence) {
     char text[65536] = "";
 
     fixture_start(&server, options);
-    atomic_store(&fake_engine()->step_us, 400000);
+    atomic_store(&fake_engine()->stuck, 1);
     const int client = client_connect(&server);
     client_post(client, "/v1/completions", "{\"prompt\":\"hi\",\"max_tokens\":2,\"stream\":true}");
+    client_read_until(client, ": ping\n\n", text, sizeof text);
+    atomic_store(&fake_engine()->stuck, 0);
     client_read_until(client, "[DONE]\n\n", text, sizeof text);
     const char *ping = strstr(text, ": ping\n\n"), *data = strstr(text, "data: ");
     ck_assert(ping && data && ping < data); // the header came before the first token

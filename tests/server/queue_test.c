@@ -6,43 +6,32 @@
 #include <math.h>
 #include <stdlib.h>
 #include <string.h>
-#include <time.h>
 #include <unistd.h>
 
 #include "tests/check_main.h"
 #include "tests/server/fake_engine.h"
 #include "tests/server/harness.h"
 
-#define LONG "{\"prompt\":\"hi\",\"max_tokens\":5000}"
+#define LONG "{\"prompt\":\"hi\",\"max_tokens\":60000}"
 #define HELLO "{\"prompt\":\"hi\",\"max_tokens\":1}"
 
 static fixture server;
-static int wanted_active;
-
-static bool enough_active(void) {
-    return atomic_load(&fake_engine()->active) >= wanted_active;
-}
 
 // Requests that run or wait until they are closed.
 static void block(int *clients, int count, const char *headers) {
-    wanted_active = atomic_load(&fake_engine()->active) + count;
+    const int before = atomic_load(&fake_engine()->active);
+
     for (int i = 0; i < count; i++) {
         clients[i] = client_connect(&server);
         client_ask(clients[i], "POST", "/v1/completions", headers, LONG);
     }
-    wait_for(enough_active, "all are taken in");
+    wait_engine_active(before + count);
 }
 
 static void unblock(const int *clients, int count) {
     for (int i = 0; i < count; i++)
         close(clients[i]);
     wait_engine_empty();
-}
-
-static double now_s(void) {
-    struct timespec now;
-    clock_gettime(CLOCK_MONOTONIC, &now);
-    return (double)now.tv_sec + (double)now.tv_nsec / 1e9;
 }
 
 // Seconds after which a refused request may come again.
@@ -59,51 +48,66 @@ static int refused(const char *headers, const char *code) {
 
 // ---- Retry-After ---------------------------------------------------------------------------------------------------
 
-// Those who are refused get their turns at the pace that was seen, however close together they came.
-START_TEST(turns_are_spread) {
-    static const char *const options[] = {"--rows", "2", "--queue-requests", "2", NULL};
-    enum { SERVED = 16, REFUSED = 60 };
-    int clients[4], told[REFUSED];
+enum { PLACES = 16, REFUSED = 60 };
+
+// As many as there are places at once: the prompt, and 20 tokens, in two rows and steps of five milliseconds.
+static void serve_all_places(int *clients) {
     answer answer;
+
+    atomic_store(&fake_engine()->held, 1);
+    for (int i = 0; i < PLACES; i++) {
+        clients[i] = client_connect(&server);
+        client_post(clients[i], "/v1/completions", "{\"prompt\":\"hi\",\"max_tokens\":20}");
+    }
+    wait_engine_active(PLACES);
+    atomic_store(&fake_engine()->held, 0);
+    for (int i = 0; i < PLACES; i++) {
+        client_read(clients[i], &answer, false);
+        ck_assert_int_eq(answer.status, 200);
+        answer_free(&answer);
+        close(clients[i]);
+    }
+}
+
+// Those who are refused get their turns at the pace that was seen, however close together they came. A place takes no
+// less than its steps, and no more than the time in which all were served and refused.
+START_TEST(turns_are_spread) {
+    static const char *const options[] = {"--rows", "2", "--queue-requests", "14", NULL};
+    const double least = 21 * 0.005 / 2;
+    int clients[PLACES], first = 0, longest = 0;
+    long comes[REFUSED]; // tenth of a second; 0: not known, for the tenth turned while it was refused
+    double last = 0;
 
     fixture_start(&server, options);
     atomic_store(&fake_engine()->step_us, 5000);
     const double began = now_s();
-    for (int i = 0; i < SERVED; i += 4) { // the prompt, and 20 tokens
-        for (int k = 0; k < 4; k++) {
-            clients[k] = client_connect(&server);
-            client_post(clients[k], "/v1/completions", "{\"prompt\":\"hi\",\"max_tokens\":20}");
-        }
-        for (int k = 0; k < 4; k++) {
-            client_read(clients[k], &answer, false);
-            ck_assert_int_eq(answer.status, 200);
-            answer_free(&answer);
-            close(clients[k]);
-        }
-    }
-    const double rate = SERVED / (now_s() - began);
-    block(clients, 4, "");
-    int last = 0;
+    serve_all_places(clients);
+    block(clients, PLACES, "");
+    const double asked = now_s();
     for (int i = 0; i < REFUSED; i++) {
-        told[i] = refused("", "queue_full");
-        last = told[i] > last ? told[i] : last;
+        const long before = (long)(now_s() * 10);
+        const int told = refused("", "queue_full");
+        const double now = now_s();
+        comes[i] = (long)(now * 10) == before ? before + 10 * told : 0;
+        last = now + told > last ? now + told : last;
+        longest = told > longest ? told : longest;
+        first = i ? first : told;
     }
-    const double wanted = REFUSED / rate;
-    ck_assert_int_le(told[0], 1 + (int)ceil(2 / rate));
-    ck_assert_msg(last >= wanted / 2 && last <= REFUSED, "%d s, by the pace %.1f s", last, wanted);
-    // They came at one moment and will again: no more at a time than rows and queue take in, or twice that where the
-    // moment was the turn of a tenth of a second.
-    for (int second = 1; second <= last; second++) {
+    const double most = (now_s() - began) / PLACES;
+    ck_assert_msg(first <= 1 + (int)ceil(2 * most), "%d s where a place takes %.2f s", first, most);
+    ck_assert_msg(last - asked >= REFUSED * least, "%.1f s", last - asked);
+    ck_assert_msg(longest <= 2 + REFUSED * (1 + 2 * most), "%d s where a place takes %.2f s", longest, most);
+    for (int i = 0; i < REFUSED; i++) {
         int come = 0;
-        for (int i = 0; i < REFUSED; i++)
-            come += told[i] == second;
-        ck_assert_msg(come <= 8, "%d are told %d s, of %.1f a second", come, second, rate);
+        for (int k = 0; k < REFUSED; k++)
+            come += comes[i] && comes[k] == comes[i];
+        ck_assert_msg(come <= 2, "%d come at once, where a place takes %.3f s", come, least);
     }
     // Nobody waits: nothing is owed to those who did not come back.
-    unblock(clients, 4);
-    block(clients, 4, "");
-    ck_assert_int_lt(refused("", "queue_full"), last);
-    unblock(clients, 4);
+    unblock(clients, PLACES);
+    block(clients, PLACES, "");
+    ck_assert_int_lt(refused("", "queue_full"), longest);
+    unblock(clients, PLACES);
     ck_assert_int_eq(fixture_stop(&server), 0);
 }
 END_TEST
@@ -171,14 +175,12 @@ START_TEST(keys_share_the_tokens) {
     fixture_start(&server, options);
     atomic_store(&fake_engine()->step_us, 5000);
     block(&first, 1, BOB);
-    while (atomic_load(&fake_engine()->tokens) == 0) // its prompt waits no more
-        sleep_ms(5);
+    wait_engine_tokens(2); // its prompt waits no more
     memset(body + strlen(body), 'x', 60);
     strcat(body, "\"}");
-    wanted_active = 2;
     const int second = client_connect(&server);
     client_ask(second, "POST", "/v1/completions", ALICE, body);
-    wait_for(enough_active, "60 of 100 tokens wait");
+    wait_engine_active(2); // 60 of 100 tokens wait
     ck_assert_int_ge(refused(ALICE, "key_queue_full"), 1);
     fixture_ask(&server, "POST", "/v1/completions", BOB, body, &answer);
     expect_error(&answer, 429, NULL, "queue_full");

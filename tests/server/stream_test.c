@@ -239,11 +239,6 @@ static bool all_cancelled(void) {
     return atomic_load(&fake_engine()->cancelled) >= wanted_cancelled;
 }
 
-static int wanted_active;
-static bool enough_active(void) {
-    return atomic_load(&fake_engine()->active) >= wanted_active;
-}
-
 // In prefill (a prompt of many chunks) and in decode, streamed and plain.
 START_TEST(leaving_cancels) {
     char long_prompt[8192];
@@ -260,8 +255,7 @@ START_TEST(leaving_cancels) {
                 snprintf(body, sizeof body, "{\"prompt\":\"%s\",\"max_tokens\":60000,\"stream\":%s}",
                          prefill ? long_prompt : "hi", stream ? "true" : "false");
                 client_post(client, "/v1/completions", body);
-                wanted_active = 1;
-                wait_for(enough_active, "the request runs");
+                wait_engine_active(1);
                 if (stream && !prefill)
                     for (int i = 0; i < 3; i++) {
                         text[0] = '\0';
@@ -287,8 +281,7 @@ START_TEST(leaving_the_queue_cancels) {
         clients[i] = client_connect(&server);
         client_post(clients[i], "/v1/completions", "{\"prompt\":\"hi\",\"max_tokens\":60000}");
     }
-    wanted_active = 8;
-    wait_for(enough_active, "all were submitted");
+    wait_engine_active(8);
     for (int i = 7; i >= 0; i--)
         close(clients[i]);
     wanted_cancelled = 8;
@@ -355,13 +348,18 @@ static bool one_paused(void) {
     return atomic_load(&fake_engine()->paused) == 1;
 }
 
+// The system keeps little for it.
+static int connect_slow_reader(void) {
+    const int client = client_connect(&server), bytes = 65536;
+    ck_assert_int_eq(setsockopt(client, SOL_SOCKET, SO_RCVBUF, &bytes, sizeof bytes), 0);
+    return client;
+}
+
 START_TEST(slow_reader_is_paused_and_resumed) {
-    const struct timeval patience = {.tv_sec = 20};
     answer answer;
 
     atomic_store(&fake_engine()->text_bytes, 1000);
-    const int client = client_connect(&server);
-    setsockopt(client, SOL_SOCKET, SO_RCVTIMEO, &patience, sizeof patience);
+    const int client = connect_slow_reader();
     client_post(client, "/v1/completions", "{\"prompt\":\"hi\",\"max_tokens\":20000,\"seed\":6,\"stream\":true}");
     // The system's buffers swallow some megabytes first, with a pause now and then.
     int made = -1, before;
@@ -392,7 +390,7 @@ END_TEST
 START_TEST(slow_reader_that_leaves) {
     atomic_store(&fake_engine()->text_bytes, 1000);
     for (int how = FIN; how <= HALF_CLOSE; how++) {
-        const int client = client_connect(&server);
+        const int client = connect_slow_reader();
         client_post(client, "/v1/completions", "{\"prompt\":\"hi\",\"max_tokens\":20000,\"stream\":true}");
         wait_for(one_paused, "the request is paused");
         leave_by(client, (leave)how);
