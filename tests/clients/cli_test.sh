@@ -103,22 +103,19 @@ expect 2 '' 'a key has 1 to' env MESA_API_KEY= "$mesa" models --key-file /dev/nu
 # The key goes out as a bearer token, from the file before the environment.
 printf 'from-file\n' >"$folder/key"
 header_of() { # [VARIABLE=VALUE...] COMMAND...: the Authorization line of a request
-    local port=$((20000 + RANDOM % 12000))
-    timeout 20 bash -c "exec 3<>/dev/tcp/127.0.0.1/$port" 2>/dev/null && return 1
+    rm -f "$folder/port"
     python3 -c "
-import socket
-s = socket.create_server(('127.0.0.1', $port))
-s.settimeout(20)
-open('$folder/listening', 'w').close()
+import os, socket
+s = socket.create_server(('127.0.0.1', 0))
+s.settimeout(300)
+with open('$folder/port.new', 'w') as file:
+    print(s.getsockname()[1], file=file)
+os.rename('$folder/port.new', '$folder/port')
 c = s.accept()[0]
 print(next((l for l in c.recv(65536).decode().split('\r\n') if l.startswith('Authorization')), 'none'))" \
         >"$folder/header" &
-    for _ in $(seq 200); do
-        [ -e "$folder/listening" ] && break
-        sleep 0.05
-    done
-    rm -f "$folder/listening"
-    env "MESA_URL=http://127.0.0.1:$port" "$@" >/dev/null 2>&1
+    wait_until [ -s "$folder/port" ]
+    env "MESA_URL=http://127.0.0.1:$(cat "$folder/port")" "$@" >/dev/null 2>&1
     wait $!
     cat "$folder/header"
 }
@@ -164,10 +161,7 @@ expect 3 '' 'no-socket' "$mesa" chat --url "unix:$folder/no-socket" x
 interrupt() { # COMMAND...: sends SIGINT once it has begun to write
     "$@" >"$folder/out" 2>"$folder/err" &
     local pid=$!
-    for _ in $(seq 100); do
-        [ -s "$folder/out" ] && break
-        sleep 0.05
-    done
+    wait_until [ -s "$folder/out" ]
     kill -INT $pid
     wait $pid
 }
@@ -177,7 +171,7 @@ status=$?
 [ ! -s "$folder/err" ] || fail "interrupted: $(cat "$folder/err")"
 [ "$(tail -c 1 "$folder/out" | od -An -tx1 | tr -d ' ')" = 0a ] || fail 'interrupted: the line is not ended'
 # The request is gone from the server: the next one does not wait for sixty thousand tokens.
-expect 0 '.' '' timeout 20 "$mesa" complete --max-tokens 2 x
+expect 0 '.' '' "$mesa" complete --max-tokens 2 x
 
 # ---- models ----------------------------------------------------------------------------------------------------------
 expect 0 '^demo +5\.[0-9]*M +6 +[0-9]+K +unbounded +1\.02K +mesa_net +cpu' '' "$mesa" models
@@ -204,10 +198,17 @@ expect 1 '' 'no such model' "$mesa" bench --model none "${load[@]}"
 expect 2 '' 'exclude each other' "$mesa" bench --rate 1 --concurrency 1
 expect 2 '' '--concurrency: not in' "$mesa" bench --concurrency 0
 expect 3 '' '.' "$mesa" bench --url "unix:$folder/no-socket"
-interrupt_bench() {
-    "$mesa" bench --seconds 100 --concurrency 2 --max-tokens 4 --stop-at-eos >"$folder/out" 2>&1 &
-    local pid=$!
-    sleep 1
+answers() { # so far
+    curl -sS --unix-socket "$folder/socket" http://localhost/metrics |
+        awk '/^mesa_requests_total\{model="demo",.*status="200"/ { sum += $2 } END { print sum + 0 }'
+}
+more_answers() { [ "$(answers)" -gt "$1" ]; }
+interrupt_bench() { # when it has begun
+    local before pid
+    before=$(answers)
+    "$mesa" bench --seconds 10000 --concurrency 2 --max-tokens 4 --stop-at-eos >"$folder/out" 2>&1 &
+    pid=$!
+    wait_until more_answers "$before"
     kill -INT $pid
     wait $pid
 }

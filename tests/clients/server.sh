@@ -29,6 +29,15 @@ fail() {
     failures=$((failures + 1))
 }
 
+# COMMAND...: until it is true; false after five minutes, which no machine needs however busy.
+wait_until() {
+    for _ in $(seq 3000); do
+        "$@" && return 0
+        sleep 0.1
+    done
+    return 1
+}
+
 # The model with a chat template, for start_server to take.
 model=$source_dir/deploy/models/demo
 give_template() {
@@ -76,8 +85,8 @@ start_server() {
         >"$folder/server.log" 2>&1 &
     server=$!
     export MESA_URL=unix:$folder/socket
-    for _ in $(seq 600); do
-        if curl -fsS -o /dev/null --max-time 5 --unix-socket "$folder/socket" http://localhost/health/ready 2>/dev/null
+    for _ in $(seq 3000); do
+        if curl -fsS -o /dev/null --max-time 60 --unix-socket "$folder/socket" http://localhost/health/ready 2>/dev/null
         then
             export address
             address=$(grep -oE 'listening on .*' "$folder/server.log" | grep -oE 'http://[0-9.]+:[0-9]+' | head -n 1)
@@ -95,7 +104,7 @@ start_server() {
 expect() {
     local wanted=$1 out=$2 err=$3 status
     shift 3
-    timeout 120 "$@" >"$folder/out" 2>"$folder/err"
+    timeout 600 "$@" >"$folder/out" 2>"$folder/err"
     status=$?
     if [ $status -ne "$wanted" ] || ! matches "$folder/out" "$out" || ! matches "$folder/err" "$err"; then
         fail "status $status (want $wanted), or its output is not as wanted: $*"

@@ -42,7 +42,7 @@ documented() { # PAGE HEADING...: the options below these headings
 }
 
 told() { # COMMAND...: what its --help lists
-    timeout 20 "$@" --help | sed -nE \
+    timeout 300 "$@" --help | sed -nE \
         -e 's/^  (--[a-z-]+), -h .*/\1/p' \
         -e 's/^  (--[a-z-]+) ([^ ]+)( .*|$)/\1 \2/p' \
         -e 's/^  (--[a-z-]+)  .*/\1/p' | sort

@@ -65,7 +65,7 @@ stop_server
 
 expect_end() { # the server ends by itself, with status 1
     local status
-    for _ in $(seq 300); do
+    for _ in $(seq 3000); do
         kill -0 "$server" 2>/dev/null || break
         sleep 0.1
     done
@@ -81,10 +81,10 @@ PRETEND_LOST=$folder/lost start_server --device cuda:0 --rows 8
 stream=$!
 "$mesa" complete --no-stream --max-tokens 60000 --ignore-eos "A long" >"$folder/plain" 2>"$folder/plain.err" &
 plain=$!
-for _ in $(seq 300); do
-    [ "$(wc -c <"$folder/stream")" -lt 100 ] || break
-    sleep 0.1
-done
+both_run() { # and one of them has told something
+    [ -s "$folder/stream" ] && curl -sS --unix-socket "$folder/socket" http://localhost/metrics | grep -q '^mesa_rows{.*} 2$'
+}
+wait_until both_run || fail "two requests do not run"
 touch "$folder/lost"
 wait $stream && fail "a stream of a lost device ends well"
 wait $plain && fail "an answer of a lost device ends well"
@@ -102,23 +102,21 @@ ready() { curl -sS -o "$folder/ready" -w '%{http_code}' --unix-socket "$folder/a
 
 # The second of two requests goes to the second device, which runs 5 plans when it warms up.
 PRETEND_LOST_AFTER='cuda:1 60' start_server --device cuda:0,cuda:1 --rows 8 --admin-listen "unix:$folder/admin" \
-    --drain-time 240
+    --drain-time 1000
 [ "$(ready)" = 200 ] || fail "not ready: $(cat "$folder/ready")"
 "$mesa" complete --max-tokens 3000 --ignore-eos --usage "A long" >"$folder/stream" 2>"$folder/stream.err" &
 stream=$!
-for _ in $(seq 300); do
-    [ ! -s "$folder/stream" ] || break
-    sleep 0.1
-done
+wait_until [ -s "$folder/stream" ] || fail "the stream does not begin"
+kill -STOP $stream # so that it does not end before it was seen to go on: more is to come than the system keeps for it
 "$mesa" complete --max-tokens 3000 --ignore-eos "A long" >"$folder/short" 2>"$folder/short.err" &&
     fail "a stream of a lost device ends well"
 grep -q 'the device failed' "$folder/short.err" || fail "the stream does not say why: $(cat "$folder/short.err")"
-kill -0 $stream 2>/dev/null || fail "the request on the other device ended before it could be seen to go on"
 [ "$(ready)" = 503 ] || fail "ready without a device: $(cat "$folder/ready")"
 grep -q '"failed"' "$folder/ready" || fail "health does not tell what failed: $(cat "$folder/ready")"
 "$mesa" complete --max-tokens 4 "More" >"$folder/plain" 2>"$folder/plain.err" && fail "a new request is taken"
 grep -q 'answered 503 .*: a device failed' "$folder/plain.err" ||
     fail "a refusal does not say why: $(cat "$folder/plain.err")"
+kill -CONT $stream
 wait $stream || fail "the request on the other device did not finish: $(cat "$folder/stream.err")"
 grep -q "3000" "$folder/stream.err" || fail "the request on the other device was cut: $(cat "$folder/stream.err")"
 expect_end

@@ -49,8 +49,16 @@ def kill_again(conversations):
         process = start("--store", store)
     time.sleep(0.3)
     process.send_signal(signal.SIGTERM)  # in the middle of turns: those end, the sessions are parked
-    assert process.wait(timeout=120) == 0, "the server did not end well"
+    assert process.wait(timeout=600) == 0, "the server did not end well"
     process = start("--store", store)
+
+
+def crowd_out(conversations):
+    end = time.monotonic() + 300
+    while moved() == 0:
+        assert time.monotonic() < end, "no session left memory"
+        time.sleep(0.1)
+    talk.wait_for_turns(conversations, 30)
 
 
 chance = random.Random(int(os.environ.get("SEED", time.time_ns())))
@@ -60,12 +68,11 @@ try:
     listed = talk.ask(address, "GET", "/v1/sessions")[2]["data"]
     assert len(listed) >= 4, listed
     process.terminate()
-    assert process.wait(timeout=120) == 0
+    assert process.wait(timeout=600) == 0
     process = start("--store", store, "--session-budget", "4M")
-    crowd = talk.hold(8, lambda: address, lambda conversations: time.sleep(4))
-    assert moved() > 0, "no session left memory"
+    crowd = talk.hold(8, lambda: address, crowd_out)
     process.terminate()
-    assert process.wait(timeout=120) == 0
+    assert process.wait(timeout=600) == 0
     process = start("--store", "none")
     assert talk.ask(address, "GET", "/v1/sessions")[2]["data"] == []
     talk.compare(held + crowd, address)
@@ -83,11 +90,15 @@ tail -n 1 "$folder/killed"
 mkdir "$folder/state"
 STATE_DIRECTORY=$folder/state:/nowhere start_server
 id=$("$mesa" session create 'Once upon a time')
+is_durable() {
+    "$mesa" session show "$id" | grep -qE '^durable +true$'
+}
+wait_until is_durable || fail "a session of the state folder is not durable"
 stop_server
 STATE_DIRECTORY=$folder/state start_server
 "$mesa" session show "$id" | grep -qE '^residence +store$' || fail "a session of the state folder is not in the store"
 [ -n "$("$mesa" complete --session "$id" --max-tokens 3 --ignore-eos '')" ] || fail "it does not go on"
-"$mesa" session show "$id" | grep -qE '^durable +true$' || fail "it is not durable"
+wait_until is_durable || fail "it is not durable"
 stop_server
 
 # What was asked for when a session was made holds when it comes from the store, is rolled back there, and comes again.

@@ -24,7 +24,7 @@ declare -A path=([demo]=$demo [gla]=$(echo "$folder"/gla/step-*) [mamba2]=$(echo
 # ---- asking ----------------------------------------------------------------------------------------------------------
 
 ask() { # MODEL SEED: what was chosen, and the logprobs
-    curl -sS --max-time 100 --unix-socket "$folder/socket" -H 'Content-Type: application/json' \
+    curl -sS --max-time 600 --unix-socket "$folder/socket" -H 'Content-Type: application/json' \
         --data-binary "{\"model\": \"$1\", \"prompt\": \"Of the city and the river $2\", \"seed\": $2,
             \"max_tokens\": 24, \"temperature\": 0.8, \"logprobs\": 2}" http://localhost/v1/completions |
         sed -E 's/"id":"cmpl-[0-9a-f]+"//; s/"created":[0-9]+//; s/"timings":\{[^}]*\}//'
@@ -34,8 +34,8 @@ serve() { # NAME...: one server with these models
     for name; do options+=(--model "$name=${path[$name]}"); done
     "$build/mesa-server" "${options[@]}" --listen "unix:$folder/socket" >"$folder/server.log" 2>&1 &
     server=$!
-    for _ in $(seq 600); do
-        curl -fsS -o /dev/null --max-time 5 --unix-socket "$folder/socket" http://localhost/health/ready 2>/dev/null &&
+    for _ in $(seq 3000); do
+        curl -fsS -o /dev/null --max-time 60 --unix-socket "$folder/socket" http://localhost/health/ready 2>/dev/null &&
             return 0
         kill -0 "$server" 2>/dev/null || break
         sleep 0.1
@@ -45,7 +45,7 @@ serve() { # NAME...: one server with these models
     exit 1
 }
 models() {
-    curl -sS --max-time 20 --unix-socket "$folder/socket" http://localhost/v1/models
+    curl -sS --max-time 300 --unix-socket "$folder/socket" http://localhost/v1/models
 }
 
 names=(demo gla mamba2)

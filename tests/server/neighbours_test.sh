@@ -10,7 +10,7 @@ source "$source_dir/tests/clients/server.sh"
 start_server
 
 ask() { # BODY: the answer
-    curl -sS --max-time 60 --unix-socket "$folder/socket" -H 'Content-Type: application/json' --data-binary "$1" \
+    curl -sS --max-time 600 --unix-socket "$folder/socket" -H 'Content-Type: application/json' --data-binary "$1" \
         http://localhost/v1/completions
 }
 choices() { # what an answer says beside its name, the time and how much of the prompts was read: what others have read
@@ -43,7 +43,7 @@ for i in $(seq 0 31); do
     printf 'header = "Content-Type: application/json"\n'
 done >"$folder/config"
 for round in 1 2; do
-    curl -sS --no-progress-meter --max-time 120 --parallel --parallel-immediate --parallel-max 32 -K "$folder/config" ||
+    curl -sS --no-progress-meter --max-time 900 --parallel --parallel-immediate --parallel-max 32 -K "$folder/config" ||
         fail "round $round of 32 at a time"
     for i in $(seq 0 31); do
         choices <"$folder/among$i" >"$folder/got"

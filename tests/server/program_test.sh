@@ -11,7 +11,7 @@ failures=0
 expect() { # WANTED-STATUS PATTERN COMMAND...
     local wanted=$1 pattern=$2 status
     shift 2
-    timeout 20 "$@" >"$folder/out" 2>&1
+    timeout 300 "$@" >"$folder/out" 2>&1
     status=$?
     if [ $status -ne "$wanted" ] || ! grep -q -- "$pattern" "$folder/out"; then
         echo "FAIL: status $status (want $wanted) or no '$pattern': $*"

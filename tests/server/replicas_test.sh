@@ -56,7 +56,7 @@ def restart_in_turn(conversations):
         number = i % 2
         assert all(server.poll() is None for server in servers), "a server has ended by itself"
         servers[number].send_signal(signal.SIGKILL if i // 2 % 2 == 0 else signal.SIGTERM)
-        servers[number].wait(timeout=60)
+        servers[number].wait(timeout=600)
         time.sleep(chance.uniform(0, 0.5))
         servers[number] = start(number)
     talk.wait_for_turns(conversations, 6)
@@ -66,7 +66,7 @@ chance = random.Random(int(os.environ.get("SEED", time.time_ns())))
 try:
     run("redis-server", "--port", "0", "--unixsocket", folder + "/redis", "--dir", folder, "--save", "",
         "--appendonly", "yes", "--appendfsync", "always")
-    for _ in range(500):
+    for _ in range(10000):
         if os.path.exists(folder + "/redis"):
             break
         time.sleep(0.02)
@@ -78,7 +78,7 @@ try:
     assert [sorted(one["id"] for one in several) for several in listed][0] == sorted(
         one["id"] for one in listed[1]), listed
     servers[0].terminate()
-    assert servers[0].wait(timeout=60) == 0
+    assert servers[0].wait(timeout=600) == 0
     start(0, "--store", "none")
     talk.compare(held, places[0])
 finally:

@@ -20,7 +20,7 @@ class Connection(http.client.HTTPConnection):
 
     def connect(self):
         self.sock = socket.socket(socket.AF_UNIX)
-        self.sock.settimeout(120)
+        self.sock.settimeout(300)
         self.sock.connect(PATH)
 
 
@@ -98,7 +98,7 @@ meanwhile = [converse() for _ in range(3)]
 for thread in threads:
     thread.join()
 assert all(said == alone for said in meanwhile), (alone, meanwhile)
-for _ in range(600):  # what they left behind ends
+for _ in range(3000):  # what they left behind ends
     listed = [made["id"] for made in ask("GET", "/v1/sessions")[1]["data"]]
     looks = [ask("GET", "/v1/sessions/" + name) for name in listed]
     if all(status == 200 for status, _ in looks) and gauge("mesa_sessions") == len(listed):
@@ -107,7 +107,7 @@ for _ in range(600):  # what they left behind ends
 else:
     sys.exit(f"{gauge('mesa_sessions')} sessions for {len(listed)} that are listed: {looks}")
 for name in listed:
-    for _ in range(600):
+    for _ in range(3000):
         status, answer = ask("POST", "/v1/completions", {"session": name, "prompt": " and", "max_tokens": 1})
         if status != 409:
             break
@@ -115,7 +115,7 @@ for name in listed:
     assert status == 200, (name, answer)
     assert ask("DELETE", "/v1/sessions/" + name)[0] == 204, name
 assert converse() == alone
-for _ in range(600):  # figures follow a step
+for _ in range(3000):  # figures follow a step
     left = gauge("mesa_sessions"), gauge("mesa_rows")
     if left == (0, 0):
         break

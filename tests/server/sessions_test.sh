@@ -8,7 +8,7 @@ source_dir=${MESA_SOURCE:-$(cd "$(dirname "$0")/../.." && pwd)}
 # shellcheck source=tests/clients/server.sh
 source "$source_dir/tests/clients/server.sh"
 stored=${1:-} store=none durable=false
-[ -z "$stored" ] || store=$folder/store durable=true
+[ -z "$stored" ] || store=$folder/store durable='(true|false)' # a slow store's answer may come later
 
 alice=$(printf 'a%.0s' $(seq 64)) bob=$(printf 'b%.0s' $(seq 64))
 for name in alice bob; do
@@ -18,7 +18,7 @@ start_server --keys "$folder/keys" --store "$store"
 key=$alice socket=$folder/socket
 
 call() { # METHOD PATH [BODY]: the answer, a line with its status behind it
-    curl -sS --max-time 60 --unix-socket "$socket" -w '\n%{http_code}' -X "$1" -H "Authorization: Bearer $key" \
+    curl -sS --max-time 300 --unix-socket "$socket" -w '\n%{http_code}' -X "$1" -H "Authorization: Bearer $key" \
         -H 'Content-Type: application/json' ${3:+--data-binary "$3"} "http://localhost$2"
 }
 expect() { # STATUS PATTERN WHAT ANSWER
@@ -42,7 +42,7 @@ position() {
 
 # ---- turns -----------------------------------------------------------------------------------------------------------
 
-id=$(create) twin=$(create '{"ttl_s":60}')
+id=$(create) twin=$(create '{"ttl_s":6000}')
 [ -n "$id" ] || fail "no session was made"
 expect 200 '"position":0,"state_bytes":[1-9]' "a new session" "$(call GET "/v1/sessions/$id")"
 whole=$(call POST /v1/completions '{"prompt":"The king said","temperature":0,"max_tokens":40,"ignore_eos":true}')
@@ -54,6 +54,10 @@ for i in 1 2 3 4 5 6 7 8 9 10; do
 done
 [ "\"text\":\"$parts\"" = "$(said "$whole")" ] || fail "ten turns: $parts, at once: $(said "$whole")"
 end=$(position "$id")
+is_durable() {
+    grep -q '"durable":true' <<<"$(call GET "/v1/sessions/$id")"
+}
+[ -z "$stored" ] || wait_until is_durable || fail "ten turns are not durable: $(call GET "/v1/sessions/$id")"
 [ "$end" = "$(field total_tokens "$whole")" ] ||
     fail "position $end is not that of $(field total_tokens "$whole") tokens"
 
@@ -144,29 +148,23 @@ expect 200 "$id.*|.*$id" "the list" "$(call GET /v1/sessions)"
 # A key's line moves in the file: its sessions stay its own.
 tac "$folder/keys" >"$folder/turned" && cp "$folder/turned" "$folder/keys"
 kill -HUP "$server"
-for _ in $(seq 50); do
-    grep -q '"event":"reload' "$folder/server.log" && break
-    sleep 0.1
-done
+wait_until grep -q '"event":"reload' "$folder/server.log"
 expect 200 "\"id\":\"$id\"" "after a reload" "$(call GET "/v1/sessions/$id")"
 key=$bob
 expect 404 session_not_found "another key after a reload" "$(call GET "/v1/sessions/$id")"
 key=$alice
 
 # Two at once: who comes while the first one's answer flows is told to come back.
-curl -sSN --max-time 60 --unix-socket "$socket" -H "Authorization: Bearer $key" -H 'Content-Type: application/json' \
+curl -sSN --max-time 600 --unix-socket "$socket" -H "Authorization: Bearer $key" -H 'Content-Type: application/json' \
     -d "{\"session\":\"$fork\",\"prompt\":\" and\",\"max_tokens\":65536,\"ignore_eos\":true,\"stream\":true}" \
     http://localhost/v1/completions >"$folder/first" 2>/dev/null &
 first=$!
-for _ in $(seq 600); do
-    [ -s "$folder/first" ] && break
-    sleep 0.1
-done
+wait_until [ -s "$folder/first" ]
 expect 409 session_busy "two at once" "$(turn "$fork" '"prompt":" or","max_tokens":1')"
 kill "$first"
 wait "$first"
 grep -q '"text":' "$folder/first" || fail "the first of two: $(tail -c 500 "$folder/first")"
-for _ in $(seq 100); do
+for _ in $(seq 3000); do
     after=$(turn "$fork" '"prompt":" or","max_tokens":1')
     [ "$(tail -n 1 <<<"$after")" = 409 ] || break
     sleep 0.1
@@ -178,7 +176,7 @@ expect 200 '"text"' "after the first of two was given up" "$after"
 state() { # METHOD SESSION FILE: the status
     local options=(-o "$3")
     [ "$1" = GET ] || options=(-o "$folder/answer" --data-binary "@$3" -H 'Content-Type: application/octet-stream')
-    curl -sS --max-time 60 --unix-socket "$socket" -w '%{http_code}' -X "$1" -H "Authorization: Bearer $key" \
+    curl -sS --max-time 300 --unix-socket "$socket" -w '%{http_code}' -X "$1" -H "Authorization: Bearer $key" \
         "${options[@]}" "http://localhost/v1/sessions/$2/state"
 }
 [ "$(state GET "$id" "$folder/state")" = 200 ] || fail "no state came out"

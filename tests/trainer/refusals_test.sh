@@ -23,7 +23,7 @@ fail() {
 refused() {
     local wanted=$1 words=$2 status
     shift 2
-    timeout 60 "$trainer" "$@" >out 2>err
+    timeout 600 "$trainer" "$@" >out 2>err
     status=$?
     [ $status -eq "$wanted" ] || fail "status $status, want $wanted: $*: $(cat err)"
     grep -qF -e "$words" err || fail "no word of \"$words\": $*: $(cat err)"
@@ -102,7 +102,7 @@ for i in $(seq 4000); do
 done >long.jsonl
 "$trainer" eval demo --task task.jsonl --task long.jsonl --out early.json >out 2>&1 &
 eval=$!
-for _ in $(seq 600); do
+for _ in $(seq 3000); do
     [ -s early.json ] && break
     sleep 0.1
 done
