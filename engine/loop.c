@@ -40,6 +40,10 @@ bool eng_loops_can_wait(const eng_model *model, const kern_device *device) {
            !kern_device_describe(device)->asynchronous;
 }
 
+uint64_t eng_loops_session_bytes(const eng_model *model, const kern_device *device) {
+    return eng_loops_can_wait(model, device) ? eng_pending_bytes(model) : 0;
+}
+
 static int32_t part_tokens(int32_t max_rows, int32_t max_tokens) {
     const int64_t most = (int64_t)max_rows + CATCH_UP_TOKENS;
     return most > max_tokens ? max_tokens : (int32_t)most;
@@ -405,7 +409,7 @@ eng_status eng_loops_create(eng_batch *batch, eng_loops **out, eng_error *error)
     loops->gate = calloc((size_t)loops->max_tokens, sizeof *loops->gate);
     loops->solves = calloc((size_t)loops->max_tokens, sizeof *loops->solves);
     eng_status status = loops->walk && loops->gate && loops->solves
-                            ? eng_pool_allow_pending(batch->pool, loops->loops, loops->width, error)
+                            ? eng_pool_allow_pending(batch->pool, weights->model, error)
                             : eng_fail(error, ENG_NO_MEMORY, "out of memory for the loops of a batch");
     if (status == ENG_OK)
         status = create_plans(weights->model, weights->device, batch->max_rows, loops->max_tokens, loops, &saved,

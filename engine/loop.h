@@ -18,6 +18,8 @@
 
 // Whether steps of this model on this device can leave loops for later.
 bool eng_loops_can_wait(const eng_model *model, const kern_device *device);
+// Device bytes beside each session's state for the tokens that wait; 0 where none can.
+uint64_t eng_loops_session_bytes(const eng_model *model, const kern_device *device);
 // Of a batch that has its plan, memory and rows; the pool is prepared for pending tokens. Freed with eng_loops_free.
 ENG_CHECKED eng_status eng_loops_create(eng_batch *batch, eng_loops **out, eng_error *error);
 void eng_loops_free(eng_loops *loops); // NULL is accepted

@@ -101,22 +101,29 @@ void eng_pool_free(eng_pool *pool) {
     free(pool);
 }
 
-eng_status eng_pool_allow_pending(eng_pool *pool, int32_t loops, int32_t width, eng_error *error) {
+static size_t vectors_stride(const eng_model *model) {
+    return align64(sizeof(float) * ENG_PENDING_TOKENS * (size_t)model->config.hidden_size);
+}
+
+uint64_t eng_pending_bytes(const eng_model *model) {
+    return eng_model_reads_loops(model) ? (uint64_t)(model->config.loop.loops - 1) * vectors_stride(model) : 0;
+}
+
+eng_status eng_pool_allow_pending(eng_pool *pool, const eng_model *model, eng_error *error) {
     if (pool->pending)
         return ENG_OK;
-    const size_t stride = align64(sizeof(float) * ENG_PENDING_TOKENS * (size_t)width);
     eng_pending *pending = calloc((size_t)pool->slots, sizeof *pending);
     if (!pending)
         return eng_fail(error, ENG_NO_MEMORY, "out of memory for the pool's lists");
     eng_status status =
-        allocate(pool, "lists of pending tokens", pool->slots, stride * (size_t)(loops - 1), &pool->vectors, error);
+        allocate(pool, "lists of pending tokens", pool->slots, eng_pending_bytes(model), &pool->vectors, error);
     if (status != ENG_OK) {
         free(pending);
         return status;
     }
     pool->pending = pending;
-    pool->vectors_stride = stride;
-    pool->loops = loops;
+    pool->vectors_stride = vectors_stride(model);
+    pool->loops = model->config.loop.loops;
     return ENG_OK;
 }
 

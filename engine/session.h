@@ -41,9 +41,10 @@ int64_t eng_pool_pages_for(const eng_pool *pool, int64_t length); // that many t
 // ENG_TOO_LONG, naming the bytes, when a session of max_length tokens could never be opened.
 ENG_CHECKED eng_status eng_pool_check_length(const eng_pool *pool, int64_t max_length, eng_error *error);
 
-// From now on sessions may have pending tokens: of `loops` loops and vectors of `width` floats. The settler is there
-// until NULL replaces it.
-ENG_CHECKED eng_status eng_pool_allow_pending(eng_pool *pool, int32_t loops, int32_t width, eng_error *error);
+// Device bytes of a session's pending tokens; 0: the model has no loop at which a token could be read early.
+uint64_t eng_pending_bytes(const eng_model *model);
+// From now on sessions of the model may have such tokens. The settler is there until NULL replaces it.
+ENG_CHECKED eng_status eng_pool_allow_pending(eng_pool *pool, const eng_model *model, eng_error *error);
 void eng_pool_set_settler(eng_pool *pool, eng_settle_fn settle, void *context);
 eng_pending *eng_pool_pending(const eng_pool *pool, int32_t slot);                // NULL: they may not
 void *eng_pool_pending_vectors(const eng_pool *pool, int32_t slot, int32_t loop); // device (ENG_PENDING_TOKENS, width)
