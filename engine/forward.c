@@ -403,7 +403,10 @@ static void emit_part(eng_emit *emit, model_kept *kept) {
         plan->output = emit_layers(emit, 0, model->config.loop.first, emit_embedding(emit), false, kept);
     else
         plan->output = plan->input = emit_stream(emit);
+    if (emit->options->part == ENG_PART_LOOP && model->config.loop.residual_gate)
+        kept->before[0] = emit_stream(emit);
     plan->output = emit_loop(emit, emit->options->level, plan->output, kept);
+    plan->start = model->config.loop.residual_gate ? kept->before[0] : eng_null();
     eng_emit_norm(emit, plan->output, model->final_norm, eng_null(), plan->hidden, 1, model->config.norm_eps);
     if (model->exit_gate >= 0) {
         plan->gate = eng_emit_saved_bytes(emit, sizeof(float) * (uint64_t)emit->tokens);
@@ -437,8 +440,8 @@ static eng_status check_loops(const eng_model *model, const eng_plan_options *op
     const bool whole = options->part == ENG_PART_WHOLE || options->part == ENG_PART_RESUME;
     if (options->part == ENG_PART_RESUME && options->kind != ENG_PLAN_SERVE)
         return eng_fail(error, ENG_UNSUPPORTED, "only what serves goes on from a slot");
-    if (!whole && (options->kind != ENG_PLAN_SERVE || !eng_model_reads_loops(model) || loop->residual_gate ||
-                   options->level < 0 || options->level >= loop->loops))
+    if (!whole && (options->kind != ENG_PLAN_SERVE || !eng_model_reads_loops(model) || options->level < 0 ||
+                   options->level >= loop->loops))
         return eng_fail(error, ENG_UNSUPPORTED, "a plan in parts is for serving a model that ends with its loop");
     if (options->loop_loss == ENG_LOOP_LOSS_FINAL || options->kind == ENG_PLAN_SERVE)
         return ENG_OK;

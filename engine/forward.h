@@ -21,11 +21,11 @@ typedef enum eng_plan_kind {
 typedef enum eng_recompute { ENG_RECOMPUTE_NONE, ENG_RECOMPUTE_MIXER, ENG_RECOMPUTE_BLOCK } eng_recompute;
 
 // A serving plan in parts, each a plan of its own with memory of its own, between which the caller carries what it
-// needs (loop.h). Models that end with their loop and have no loop_residual_gate.
+// needs (loop.h). Models that end with their loop.
 typedef enum eng_plan_part {
     ENG_PART_WHOLE,
     ENG_PART_FIRST,  // ids to the output of the first loop
-    ENG_PART_LOOP,   // plan->input to the output of loop number options->level, from 0
+    ENG_PART_LOOP,   // plan->input (and start) to the output of loop number options->level, from 0
     ENG_PART_HEAD,   // plan->hidden to logits and what is drawn
     ENG_PART_RESUME, // of any model: what the rows' slots keep of the last token to logits and what is drawn
 } eng_plan_part;
@@ -73,6 +73,7 @@ typedef struct eng_plan {
     kern_ptr top_logprob;   // (max_logits, KERN_MAX_TOP)
     kern_ptr hidden;        // (max_tokens, hidden) after the final norm
     kern_ptr input, output; // LOOP; FIRST and LOOP: (max_tokens, hidden), the residual stream before and behind
+    kern_ptr start;         // likewise what went into the first loop; null without loop_residual_gate
     kern_ptr gate;          // FIRST and LOOP: (max_tokens) the gate's logits; null without one
     kern_ptr loss;          // (max_tokens); TRAIN: of what is minimised
     // With a loop_loss but FINAL, planes of loop_stride tokens, a loop each; entropy: TRAIN with EXPECTED, float[1]

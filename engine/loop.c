@@ -36,8 +36,7 @@ struct eng_loops {
 };
 
 bool eng_loops_can_wait(const eng_model *model, const kern_device *device) {
-    return eng_model_reads_loops(model) && !model->config.loop.residual_gate &&
-           !kern_device_describe(device)->asynchronous;
+    return eng_model_reads_loops(model) && !kern_device_describe(device)->asynchronous;
 }
 
 uint64_t eng_loops_session_bytes(const eng_model *model, const kern_device *device) {
@@ -149,6 +148,22 @@ static float *address(const eng_loops *loops, kern_ptr reference, int32_t token)
     return (float *)eng_plan_address(&loops->memory, reference) + (size_t)token * (size_t)loops->width;
 }
 
+// The walk's row between its plan's memory and the places from `place` on of those that wait for the loop; out: to
+// them.
+static kern_status move_waiting(eng_loops *loops, const walk *w, int32_t loop, int32_t place, bool out,
+                                const eng_plan *plan) {
+    float *streams = vector_of(loops, w->session, loop, place),
+          *starts = vector_of(loops, w->session, loop, ENG_PENDING_TOKENS + place),
+          *stream = address(loops, out ? plan->output : plan->input, w->token0);
+    const size_t bytes = vectors_bytes(loops, w->count);
+    kern_stream *queue = loops->batch->stream;
+    kern_status status = kern_copy(queue, out ? streams : stream, out ? stream : streams, bytes);
+    if (status != KERN_OK || !plan->start.ref)
+        return status;
+    float *start = address(loops, plan->start, w->token0);
+    return kern_copy(queue, out ? starts : start, out ? start : starts, bytes);
+}
+
 // What the row's tokens leave behind `loop`, behind those that wait for the next one already.
 static kern_status leave(eng_loops *loops, const eng_plan *plan, walk *w, int32_t loop) {
     eng_pending *pending = pending_of(loops, w->session);
@@ -156,9 +171,9 @@ static kern_status leave(eng_loops *loops, const eng_plan *plan, walk *w, int32_
         pending->total -= w->count;
         return KERN_OK;
     }
-    float *to = vector_of(loops, w->session, loop + 1, pending->count[loop + 1]);
+    const int32_t place = pending->count[loop + 1];
     pending->count[loop + 1] += w->count;
-    return kern_copy(loops->batch->stream, to, address(loops, plan->output, w->token0), vectors_bytes(loops, w->count));
+    return move_waiting(loops, w, loop + 1, place, true, plan);
 }
 
 static void add_solves(kern_solve_sum *sum, const kern_solve_sum *more, int32_t tokens) {
@@ -234,8 +249,7 @@ static bool add_waiting(eng_loops *loops, walk *w, int32_t loop, kern_status *st
         position -= pending->count[earlier];
     add_row(loops, w, position, count, 0);
     pending->count[loop] = 0;
-    *status = kern_copy(loops->batch->stream, address(loops, loops->part[loop]->input, w->token0),
-                        vector_of(loops, w->session, loop, 0), vectors_bytes(loops, count));
+    *status = move_waiting(loops, w, loop, 0, false, loops->part[loop]);
     return true;
 }
 

@@ -24,7 +24,7 @@ struct eng_pool {
     int32_t *references;   // (page_count) sessions that hold the page
     int32_t promised;      // pages that open sessions may still take
     eng_pending *pending;  // (slots); NULL: none
-    void *vectors;         // device (slots, loops - 1, ENG_PENDING_TOKENS, width)
+    void *vectors;         // device (slots, loops - 1, see eng_pool_pending_vectors)
     size_t vectors_stride; // of one loop
     int32_t loops;
     eng_settle_fn settle;
@@ -102,7 +102,8 @@ void eng_pool_free(eng_pool *pool) {
 }
 
 static size_t vectors_stride(const eng_model *model) {
-    return align64(sizeof(float) * ENG_PENDING_TOKENS * (size_t)model->config.hidden_size);
+    const size_t vectors = model->config.loop.residual_gate ? 2 * ENG_PENDING_TOKENS : ENG_PENDING_TOKENS;
+    return align64(sizeof(float) * vectors * (size_t)model->config.hidden_size);
 }
 
 uint64_t eng_pending_bytes(const eng_model *model) {

@@ -46,8 +46,9 @@ uint64_t eng_pending_bytes(const eng_model *model);
 // From now on sessions of the model may have such tokens. The settler is there until NULL replaces it.
 ENG_CHECKED eng_status eng_pool_allow_pending(eng_pool *pool, const eng_model *model, eng_error *error);
 void eng_pool_set_settler(eng_pool *pool, eng_settle_fn settle, void *context);
-eng_pending *eng_pool_pending(const eng_pool *pool, int32_t slot);                // NULL: they may not
-void *eng_pool_pending_vectors(const eng_pool *pool, int32_t slot, int32_t loop); // device (ENG_PENDING_TOKENS, width)
+eng_pending *eng_pool_pending(const eng_pool *pool, int32_t slot); // NULL: they may not
+// Device (ENG_PENDING_TOKENS, width); with a loop_residual_gate behind them as many of what went into the first loop.
+void *eng_pool_pending_vectors(const eng_pool *pool, int32_t slot, int32_t loop);
 
 // One timeline: the state in `slot` has read `read` ids; the tail (normally the last generated id) is not read yet. The
 // timeline's position is read + tail_count.

@@ -49,6 +49,9 @@ static void open_mixer(const char *mixer, const char *more, int32_t rows, int32_
     if (world.model->loop_embedding >= 0)
         for (int i = 0; i < LOOPS * 32; i++)
             small_tensor(&world, "loop_embedding.weight")[i] = 0.3F * sinf((float)i);
+    if (world.model->loop_residual_gate >= 0)
+        for (int i = 0; i < LOOPS * 32; i++)
+            small_tensor(&world, "loop_residual_gate.weight")[i] = 0.4F * cosf((float)i);
     ck_assert_int_eq(eng_pool_create(world.model, world.device, 2 * SESSIONS + 2, 80, &pool, NULL), ENG_OK);
     ck_assert_msg(eng_batch_create(world.weights, pool, world.stream, rows, tokens, &batch, &error) == ENG_OK, "%s",
                   error.text);
@@ -200,9 +203,12 @@ START_TEST(deferred_is_whole) {
 }
 END_TEST
 
-// Told apart by embeddings; without a gate; steps so small that few tokens can wait.
+// Told apart by embeddings; with what went into the first loop added; without a gate; steps so small that few tokens
+// can wait.
 START_TEST(deferred_is_whole_in_other_models) {
     check_mixer("gated_deltanet", ", \"exit_gate\": true, \"loop_embedding\": true", 200);
+    check_mixer("gla", ", \"exit_gate\": true, \"loop_residual_gate\": true", 200);
+    check_mixer("mesa_net", ", \"exit_gate\": true, \"loop_embedding\": true, \"loop_residual_gate\": true", 10);
     check_mixer("mesa_net", "", 200);
     check_mixer("mesa_net", ", \"exit_gate\": true", 10);
 }
@@ -234,12 +240,12 @@ START_TEST(lists_are_bounded) {
 }
 END_TEST
 
-// A residual gate needs the first loop's input, a model that goes on behind its loop has no early output.
+// A model without loops has no early output, nor has one that goes on behind them.
 START_TEST(who_does_not_wait) {
     static const struct {
         const char *more;
         bool waits;
-    } cases[] = {{"", true}, {", \"loop_residual_gate\": true", false}, {", \"num_loops\": 1", false}};
+    } cases[] = {{"", true}, {", \"loop_residual_gate\": true", true}, {", \"num_loops\": 1", false}};
     for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
         char config[640];
         snprintf(config, sizeof config,
