@@ -7,7 +7,8 @@
 // so that weights and states move once. Every loop's states see every token in the end, one after the other, by the
 // kernels of generated tokens, whose bits depend neither on the cut nor on the company: ids, logprobs and states equal
 // those of running all loops at once, bit for bit. Pending tokens are bounded, and a session's are taken through
-// everything before its state is copied, or before it reads anything but single generated tokens.
+// everything before its state is copied, before it reads anything but single generated tokens, and while it stands
+// still and the engine has nothing else to do.
 //
 // Which loop is next depends on what the gate said, so the host looks between loops: for devices that do not work
 // beside it. The engine's thread.

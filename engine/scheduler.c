@@ -548,6 +548,16 @@ void eng_scheduler_tell(eng_scheduler *scheduler, eng_job_list *list, eng_job *j
     eng_job_told(job, &event);
 }
 
+// While there is nobody to be read: who stands still takes the tokens that it left for later through their loops, one
+// session a step.
+static eng_status catch_up(const eng_scheduler *scheduler, bool *worked, eng_error *error) {
+    const eng_job *job = scheduler->running.head;
+    while (job && !eng_session_waits(&job->session))
+        job = job->next;
+    *worked = job != NULL;
+    return job ? eng_session_settle(&job->session, error) : ENG_OK;
+}
+
 // Those that no step points to any more.
 static void free_buried(eng_scheduler *scheduler) {
     eng_job **place = &scheduler->buried;
@@ -601,6 +611,8 @@ eng_status eng_scheduler_step(eng_scheduler *scheduler, eng_event_fn on_event, v
     scheduler->admitted = 0;
     status = start_steps(scheduler, &scheduler->fault);
     *worked = stored || underway(scheduler) > 0 || scheduler->admitted > 0;
+    if (status == ENG_OK && !*worked)
+        status = catch_up(scheduler, worked, &scheduler->fault);
     if (status == ENG_OK && underway(scheduler) > 0)
         status = finish(scheduler, on_event, context, &scheduler->fault);
     return status == ENG_OK ? ENG_OK : eng_fail(error, scheduler->fault.code, "%s", scheduler->fault.text);

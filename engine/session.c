@@ -141,9 +141,13 @@ void *eng_pool_pending_vectors(const eng_pool *pool, int32_t slot, int32_t loop)
     return (char *)pool->vectors + ((size_t)slot * (size_t)(pool->loops - 1) + (size_t)loop - 1) * pool->vectors_stride;
 }
 
+bool eng_session_waits(const eng_session *session) {
+    return session->pool && session->pool->pending && session->pool->pending[session->slot].total > 0;
+}
+
 eng_status eng_session_settle(const eng_session *session, eng_error *error) {
     const eng_pool *pool = session->pool;
-    if (!pool->pending || pool->pending[session->slot].total == 0)
+    if (!eng_session_waits(session))
         return ENG_OK;
     return pool->settle ? pool->settle(pool->settle_context, session, error)
                         : eng_fail(error, ENG_INTERNAL, "nobody can take a session's tokens through their loops");

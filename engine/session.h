@@ -69,6 +69,7 @@ ENG_CHECKED eng_status eng_session_open(eng_pool *pool, kern_stream *stream, int
 // pages shared, the page under way copied. Takes and reserves like eng_session_open.
 ENG_CHECKED eng_status eng_session_fork(const eng_session *from, kern_stream *stream, int64_t max_length,
                                         eng_session *out, eng_error *error);
+bool eng_session_waits(const eng_session *session); // it has pending tokens; a session never opened has none
 // Nothing is pending afterwards: its state is that of all it has read. Before the state is copied; a fork does it.
 ENG_CHECKED eng_status eng_session_settle(const eng_session *session, eng_error *error);
 // Takes the pages of the first `length` tokens out of those reserved; ENG_TOO_LONG beyond them. eng_batch_add calls it.

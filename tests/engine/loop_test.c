@@ -9,6 +9,7 @@
 #include <string.h>
 
 #include "engine/batch.h"
+#include "engine/engine_internal.h"
 #include "engine/mixer.h"
 #include "engine/random.h"
 #include "tests/check_main.h"
@@ -330,6 +331,59 @@ START_TEST(requests_and_their_states) {
 }
 END_TEST
 
+static int32_t all_waiting(const eng_engine *engine) {
+    int32_t sum = 0;
+    for (int32_t slot = 0; slot < eng_pool_slots(engine->pool, NULL); slot++)
+        sum += eng_pool_pending(engine->pool, slot)->total;
+    return sum;
+}
+
+// Two requests that are read at the first loop; those that stand still catch up, one a step, once nobody else reads.
+START_TEST(who_stands_still_catches_up) {
+    static told out[2][2];
+    for (int still = 0; still < 2; still++) {
+        eng_engine *engine = open_small(SMALL_LOOPED);
+        uint64_t id[2];
+        bool worked = true;
+        int32_t ids[PROMPT];
+        for (int i = 0; i < 2; i++) {
+            small_prompt(9 + (uint64_t)i, ids, PROMPT);
+            eng_request request = greedy(engine, ids, PROMPT, 40);
+            request.knobs.max_loops = 1;
+            request.logprobs = 0;
+            request.ignore_eos = true;
+            out[still][i] = (told){.engine = engine};
+            request.user = &out[still][i];
+            ck_assert_int_eq(eng_submit(engine, &request, &id[i], NULL), ENG_OK);
+        }
+        while (out[still][1].count < 9)
+            ck_assert_int_eq(eng_step(engine, collect, NULL, &worked, NULL), ENG_OK);
+        if (still) {
+            const int32_t before = all_waiting(engine);
+            ck_assert_int_gt(before, 10);
+            eng_pause(engine, id[0], true);
+            eng_pause(engine, id[1], true);
+            ck_assert_int_eq(eng_step(engine, collect, NULL, &worked, NULL), ENG_OK);
+            ck_assert(worked && all_waiting(engine) > 0 && all_waiting(engine) < before);
+            ck_assert_int_eq(eng_step(engine, collect, NULL, &worked, NULL), ENG_OK);
+            ck_assert(worked && all_waiting(engine) == 0);
+            ck_assert_int_eq(eng_step(engine, collect, NULL, &worked, NULL), ENG_OK);
+            ck_assert(!worked); // and then the engine rests
+            eng_pause(engine, id[0], false);
+            eng_pause(engine, id[1], false);
+        }
+        for (worked = true; worked;)
+            ck_assert_int_eq(eng_step(engine, collect, NULL, &worked, NULL), ENG_OK);
+        eng_close(engine);
+    }
+    for (int i = 0; i < 2; i++) {
+        ck_assert_uint_eq(out[1][i].count, 40);
+        ck_assert_mem_eq(out[0][i].id, out[1][i].id, sizeof out[0][i].id);
+        ck_assert_mem_eq(out[0][i].logprob, out[1][i].logprob, sizeof out[0][i].logprob);
+    }
+}
+END_TEST
+
 static Suite *loop_suite(void) {
     Suite *suite = suite_create("loop");
     TCase *cases = tcase_create("loop");
@@ -340,6 +394,7 @@ static Suite *loop_suite(void) {
     tcase_add_test(cases, lists_are_bounded);
     tcase_add_test(cases, who_does_not_wait);
     tcase_add_test(cases, requests_and_their_states);
+    tcase_add_test(cases, who_stands_still_catches_up);
     suite_add_tcase(suite, cases);
     return suite;
 }

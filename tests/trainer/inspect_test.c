@@ -105,6 +105,7 @@ START_TEST(bytes_of_what_waits) {
         const char *more, *line; // line NULL: nothing can wait
     } cases[] = {
         {", \"num_loops\": 4", "waiting tokens 49,152 bytes a session more"}, // 3 loops, 64 vectors of 64 floats
+        {", \"num_loops\": 4, \"loop_residual_gate\": true", "waiting tokens 98,304 bytes a session more"},
         {"", NULL},
         {", \"num_loops\": 4, \"loop_blocks\": [0]", NULL}};
     for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
