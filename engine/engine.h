@@ -60,7 +60,8 @@ typedef struct eng_options {
     bool fast;                       // a GPU may round activations to bfloat16 in products; no matter to a CPU
     int32_t max_rows;                // requests that run together; 0: the device's default (32 CPU, 256 CUDA)
     eng_state_storage state_storage; // BF16: on a GPU alone
-    uint64_t state_budget;           // bytes for states and KV pages; 0: room for max_rows states and 2^16 KV tokens
+    uint64_t state_budget;           // bytes for states and KV pages; 0: room for max_rows states and 2^16 KV tokens.
+                                     // A looped model's tokens that wait for loops are part of a state here
     uint64_t memory_limit;           // more bytes than this are refused before any is taken; 0: what the device has
     uint64_t session_budget;         // bytes for timelines that are kept: ids, states, KV pages; 0: 2^30
     int64_t session_history;         // ids that are kept of a timeline; 0: 2^20

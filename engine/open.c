@@ -12,6 +12,7 @@
 
 #include "engine/engine_internal.h"
 #include "engine/fingerprint.h"
+#include "engine/loop.h"
 #include "engine/mixer.h"
 
 enum {
@@ -103,7 +104,7 @@ static eng_status open_files(const eng_options *options, eng_engine *engine, eng
 
 typedef struct pool_size {
     int32_t slots, pages;
-    uint64_t bytes;
+    uint64_t bytes;        // with what waits in sessions of looped models
     int32_t prompt_chunks; // a step
 } pool_size;
 
@@ -116,11 +117,17 @@ static uint64_t align64(uint64_t bytes) {
     return (bytes + 63) & ~UINT64_C(63);
 }
 
+// Of a session's slot: its state, and the tokens that wait for their loops.
+static uint64_t session_bytes(const eng_engine *engine) {
+    const eng_model *model = eng_checkpoint_model(engine->checkpoint);
+    return align64(model->state_bytes) + eng_loops_session_bytes(model, engine->device);
+}
+
 // A budget is spent on as many states, up to max_rows, as leave each one page; the rest becomes pages.
 static eng_status size_pool(const eng_options *options, const eng_engine *engine, pool_size *out, eng_error *error) {
     const eng_model *model = eng_checkpoint_model(engine->checkpoint);
     const kern_device_info *device = kern_device_describe(engine->device);
-    uint64_t slot = align64(model->state_bytes), page = align64(model->page_bytes);
+    uint64_t slot = session_bytes(engine), page = align64(model->page_bytes);
     uint64_t rows = (uint64_t)options->max_rows, budget = options->state_budget;
     if (rows == 0)
         rows = (uint64_t)(device->default_rows > MINIMUM_DEFAULT_ROWS ? device->default_rows : MINIMUM_DEFAULT_ROWS);

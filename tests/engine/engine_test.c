@@ -211,6 +211,24 @@ START_TEST(a_budget_bounds_the_pool) {
 }
 END_TEST
 
+// Tokens that wait for two of three loops, 64 vectors of 64 floats each, have their room beside every state, where any
+// can wait.
+START_TEST(a_budget_holds_what_waits) {
+    eng_engine *engine = open_small(SMALL_LOOPED);
+    const uint64_t waiting = test_device_is_cpu() ? 2 * 64 * 64 * 4 : 0, page = 3 * 64 * 2 * 2 * 16 * 4,
+                   state = eng_info(engine)->state_bytes;
+    const uint64_t budget = 3 * ((state + 63) / 64 * 64 + waiting + page);
+    eng_close(engine);
+    for (int less = 0; less < 2; less++) {
+        engine = open_with(SMALL_LOOPED, (eng_options){.max_rows = 8, .state_budget = budget - (uint64_t)less});
+        ck_assert_int_eq(eng_info(engine)->max_rows, 3 - less);
+        ck_assert_uint_ge(eng_info(engine)->pool_bytes, (uint64_t)(3 - less) * (state + waiting));
+        ck_assert_uint_le(eng_info(engine)->pool_bytes, budget);
+        eng_close(engine);
+    }
+}
+END_TEST
+
 START_TEST(text_and_ids) {
     eng_engine *engine = open_small(SMALL_MESA), *bare = NULL;
     int32_t *ids;
@@ -577,6 +595,7 @@ static Suite *engine_suite(void) {
     tcase_add_test(cases, a_lost_device_ends_the_engine);
     tcase_add_test(cases, a_spoiled_weight_is_refused);
     tcase_add_test(cases, a_budget_bounds_the_pool);
+    tcase_add_test(cases, a_budget_holds_what_waits);
     tcase_add_test(cases, text_and_ids);
     tcase_add_loop_test(cases, a_request_runs_to_its_length, 0, SMALL_MODELS);
     tcase_add_loop_test(cases, alone_equals_among_others_in_any_order, 0, SMALL_MODELS);
