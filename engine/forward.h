@@ -79,6 +79,9 @@ typedef struct eng_plan {
     // With a loop_loss but FINAL, planes of loop_stride tokens, a loop each; entropy: TRAIN with EXPECTED, float[1]
     // that the caller writes before the first run.
     kern_ptr loop_loss, exit_probability, entropy;
+    // SCORE of a model whose loops have outputs: planes of loop_stride tokens, a loop each, of what hidden is chosen
+    // from, and of the gate's logits (null without one).
+    kern_ptr loop_hidden, loop_gate;
     int32_t loop_stride;
     kern_ptr best;            // SCORE: int32 (max_tokens), the likeliest id of each token with a target, else -1
     kern_ptr solves;          // kern_solve_sum (max_tokens), over all Mesa layers; null without one

@@ -35,6 +35,11 @@ void eng_emit_exits_begin(eng_emit *emit) {
     emit->exits.hidden = eng_emit_scratch_bytes(emit, planes_bytes(emit, config->hidden_size));
     if (config->loop.exit_gate)
         emit->exits.gate = eng_emit_scratch_bytes(emit, planes_bytes(emit, 1));
+    if (emit->options->kind != ENG_PLAN_SCORE)
+        return;
+    emit->plan->loop_hidden = emit->exits.hidden; // nothing is put there again
+    emit->plan->loop_gate = emit->exits.gate;
+    emit->plan->loop_stride = emit->exits.stride;
 }
 
 void eng_emit_exit(eng_emit *emit, kern_ptr stream) {

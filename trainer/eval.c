@@ -14,6 +14,7 @@
 #include "engine/batch.h"
 #include "engine/files.h"
 #include "trainer/commands.h"
+#include "trainer/eval_exits.h"
 #include "trainer/eval_setting.h"
 #include "trainer/eval_tasks.h"
 #include "trainer/evaluation.h"
@@ -27,6 +28,7 @@ typedef struct eval_options {
     int64_t cg_steps;    // -1: the model's
     double cg_tolerance; // < 0: the model's
     bool solver_table, exit_table;
+    trn_exit_options exits;
 } eval_options;
 
 // ------------------------------------------------------------------------------------------------------------- results
@@ -121,40 +123,6 @@ static eng_status print_solver_table(trn_evaluation *e, const trn_setting *setti
     return status;
 }
 
-static eng_status print_exit_row(trn_evaluation *e, kern_solver solver, const char *what, kern_exit at,
-                                 eng_error *error) {
-    trn_scores scores;
-    e->runner.exit = at;
-    eng_status status = trn_evaluation_score(e, solver, &scores, error);
-    if (status != ENG_OK)
-        return status;
-    printf("| %s | %.3f | %.4f | %.2f %% |\n", what, (double)scores.loops / (double)scores.targets,
-           trn_mean_loss(&scores), share(scores.hits.targets, scores.targets));
-    fflush(stdout);
-    return ENG_OK;
-}
-
-// Every bound of loops; with a gate thresholds too: what the gate is worth shows beside the bounds around its mean.
-static eng_status print_exit_table(trn_evaluation *e, kern_solver solver, eng_error *error) {
-    static const float threshold[] = {0.1F, 0.2F, 0.3F, 0.4F, 0.5F, 0.6F, 0.7F, 0.8F, 0.9F};
-    const int32_t loops = e->model->config.loop.loops;
-    eng_status status = ENG_OK;
-    char what[48];
-    if (!eng_model_reads_loops(e->model))
-        return eng_fail(error, ENG_INVALID, "--exit-table: the model has no loops to read at");
-    puts("| read at | loops | loss | right |\n|---|---|---|---|");
-    for (int32_t most = 1; status == ENG_OK && most <= loops; most++) {
-        snprintf(what, sizeof what, "loop %d", most);
-        status = print_exit_row(e, solver, what, (kern_exit){.threshold = 1, .max_loops = most}, error);
-    }
-    for (size_t i = 0; status == ENG_OK && e->model->config.loop.exit_gate && i < sizeof threshold / sizeof *threshold;
-         i++) {
-        snprintf(what, sizeof what, "threshold %g", (double)threshold[i]);
-        status = print_exit_row(e, solver, what, (kern_exit){.threshold = threshold[i], .max_loops = loops}, error);
-    }
-    return status;
-}
-
 // ------------------------------------------------------------------------------------------------------------- command
 
 // The model's own knobs with what the command line says otherwise.
@@ -220,7 +188,7 @@ static eng_status evaluate_data(trn_evaluation *e, const char *dir, const eval_o
     if (status == ENG_OK)
         status = choose_settings(e->model, o, &knobs, setting, &settings, error);
     if (status == ENG_OK && o->exit_table)
-        return print_exit_table(e, eng_solver(&knobs), error);
+        return trn_exit_table(e, dir, &o->exits, &knobs, error);
     if (status == ENG_OK && (o->solver_table || o->solvers.count > 0))
         return print_solver_table(e, setting, settings, error);
     if (status == ENG_OK)
@@ -262,8 +230,10 @@ static eng_status check_options(const eval_options *o, eng_error *error) {
     const trn_tasks_options *t = &o->tasks;
     if ((e->data.count > 0) == wants_tasks(o))
         return eng_fail(error, ENG_INVALID, "either --data or tasks (--task, --needles, --pairs) are needed");
-    if (t->out && !wants_tasks(o))
-        return eng_fail(error, ENG_INVALID, "--out: --data keeps no results, only tasks do");
+    if (t->out && !wants_tasks(o) && !o->exit_table)
+        return eng_fail(error, ENG_INVALID, "--out: --data keeps no results but those of --exit-table");
+    if (o->exits.tokens < 0)
+        return eng_fail(error, ENG_INVALID, "--exit-tokens: negative");
     if (t->limit < 0 || t->shots < 0 || t->shots > 1000 || t->seed < 0)
         return eng_fail(error, ENG_INVALID, "--limit, --shots or --seed: out of range");
     if (t->made_items < 1 || t->made_items > 1 << 24)
@@ -284,6 +254,9 @@ static eng_status check_options(const eval_options *o, eng_error *error) {
 static eng_status run(const char *dir, eval_options *o, trn_evaluation *e, eng_error *error) {
     o->tasks.context = o->evaluation.context;
     o->tasks.batch_tokens = o->evaluation.batch_tokens;
+    o->exits.data = o->evaluation.data;
+    o->exits.out = o->tasks.out;
+    o->exits.name = o->tasks.name;
     eng_status status = check_options(o, error);
     if (status != ENG_OK)
         return status;
@@ -293,6 +266,7 @@ static eng_status run(const char *dir, eval_options *o, trn_evaluation *e, eng_e
 int trn_command_eval(int argc, char **argv) {
     eval_options o = {.evaluation = {.device = "cpu", .context = -1, .batch_tokens = 4096},
                       .tasks = {.value = "number", .made_items = 1000},
+                      .exits = {.tokens = 512},
                       .cg_steps = -1,
                       .cg_tolerance = -1};
     trn_evaluation_options *own = &o.evaluation;
@@ -322,7 +296,9 @@ int trn_command_eval(int argc, char **argv) {
         {"solver", "SETTING", TRN_STRINGS, &o.solvers, "a row with tolerance:X, steps:N or exact; may be repeated"},
         {"solver-table", NULL, TRN_FLAG, &o.solver_table, "fifteen settings of the solver as a Markdown table"},
         {"exit-table", NULL, TRN_FLAG, &o.exit_table,
-         "looped models, data: loss at every bound of loops and at thresholds of the exit gate, as a Markdown table"},
+         "looped models, data: every bound of loops, thresholds of the gate, and what they are held against"},
+        {"exit-tokens", "N", TRN_INTEGER, &o.exits.tokens,
+         "of --exit-table: tokens that are generated to time a row (default 512; 0: none)"},
         {"device", "NAME", TRN_STRING, &own->device, "cpu, cpu:16, cuda:0 (default cpu)"},
     };
     const trn_command_line line = {

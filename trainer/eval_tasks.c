@@ -64,8 +64,7 @@ static eng_status parse_value(const char *text, trn_value_kind *out, eng_error *
     return eng_fail(error, ENG_INVALID, "--value: \"%.20s\" is none of number, word, uuid", text);
 }
 
-// Hours of reading shall not end at a file that cannot be written.
-static eng_status check_output(const char *path, eng_error *error) {
+eng_status trn_result_check_output(const char *path, eng_error *error) {
     eng_output *output = NULL;
     eng_status status = path ? eng_output_open(path, &output, error) : ENG_OK;
     eng_output_discard(output);
@@ -90,7 +89,7 @@ eng_status trn_tasks_open(const trn_tasks_options *o, const eng_tokenizer *token
     trn_made_options made = {
         .tokenizer = tokenizer, .haystack = o->haystack, .items = o->made_items, .seed = (uint64_t)o->seed};
     *out = (trn_tasks){0};
-    eng_status status = check_output(o->out, error);
+    eng_status status = trn_result_check_output(o->out, error);
     if (status == ENG_OK)
         status = parse_lengths("--needles", o->needles, needles, &needle_count, error);
     if (status == ENG_OK)
@@ -342,15 +341,15 @@ static char *short_name(const char *dir) {
     return strndup(dir + begin, end - begin < MAX_NAME ? end - begin : MAX_NAME);
 }
 
-static eng_status describe_result(const trn_evaluation *e, const char *dir, const trn_tasks_options *o, trn_result *out,
-                                  eng_error *error) {
+eng_status trn_result_describe(const trn_evaluation *e, const char *dir, const char *name, trn_result *out,
+                               eng_error *error) {
     uint8_t digest[ENG_DIGEST_BYTES];
     char hex[ENG_DIGEST_HEX];
     eng_status status = eng_checkpoint_digest(e->checkpoint, digest, error);
     if (status != ENG_OK)
         return status;
     eng_digest_hex(digest, hex);
-    *out = (trn_result){.name = o->name ? strdup(o->name) : short_name(dir),
+    *out = (trn_result){.name = name ? strdup(name) : short_name(dir),
                         .model = strdup(dir),
                         .digest = strdup(hex),
                         .model_type = strdup(e->model->config.model_type),
@@ -429,8 +428,8 @@ eng_status trn_tasks_run(trn_evaluation *e, const char *dir, const trn_tasks_opt
     trn_overlap *overlap = NULL;
     trn_result result = {0};
     selection *s = calloc((size_t)tasks->count + 1, sizeof *s);
-    eng_status status =
-        s ? describe_result(e, dir, o, &result, error) : eng_fail(error, ENG_NO_MEMORY, "out of memory for tasks");
+    eng_status status = s ? trn_result_describe(e, dir, o->name, &result, error)
+                          : eng_fail(error, ENG_NO_MEMORY, "out of memory for tasks");
     for (int i = 0; i < tasks->count && status == ENG_OK; i++)
         status = select_items(&tasks->task[i], o, &s[i], error);
     if (status == ENG_OK && o->overlap.count > 0)

@@ -4,6 +4,7 @@
 #ifndef TRAINER_EVAL_TASKS_H
 #define TRAINER_EVAL_TASKS_H
 
+#include "trainer/eval_result.h"
 #include "trainer/eval_setting.h"
 #include "trainer/eval_task.h"
 #include "trainer/evaluation.h"
@@ -34,6 +35,11 @@ ENG_CHECKED eng_status trn_tasks_open(const trn_tasks_options *options, const en
                                       eng_error *error);
 void trn_tasks_free(trn_tasks *tasks);
 
+// Hours of reading shall not end at a file that cannot be written. path may be NULL.
+ENG_CHECKED eng_status trn_result_check_output(const char *path, eng_error *error);
+// What a file of results says of the checkpoint; name NULL: from dir. Freed by trn_result_free.
+ENG_CHECKED eng_status trn_result_describe(const trn_evaluation *evaluation, const char *dir, const char *name,
+                                           trn_result *out, eng_error *error);
 // Every task under every setting; options->out, where it is wanted, is written anew after each.
 ENG_CHECKED eng_status trn_tasks_run(trn_evaluation *evaluation, const char *dir, const trn_tasks_options *options,
                                      const trn_tasks *tasks, const trn_setting *setting, int settings,
