@@ -1,13 +1,14 @@
 // SPDX-License-Identifier: Apache-2.0
-// Plots of a report: loss by position, score by length, score by what the solver spends.
+// Plots of a report: loss by position, score by length, score by what the solver or the loops spend.
 //
 // A plot is drawn where it shows a course: texts have positions, a family of made tasks several lengths, a checkpoint
-// several settings. The exact solve spends no steps and is drawn as a level.
+// several settings. The exact solve spends no steps and is drawn as a level. Rules of exits are a line each.
 #include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
+#include "trainer/exit_rules.h"
 #include "trainer/report_internal.h"
 
 // Room for one plot; points of all series lie in one array.
@@ -205,6 +206,49 @@ static void plot_solver(trn_page *page, const trn_report *report, const trn_resu
     trn_page_plot(page, &plot);
 }
 
+// --------------------------------------------------------------------------------------------------------------- exits
+
+// One rule of one checkpoint as a series: what it scores for what it runs.
+static void add_rule(canvas *c, const trn_report *report, const trn_result *result, const trn_result_row *task,
+                     trn_exit_kind kind, const char *metric, bool by_time) {
+    begin_series(c, report->results > 1 ? result->name : trn_exit_kind_name(kind),
+                 report->results > 1 ? trn_exit_kind_name(kind) : "");
+    for (int i = 0; i < report->columns; i++) {
+        const trn_column *column = &report->column[i];
+        const trn_result_row *row = column->result == result ? trn_report_row(column, task) : NULL;
+        if (!row || trn_exit_kind_of(row->setting.name) != kind || !trn_result_find(row, metric))
+            continue;
+        const double loops = trn_metric_estimate(trn_result_find(row, "loops"), NULL, NULL, 0).mean,
+                     x = by_time ? milliseconds(row) : loops;
+        if (!isnan(x))
+            add_point(c, x, trn_metric_estimate(trn_result_find(row, metric), NULL, NULL, 0), row->setting.name);
+    }
+    end_series(c, true);
+}
+
+static void plot_exits(trn_page *page, const trn_report *report, const trn_result_row *task, const char *metric,
+                       bool by_time, canvas *c) {
+    canvas_clear(c);
+    for (int r = 0; r < report->results; r++)
+        for (int kind = 0; kind < TRN_EXIT_KINDS; kind++)
+            add_rule(c, report, &report->result[r], task, (trn_exit_kind)kind, metric, by_time);
+    trn_plot plot = plot_of(c, task);
+    plot.y_name = trn_report_metric_name(metric);
+    plot.percent = trn_report_is_share(metric);
+    plot.x_name = by_time ? "milliseconds a generated token" : "loops a target, mean";
+    snprintf(plot.title, sizeof plot.title, "By %s: %.100s", by_time ? "time of loops" : "loops", task->task);
+    if (c->series_count > 0)
+        trn_page_plot(page, &plot);
+}
+
+static void plot_frontiers(trn_page *page, const trn_report *report, canvas *c) {
+    static const char *const metrics[] = {"loss", "acc"};
+    for (int t = 0; t < report->tasks; t++)
+        for (int m = 0; m < 2 && trn_result_find(report->task[t], "loops"); m++)
+            for (int by_time = 0; by_time < 2; by_time++)
+                plot_exits(page, report, report->task[t], metrics[m], by_time, c);
+}
+
 void trn_report_plots(trn_page *page, const trn_report *report) {
     canvas c;
     if (!canvas_open(&c, report)) {
@@ -219,6 +263,7 @@ void trn_report_plots(trn_page *page, const trn_report *report) {
     size_t empty = page->length;
     plot_positions(page, report, &c);
     plot_lengths(page, report, &c);
+    plot_frontiers(page, report, &c);
     for (int t = 0; t < report->tasks && report->settings; t++) {
         plot_solver(page, report, report->task[t], false, &c);
         plot_solver(page, report, report->task[t], true, &c);

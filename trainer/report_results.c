@@ -37,7 +37,8 @@ const char *trn_report_metric_name(const char *metric) {
                                            {"contains", "answer contained"},
                                            {"logprob", "log-probability, nats"},
                                            {"bits_per_byte", "bits per byte"},
-                                           {"loss", "loss, nats a token"}};
+                                           {"loss", "loss, nats a token"},
+                                           {"loops", "loops a target"}};
     for (size_t i = 0; i < sizeof names / sizeof *names; i++)
         if (strcmp(names[i][0], metric) == 0)
             return names[i][1];

@@ -217,6 +217,29 @@ START_TEST(time_is_that_of_generated_tokens) {
 }
 END_TEST
 
+static int times(const char *text, const char *word) {
+    int count = 0;
+    for (const char *at = strstr(text, word); at; at = strstr(at + 1, word))
+        count++;
+    return count;
+}
+
+// Loss and score, each by loops and by time; a legend a rule, of which two have times.
+static void check_page(const char *results) {
+    char page[512], *text;
+    size_t length;
+    snprintf(page, sizeof page, "%s", temp_path("x.html"));
+    const char *words[] = {"report", results, "--out", page, NULL};
+    ck_assert_int_eq(trn_command_report(4, (char **)words), TRN_EXIT_OK);
+    ck_assert_int_eq(eng_read_file(page, 1 << 24, &text, &length, NULL), ENG_OK);
+    ck_assert_int_eq(times(text, "<figcaption>By loops: "), 2);
+    ck_assert_int_eq(times(text, "<figcaption>By time of loops: "), 2);
+    ck_assert_int_eq(times(text, "milliseconds a generated token</text>"), 2);
+    ck_assert_int_eq(times(text, "between fixed loops</"), 2);
+    ck_assert_int_eq(times(text, "fixed loop</"), 4);
+    free(text);
+}
+
 START_TEST(the_table_is_kept) {
     char model[512], data[512], out[512];
     trn_result result;
@@ -242,6 +265,7 @@ START_TEST(the_table_is_kept) {
     ck_assert_int_eq(of_kind[TRN_EXIT_ORACLE], 1);
     ck_assert_int_eq(of_kind[TRN_EXIT_KINDS], 0);
     trn_result_free(&result);
+    check_page(out);
     words[8] = "-1";
     ck_assert_int_eq(trn_command_eval(11, (char **)words), TRN_EXIT_USAGE);
     words[6] = "--out"; // results of data alone are not kept
