@@ -23,17 +23,40 @@ typedef struct table {
     trn_result result; // a row a rule
 } table;
 
-static eng_status time_row(table *t, const trn_exit_rule *rule, trn_result_row *row, eng_error *error) {
+enum { ROUNDS = 5 };
+
+static void set_knobs(const table *t, const trn_exit_rule *rule, trn_result_row *row) {
     const bool gate = rule->kind == TRN_EXIT_GATE;
     row->setting.knobs = *t->knobs;
-    if (!gate && rule->kind != TRN_EXIT_LOOP)
-        return ENG_OK;
-    row->setting.knobs.exit_threshold = gate ? (float)rule->at : 1;
-    row->setting.knobs.max_loops = gate ? t->data.loops : (int32_t)rule->at;
-    if (t->options->tokens == 0)
-        return ENG_OK;
-    return trn_exit_time(t->e, &row->setting.knobs, t->options->tokens, &row->figures.tokens, &row->figures.seconds,
-                         error);
+    if (gate || rule->kind == TRN_EXIT_LOOP) {
+        row->setting.knobs.exit_threshold = gate ? (float)rule->at : 1;
+        row->setting.knobs.max_loops = gate ? t->data.loops : (int32_t)rule->at;
+    }
+}
+
+static eng_status time_row(table *t, trn_result_row *row, eng_error *error) {
+    trn_reading_figures *figures = &row->figures;
+    int64_t tokens = 0;
+    double seconds = 0;
+    eng_status status = trn_exit_time(t->e, &row->setting.knobs, t->options->tokens, &tokens, &seconds, error);
+    if (figures->tokens == 0 || seconds < figures->seconds)
+        figures->seconds = seconds;
+    figures->tokens = tokens;
+    return status;
+}
+
+// Of the rows that a request can ask for. Round after round, so that what else the machine does falls on all of them;
+// the least time of each counts.
+static eng_status time_rows(table *t, eng_error *error) {
+    eng_status status = ENG_OK;
+    for (int round = 0; round < ROUNDS && t->options->tokens > 0; round++) {
+        for (int i = 0; status == ENG_OK && i < t->rules; i++)
+            if (t->rule[i].kind == TRN_EXIT_LOOP || t->rule[i].kind == TRN_EXIT_GATE)
+                status = time_row(t, &t->result.row[i], error);
+        trn_progress_part(&t->e->progress, (uint64_t)round + 1, ROUNDS, "timing");
+    }
+    trn_progress_end(&t->e->progress);
+    return status;
 }
 
 static eng_status add_row(table *t, const trn_exit_rule *rule, eng_error *error) {
@@ -45,9 +68,8 @@ static eng_status add_row(table *t, const trn_exit_rule *rule, eng_error *error)
     if (status != ENG_OK)
         return status;
     snprintf(row.digest, sizeof row.digest, "%016" PRIx64, t->data.digest);
-    status = time_row(t, rule, &row, error);
-    if (status == ENG_OK)
-        status = trn_result_add(&t->result, &row, error);
+    set_knobs(t, rule, &row);
+    status = trn_result_add(&t->result, &row, error);
     trn_result_row_free(&row);
     return status;
 }
@@ -94,7 +116,7 @@ static eng_status fill(table *t, eng_error *error) {
         status = add_row(t, &t->rule[i], error);
     }
     trn_progress_end(&t->e->progress);
-    return status;
+    return status == ENG_OK ? time_rows(t, error) : status;
 }
 
 eng_status trn_exit_table(trn_evaluation *e, const char *dir, const trn_exit_options *options, const eng_knobs *knobs,
