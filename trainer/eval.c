@@ -284,7 +284,7 @@ int trn_command_eval(int argc, char **argv) {
         {"seed", "N", TRN_INTEGER, &tasks->seed, "of needles, pairs, examples and --limit (default 0)"},
         {"overlap", "NAME", TRN_STRINGS, &tasks->overlap, "training shards: estimates without items that occur there"},
         {"in-domain", "TASK", TRN_STRINGS, &tasks->in_domain, "the model was tuned on this task; may be repeated"},
-        {"out", "FILE", TRN_STRING, &tasks->out, "results of tasks, for mesa-trainer report"},
+        {"out", "FILE", TRN_STRING, &tasks->out, "results of tasks or of --exit-table, for mesa-trainer report"},
         {"name", "TEXT", TRN_STRING, &tasks->name, "of the checkpoint in reports (default: from DIR)"},
         {"context", "N", TRN_INTEGER, &own->context, "most tokens a window (default: the trained length)"},
         {"windows", "N", TRN_INTEGER, &own->windows,
