@@ -7,6 +7,7 @@
 #include <inttypes.h>
 #include <math.h>
 #include <stdio.h>
+#include <string.h>
 
 #include "engine/batch.h"
 #include "engine/files.h"
@@ -78,16 +79,20 @@ static trn_estimate estimate_of(const trn_result_row *row, const char *metric) {
     return trn_metric_estimate(trn_result_find(row, metric), NULL, NULL, 0);
 }
 
-// What is less is better; what would be written as 0 is neither.
-static void print_gain(const trn_result_row *row, const trn_result_row *other) {
+// A row less another, over the same windows; what would be written as 0 is neither better nor worse.
+static void print_gain(const trn_result_row *row, const trn_result_row *other, const char *metric) {
+    const bool share = strcmp(metric, "acc") == 0;
+    const double scale = share ? 100 : 1, shown = share ? 0.005 : 0.00005;
+    const int digits = share ? 2 : 4;
     trn_estimate gain;
-    if (!trn_metric_difference(trn_result_find(row, "loss"), trn_result_find(other, "loss"), NULL, &gain))
+    if (!trn_metric_difference(trn_result_find(row, metric), trn_result_find(other, metric), NULL, &gain))
         return;
-    const bool apart = fabs(gain.mean) > 1.96 * gain.error && fabs(gain.mean) >= 0.00005;
-    printf(" %+.4f (%+.4f .. %+.4f)%s |", gain.mean, gain.mean - 1.96 * gain.error, gain.mean + 1.96 * gain.error,
-           !apart          ? ""
-           : gain.mean < 0 ? " better"
-                           : " worse");
+    const double mean = scale * gain.mean, reach = scale * 1.96 * gain.error;
+    const bool apart = fabs(mean) > reach && fabs(mean) >= shown;
+    printf(" %+.*f (%+.*f .. %+.*f)%s |", digits, mean, digits, mean - reach, digits, mean + reach,
+           !apart                ? ""
+           : (mean > 0) == share ? " better"
+                                 : " worse");
 }
 
 static void print_row(const table *t, int number) {
@@ -100,10 +105,10 @@ static void print_row(const table *t, int number) {
     else
         printf(" |");
     if (t->rule[number].kind == TRN_EXIT_GATE) {
-        print_gain(row, row + 1);
-        print_gain(row, row + 2);
+        for (int m = 0; m < 4; m++)
+            print_gain(row, row + 1 + m / 2, m % 2 ? "acc" : "loss");
     } else
-        printf(" | |");
+        printf(" | | | |");
     printf("\n");
 }
 
@@ -130,8 +135,8 @@ eng_status trn_exit_table(trn_evaluation *e, const char *dir, const trn_exit_opt
     if (status == ENG_OK && options->out)
         status = trn_result_write(&t.result, options->out, error);
     if (status == ENG_OK)
-        puts("| read at | loops | loss | right | ms a token | loss less that of the gate's shares at random (95 %) | "
-             "less that between fixed loops (95 %) |\n|---|---|---|---|---|---|---|");
+        puts("| read at | loops | loss | right | ms a token | gate less its shares at random, 95 %: loss | right, % | "
+             "gate less between fixed loops: loss | right, % |\n|---|---|---|---|---|---|---|---|---|");
     for (int i = 0; status == ENG_OK && i < t.rules; i++)
         print_row(&t, i);
     trn_exit_data_free(&t.data);
