@@ -297,6 +297,8 @@ int trn_command_eval(int argc, char **argv) {
         {"solver-table", NULL, TRN_FLAG, &o.solver_table, "fifteen settings of the solver as a Markdown table"},
         {"exit-table", NULL, TRN_FLAG, &o.exit_table,
          "looped models, data: every bound of loops, thresholds of the gate, and what they are held against"},
+        {"exit-shares", "P,P..", TRN_STRING, &o.exits.shares,
+         "of --exit-table: a row that draws loops with these shares"},
         {"exit-tokens", "N", TRN_INTEGER, &o.exits.tokens,
          "of --exit-table: tokens that are generated to time a row (default 512; 0: none)"},
         {"device", "NAME", TRN_STRING, &own->device, "cpu, cpu:16, cuda:0 (default cpu)"},

@@ -113,9 +113,14 @@ static void print_row(const table *t, int number) {
 }
 
 static eng_status fill(table *t, eng_error *error) {
-    eng_status status = trn_exit_data_read(t->e, eng_solver(t->knobs), &t->data, error);
+    double shares[ENG_MAX_LOOPS];
+    eng_status status = ENG_OK;
+    if (t->options->shares)
+        status = trn_exit_read_shares(t->options->shares, t->e->model->config.loop.loops, shares, error);
     if (status == ENG_OK)
-        t->rules = trn_exit_rules(&t->data, t->rule);
+        status = trn_exit_data_read(t->e, eng_solver(t->knobs), &t->data, error);
+    if (status == ENG_OK)
+        t->rules = trn_exit_rules(&t->data, t->options->shares ? shares : NULL, t->rule);
     for (int i = 0; status == ENG_OK && i < t->rules; i++) {
         trn_progress_part(&t->e->progress, (uint64_t)i, (uint64_t)t->rules, "rules of exits");
         status = add_row(t, &t->rule[i], error);

@@ -9,6 +9,7 @@
 typedef struct trn_exit_options {
     trn_strings data;       // names the rows
     int64_t tokens;         // generated to time a rule that is served; 0: not timed
+    const char *shares;     // of the loops, for a rule that draws with them; may be NULL
     const char *out, *name; // may be NULL
 } trn_exit_options;
 

@@ -14,7 +14,7 @@ enum { THRESHOLDS = sizeof thresholds / sizeof *thresholds, SAMPLE = 4096 };
 static const char *const names[] = {
     [TRN_EXIT_LOOP] = "loop",       [TRN_EXIT_GATE] = "gate",       [TRN_EXIT_MATCHED] = "matched",
     [TRN_EXIT_BETWEEN] = "between", [TRN_EXIT_ENTROPY] = "entropy", [TRN_EXIT_CHANGE] = "change",
-    [TRN_EXIT_ORACLE] = "oracle"};
+    [TRN_EXIT_SHARES] = "shares",   [TRN_EXIT_ORACLE] = "oracle"};
 
 static const char *const legends[] = {[TRN_EXIT_LOOP] = "fixed loop",
                                       [TRN_EXIT_GATE] = "gate",
@@ -22,10 +22,11 @@ static const char *const legends[] = {[TRN_EXIT_LOOP] = "fixed loop",
                                       [TRN_EXIT_BETWEEN] = "between fixed loops",
                                       [TRN_EXIT_ENTROPY] = "entropy",
                                       [TRN_EXIT_CHANGE] = "divergence from the loop before",
+                                      [TRN_EXIT_SHARES] = "random, given shares",
                                       [TRN_EXIT_ORACLE] = "oracle (bound)"};
 
 void trn_exit_rule_name(const trn_exit_rule *rule, char *name, size_t size) {
-    if (rule->kind == TRN_EXIT_ORACLE)
+    if (rule->kind >= TRN_EXIT_SHARES)
         snprintf(name, size, "%s", names[rule->kind]);
     else
         snprintf(name, size, "%s %.4g", names[rule->kind], rule->at);
@@ -82,7 +83,8 @@ static int32_t choose(const trn_exit_data *data, const trn_exit_rule *rule, int6
 }
 
 void trn_exit_weigh(const trn_exit_data *data, const trn_exit_rule *rule, int64_t target, double *weight) {
-    const bool mixed = rule->kind == TRN_EXIT_MATCHED || rule->kind == TRN_EXIT_BETWEEN;
+    const bool mixed =
+        rule->kind == TRN_EXIT_MATCHED || rule->kind == TRN_EXIT_BETWEEN || rule->kind == TRN_EXIT_SHARES;
     for (int32_t r = 0; r < data->loops; r++)
         weight[r] = mixed ? rule->share[r] : 0;
     if (!mixed)
@@ -129,7 +131,7 @@ static int add_limits(const trn_exit_data *data, trn_exit_kind kind, const float
     return rules;
 }
 
-int trn_exit_rules(const trn_exit_data *data, trn_exit_rule out[TRN_EXIT_RULES]) {
+int trn_exit_rules(const trn_exit_data *data, const double *shares, trn_exit_rule out[TRN_EXIT_RULES]) {
     int rules = 0;
     for (int32_t r = 1; r <= data->loops; r++)
         out[rules++] = (trn_exit_rule){.kind = TRN_EXIT_LOOP, .at = r};
@@ -137,8 +139,31 @@ int trn_exit_rules(const trn_exit_data *data, trn_exit_rule out[TRN_EXIT_RULES])
         add_gate(data, thresholds[i], &out[rules]);
     rules += add_limits(data, TRN_EXIT_ENTROPY, data->entropy, &out[rules]);
     rules += add_limits(data, TRN_EXIT_CHANGE, data->change, &out[rules]);
+    if (shares) {
+        out[rules] = (trn_exit_rule){.kind = TRN_EXIT_SHARES};
+        memcpy(out[rules++].share, shares, sizeof *shares * (size_t)data->loops);
+    }
     out[rules++] = (trn_exit_rule){.kind = TRN_EXIT_ORACLE};
     return rules;
+}
+
+eng_status trn_exit_read_shares(const char *text, int32_t loops, double *out, eng_error *error) {
+    double sum = 0;
+    const char *at = text;
+    for (int32_t r = 0; r < loops; r++) {
+        char *end = NULL;
+        out[r] = strtod(at, &end);
+        if (end == at || !(out[r] >= 0 && out[r] <= 1e6) || *end != (r + 1 < loops ? ',' : '\0'))
+            return eng_fail(error, ENG_INVALID, "--exit-shares: \"%.40s\" is no list of %d numbers such as 0.2,0.3,0.5",
+                            text, loops);
+        sum += out[r];
+        at = end + 1;
+    }
+    if (sum == 0)
+        return eng_fail(error, ENG_INVALID, "--exit-shares: all are 0");
+    for (int32_t r = 0; r < loops; r++)
+        out[r] /= sum;
+    return ENG_OK;
 }
 
 // ----------------------------------------------------------------------------------------------------------------- row

@@ -18,6 +18,7 @@ typedef enum trn_exit_kind {
     TRN_EXIT_BETWEEN, // at random at the two loops around the mean of the gate at `at`
     TRN_EXIT_ENTROPY, // at the first loop whose output's entropy is at most `at`
     TRN_EXIT_CHANGE,  // at the first loop whose output has changed by at most `at`
+    TRN_EXIT_SHARES,  // at random with shares that are given
     TRN_EXIT_ORACLE,  // at the least loss
     TRN_EXIT_KINDS
 } trn_exit_kind;
@@ -25,13 +26,15 @@ typedef enum trn_exit_kind {
 typedef struct trn_exit_rule {
     trn_exit_kind kind;
     double at;
-    double share[ENG_MAX_LOOPS]; // MATCHED, BETWEEN: of the loops
+    double share[ENG_MAX_LOOPS]; // MATCHED, BETWEEN, SHARES: of the loops
 } trn_exit_rule;
 
 enum { TRN_EXIT_RULES = 96 }; // at most: a loop each, three times nine of a gate, nine limits twice, the oracle
 
-// All rules for the data; returns how many.
-int trn_exit_rules(const trn_exit_data *data, trn_exit_rule out[TRN_EXIT_RULES]);
+// All rules for the data; returns how many. shares (loops): of SHARES, with a sum of 1; NULL: none.
+int trn_exit_rules(const trn_exit_data *data, const double *shares, trn_exit_rule out[TRN_EXIT_RULES]);
+// "0.2,0.3,0.5", a number a loop, brought to a sum of 1.
+ENG_CHECKED eng_status trn_exit_read_shares(const char *text, int32_t loops, double *out, eng_error *error);
 // "gate 0.3", for people and for the rows' settings.
 void trn_exit_rule_name(const trn_exit_rule *rule, char *name, size_t size);
 // The kind that a setting's name says; KINDS: none.

@@ -171,7 +171,7 @@ static double mean_of(const trn_exit_rule *rule, const char *metric) {
 // The gate at 0.5 takes loops 2 1 3 1: half of all at the first, a quarter at the others; in the mean 1.75.
 START_TEST(baselines_know_the_gates_shares_alone) {
     trn_exit_rule rule[TRN_EXIT_RULES];
-    const int rules = trn_exit_rules(&made, rule);
+    const int rules = trn_exit_rules(&made, (double[]){0.5, 0, 0.5}, rule);
     const trn_exit_rule *gate = find_rule(rule, rules, TRN_EXIT_GATE, 0.5),
                         *matched = find_rule(rule, rules, TRN_EXIT_MATCHED, 0.5),
                         *between = find_rule(rule, rules, TRN_EXIT_BETWEEN, 0.5);
@@ -184,6 +184,7 @@ START_TEST(baselines_know_the_gates_shares_alone) {
     ck_assert_double_eq_tol(mean_of(between, "loops"), 1.75, 1e-9);
     ck_assert_double_eq_tol(mean_of(between, "loss"), 0.25 * first + 0.75 * second, 1e-6);
     ck_assert_double_eq_tol(mean_of(find_rule(rule, rules, TRN_EXIT_ORACLE, 0), "loss"), (1 + 1 + 1 + 0.5) / 4, 1e-6);
+    ck_assert_double_eq_tol(mean_of(find_rule(rule, rules, TRN_EXIT_SHARES, 0), "loss"), (first + third) / 2, 1e-6);
     double last = 0; // limits ascend
     for (int i = 0; i < rules; i++)
         if (rule[i].kind == TRN_EXIT_ENTROPY) {
@@ -196,6 +197,20 @@ END_TEST
 
 // ----------------------------------------------------------------------------------------------------------------
 // table
+
+START_TEST(shares_are_read) {
+    static const char *const bad[] = {"",      "1,1",   "1,1,1,1", "0,0,0",  "1,-1,1",
+                                      "1,x,1", "1 1,1", "1,1,1x",  "1,1,1,", "1,nan,1"};
+    double share[ENG_MAX_LOOPS];
+    eng_error error = {0};
+    ck_assert_int_eq(trn_exit_read_shares("1,2.5,1.5", LOOPS, share, &error), ENG_OK);
+    ck_assert(share[0] == 0.2 && share[1] == 0.5 && share[2] == 0.3);
+    for (size_t i = 0; i < sizeof bad / sizeof *bad; i++) {
+        ck_assert_msg(trn_exit_read_shares(bad[i], LOOPS, share, &error) == ENG_INVALID, "%s", bad[i]);
+        ck_assert_ptr_nonnull(strstr(error.text, "--exit-shares"));
+    }
+}
+END_TEST
 
 START_TEST(time_is_that_of_generated_tokens) {
     trn_evaluation e;
@@ -248,9 +263,9 @@ START_TEST(the_table_is_kept) {
     snprintf(model, sizeof model, "%s", temp_path("m"));
     snprintf(data, sizeof data, "%s", temp_path("d"));
     snprintf(out, sizeof out, "%s", temp_path("x.json"));
-    const char *words[] = {"eval",         model,           "--data", data,    "--context", "48",
-                           "--exit-table", "--exit-tokens", "20",     "--out", out,         NULL};
-    ck_assert_int_eq(trn_command_eval(11, (char **)words), TRN_EXIT_OK);
+    const char *words[] = {"eval",          model, "--data", data, "--context",     "48",    "--exit-table",
+                           "--exit-tokens", "20",  "--out",  out,  "--exit-shares", "1,1,2", NULL};
+    ck_assert_int_eq(trn_command_eval(13, (char **)words), TRN_EXIT_OK);
     ck_assert_msg(trn_result_read(out, &result, &error) == ENG_OK, "%s", error.text);
     int timed = 0, of_kind[TRN_EXIT_KINDS + 1] = {0};
     for (int i = 0; i < result.rows; i++) {
@@ -262,6 +277,7 @@ START_TEST(the_table_is_kept) {
     ck_assert_int_eq(of_kind[TRN_EXIT_LOOP], LOOPS);
     for (int kind = TRN_EXIT_GATE; kind <= TRN_EXIT_BETWEEN; kind++)
         ck_assert_int_eq(of_kind[kind], 9);
+    ck_assert_int_eq(of_kind[TRN_EXIT_SHARES], 1);
     ck_assert_int_eq(of_kind[TRN_EXIT_ORACLE], 1);
     ck_assert_int_eq(of_kind[TRN_EXIT_KINDS], 0);
     trn_result_free(&result);
@@ -283,6 +299,7 @@ static Suite *exits_suite(void) {
     tcase_add_test(cases, a_silent_head_is_uniform);
     tcase_add_test(cases, rules_choose_what_they_promise);
     tcase_add_test(cases, baselines_know_the_gates_shares_alone);
+    tcase_add_test(cases, shares_are_read);
     tcase_add_test(cases, time_is_that_of_generated_tokens);
     tcase_add_test(cases, the_table_is_kept);
     suite_add_tcase(suite, cases);
