@@ -208,45 +208,60 @@ static void plot_solver(trn_page *page, const trn_report *report, const trn_resu
 
 // --------------------------------------------------------------------------------------------------------------- exits
 
+// One plot of rules: of the checkpoints [first, end), the first `kinds` of each.
+typedef struct frontier {
+    const trn_result_row *task;
+    const char *metric;
+    bool by_time;
+    int first, end, kinds;
+} frontier;
+
 // One rule of one checkpoint as a series: what it scores for what it runs.
-static void add_rule(canvas *c, const trn_report *report, const trn_result *result, const trn_result_row *task,
-                     trn_exit_kind kind, const char *metric, bool by_time) {
-    begin_series(c, report->results > 1 ? result->name : trn_exit_kind_name(kind),
-                 report->results > 1 ? trn_exit_kind_name(kind) : "");
+static void add_rule(canvas *c, const trn_report *report, const trn_result *result, const frontier *f,
+                     trn_exit_kind kind) {
+    const bool several = f->end - f->first > 1;
+    begin_series(c, several ? result->name : trn_exit_kind_name(kind), several ? trn_exit_kind_name(kind) : "");
     for (int i = 0; i < report->columns; i++) {
         const trn_column *column = &report->column[i];
-        const trn_result_row *row = column->result == result ? trn_report_row(column, task) : NULL;
-        if (!row || trn_exit_kind_of(row->setting.name) != kind || !trn_result_find(row, metric))
+        const trn_result_row *row = column->result == result ? trn_report_row(column, f->task) : NULL;
+        if (!row || trn_exit_kind_of(row->setting.name) != kind || !trn_result_find(row, f->metric))
             continue;
         const double loops = trn_metric_estimate(trn_result_find(row, "loops"), NULL, NULL, 0).mean,
-                     x = by_time ? milliseconds(row) : loops;
+                     x = f->by_time ? milliseconds(row) : loops;
         if (!isnan(x))
-            add_point(c, x, trn_metric_estimate(trn_result_find(row, metric), NULL, NULL, 0), row->setting.name);
+            add_point(c, x, trn_metric_estimate(trn_result_find(row, f->metric), NULL, NULL, 0), row->setting.name);
     }
     end_series(c, true);
 }
 
-static void plot_exits(trn_page *page, const trn_report *report, const trn_result_row *task, const char *metric,
-                       bool by_time, canvas *c) {
+static void plot_frontier(trn_page *page, const trn_report *report, const frontier *f, canvas *c) {
     canvas_clear(c);
-    for (int r = 0; r < report->results; r++)
-        for (int kind = 0; kind < TRN_EXIT_KINDS; kind++)
-            add_rule(c, report, &report->result[r], task, (trn_exit_kind)kind, metric, by_time);
-    trn_plot plot = plot_of(c, task);
-    plot.y_name = trn_report_metric_name(metric);
-    plot.percent = trn_report_is_share(metric);
-    plot.x_name = by_time ? "milliseconds a generated token" : "loops a target, mean";
-    snprintf(plot.title, sizeof plot.title, "By %s: %.100s", by_time ? "time of loops" : "loops", task->task);
-    if (c->series_count > 0)
-        trn_page_plot(page, &plot);
+    for (int r = f->first; r < f->end; r++)
+        for (int kind = 0; kind < f->kinds; kind++)
+            add_rule(c, report, &report->result[r], f, (trn_exit_kind)kind);
+    if (c->series_count == 0)
+        return;
+    const bool one = f->end - f->first == 1 && report->results > 1;
+    trn_plot plot = plot_of(c, f->task);
+    plot.y_name = trn_report_metric_name(f->metric);
+    plot.percent = trn_report_is_share(f->metric);
+    plot.x_name = f->by_time ? "milliseconds a generated token" : "loops a target, mean";
+    snprintf(plot.title, sizeof plot.title, "By %s: %.70s%s%.60s", f->by_time ? "time of loops" : "loops",
+             f->task->task, one ? ", " : "", one ? report->result[f->first].name : "");
+    trn_page_plot(page, &plot);
 }
 
-static void plot_frontiers(trn_page *page, const trn_report *report, canvas *c) {
+// All rules of each checkpoint, and of several those that a request can ask for beside each other.
+static void plot_frontiers(trn_page *page, const trn_report *report, const trn_result_row *task, canvas *c) {
     static const char *const metrics[] = {"loss", "acc"};
-    for (int t = 0; t < report->tasks; t++)
-        for (int m = 0; m < 2 && trn_result_find(report->task[t], "loops"); m++)
-            for (int by_time = 0; by_time < 2; by_time++)
-                plot_exits(page, report, report->task[t], metrics[m], by_time, c);
+    for (int i = 0; i < 4; i++) {
+        frontier f = {.task = task, .metric = metrics[i / 2], .by_time = i % 2, .kinds = TRN_EXIT_KINDS};
+        for (f.end = 1; f.end <= report->results; f.first++, f.end++)
+            plot_frontier(page, report, &f, c);
+        f = (frontier){task, f.metric, f.by_time, 0, report->results, TRN_EXIT_GATE + 1};
+        if (report->results > 1)
+            plot_frontier(page, report, &f, c);
+    }
 }
 
 void trn_report_plots(trn_page *page, const trn_report *report) {
@@ -263,7 +278,9 @@ void trn_report_plots(trn_page *page, const trn_report *report) {
     size_t empty = page->length;
     plot_positions(page, report, &c);
     plot_lengths(page, report, &c);
-    plot_frontiers(page, report, &c);
+    for (int t = 0; t < report->tasks; t++)
+        if (trn_result_find(report->task[t], "loops"))
+            plot_frontiers(page, report, report->task[t], &c);
     for (int t = 0; t < report->tasks && report->settings; t++) {
         plot_solver(page, report, report->task[t], false, &c);
         plot_solver(page, report, report->task[t], true, &c);

@@ -255,6 +255,28 @@ static void check_page(const char *results) {
     free(text);
 }
 
+// Each by itself and both beside each other, of which no rule is left out.
+static void check_pair(const char *results) {
+    char page[512], other[512], *text, *renamed;
+    size_t length;
+    snprintf(page, sizeof page, "%s", temp_path("xy.html"));
+    snprintf(other, sizeof other, "%s", temp_path("y.json"));
+    ck_assert_int_eq(eng_read_file(results, 1 << 24, &text, &length, NULL), ENG_OK);
+    renamed = strstr(text, "\"digest\":");
+    ck_assert_ptr_nonnull(renamed);
+    renamed = strchr(renamed + 9, '"'); // of the checkpoint: another one
+    renamed[1] = renamed[1] == '0' ? '1' : '0';
+    temp_write("y.json", text, length);
+    free(text);
+    const char *words[] = {"report", results, other, "--out", page, NULL};
+    ck_assert_int_eq(trn_command_report(5, (char **)words), TRN_EXIT_OK);
+    ck_assert_int_eq(eng_read_file(page, 1 << 24, &text, &length, NULL), ENG_OK);
+    ck_assert_int_eq(times(text, "<figcaption>By loops: "), 2 * 3);
+    ck_assert_int_eq(times(text, "<figcaption>By time of loops: "), 2 * 3);
+    ck_assert_int_eq(times(text, ", gate</"), 2 * 2 * 2); // names of both where both are
+    free(text);
+}
+
 START_TEST(the_table_is_kept) {
     char model[512], data[512], out[512];
     trn_result result;
@@ -282,6 +304,7 @@ START_TEST(the_table_is_kept) {
     ck_assert_int_eq(of_kind[TRN_EXIT_KINDS], 0);
     trn_result_free(&result);
     check_page(out);
+    check_pair(out);
     words[8] = "-1";
     ck_assert_int_eq(trn_command_eval(11, (char **)words), TRN_EXIT_USAGE);
     words[6] = "--out"; // results of data alone are not kept
