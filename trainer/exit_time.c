@@ -15,7 +15,8 @@ typedef struct generating {
 static eng_status read_window(generating *g, const trn_row *row, int64_t *left, eng_error *error) {
     eng_session session = {0};
     eng_status status = eng_session_open(g->pool, g->stream, row->length, &session, error);
-    for (int32_t i = 0; status == ENG_OK && i<row->length && * left> 0; i++, --*left) {
+    const int32_t count = row->length < *left ? row->length : (int32_t)*left;
+    for (int32_t i = 0; status == ENG_OK && i < count; i++) {
         int32_t index;
         const eng_piece piece = {.session = &session,
                                  .kind = KERN_ROW_GENERATED,
@@ -28,6 +29,7 @@ static eng_status read_window(generating *g, const trn_row *row, int64_t *left, 
         if (status == ENG_OK)
             status = eng_batch_run(g->batch, error);
     }
+    *left -= count;
     if (status == ENG_OK) // what waits at the end is paid too
         status = eng_session_settle(&session, error);
     eng_session_close(&session);
