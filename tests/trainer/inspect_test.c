@@ -48,7 +48,8 @@ static const struct {
     {"{\"mixer\": \"recurrence\", \"num_heads\": 2, \"head_dim\": 32}", "recurrence 1 x 10,496 bytes"},
 };
 static const char *const halves[] = {", matrices in bf16", "recurrence 1 x 6,400 bytes", "attention 1 x 6,144 bytes"};
-static const char *const sums[] = {"(126,464 bytes)", "KV 512 bytes a token"};
+// With the last output, 64 floats.
+static const char *const sums[] = {"(126,720 bytes)", "KV 512 bytes a token"};
 
 // What the command prints with --summary, runs of spaces as one.
 static char *summary_of(const char *dir, const char *storage) {
