@@ -15,6 +15,7 @@
 #include "trainer/bench.h"
 #include "trainer/commands.h"
 #include "trainer/options.h"
+#include "trainer/profile.h"
 #include "trainer/progress.h"
 
 enum { MAX_ROUNDS = 99 };
@@ -23,7 +24,7 @@ typedef struct bench_options {
     const char *random, *device, *sessions, *weights, *cg_mode, *state_storage;
     int64_t context, rows, prompt, generated, rounds, cg_steps;
     double cg_tolerance;
-    bool mixers, fast;
+    bool mixers, fast, profile;
 } bench_options;
 
 typedef enum quantity {
@@ -238,13 +239,46 @@ static void print_results(bench *b, const bench_options *o) {
            (long long)o->context, mid[TRAIN], 1e-9 * mid[TRAIN_RATE], share_text(b, TRAIN_RATE, share), b->steps[2]);
 }
 
+// One more round, operation by operation.
+static eng_status profile_all(bench *b, eng_error *error) {
+    const struct {
+        const char *what, *unit;
+        trn_runner *runner;
+    } parts[] = {{"Prefill", "prompt", &b->serve.prefill},
+                 {"Generating", "token", &b->serve.decode},
+                 {"Training", "step", &b->train.runner}};
+    enum { PARTS = sizeof parts / sizeof *parts };
+    const int count = b->training ? PARTS : PARTS - 1;
+    trn_speed speed[2];
+    trn_limits limits = {0};
+    trn_profile *profile[PARTS] = {0};
+    eng_status status = trn_limits_measure(b->device, &limits, error);
+    for (int i = 0; status == ENG_OK && i < count; i++) {
+        status = trn_profile_create(b->device, &profile[i], error);
+        parts[i].runner->profile = profile[i];
+    }
+    if (status == ENG_OK)
+        status = trn_serve_bench_run(&b->serve, &speed[0], &speed[1], error);
+    if (status == ENG_OK && b->training)
+        status = trn_train_bench_run(&b->train, &speed[0], error);
+    for (int i = 0; i < count; i++) {
+        if (status == ENG_OK) {
+            printf("\n%s: ", parts[i].what);
+            trn_profile_print(profile[i], &limits, parts[i].unit, stdout);
+        }
+        parts[i].runner->profile = NULL;
+        trn_profile_free(profile[i]);
+    }
+    return status;
+}
+
 static eng_status bench_all(bench *b, const bench_options *o, eng_error *error) {
     eng_status status = create_parts(b, o, error);
     if (status == ENG_OK)
         status = run_rounds(b, (int)o->rounds, error);
     if (status == ENG_OK)
         print_results(b, o);
-    return status;
+    return status == ENG_OK && o->profile ? profile_all(b, error) : status;
 }
 
 // -------------------------------------------------------------------------------------------------------- sessions
@@ -289,6 +323,8 @@ static eng_status check_options(const bench_options *o, const char *dir, eng_err
                    {"rounds", o->rounds, MAX_ROUNDS}, {"cg-steps", o->cg_steps + 2, 258}};
     if (!dir + !o->random + !o->mixers != 2) // exactly one is there
         return eng_fail(error, ENG_INVALID, "a folder, --random or --mixers is needed, one of them");
+    if (o->profile && (o->sessions || o->mixers))
+        return eng_fail(error, ENG_INVALID, "--profile: does not go with --sessions or --mixers");
     if (o->state_storage && !o->sessions)
         return eng_fail(error, ENG_INVALID, "--state-storage: goes with --sessions");
     if (o->weights && !o->random)
@@ -330,6 +366,7 @@ int trn_command_bench(int argc, char **argv) {
         {"rounds", "N", TRN_INTEGER, &o.rounds, "rounds of all measurements (default 7; --mixers: 5)"},
         {"device", "NAME", TRN_STRING, &o.device, "cpu, cpu:16, cuda:0 (default cpu)"},
         {"fast", NULL, TRN_FLAG, &o.fast, "a GPU may round activations to bfloat16 in products"},
+        {"profile", NULL, TRN_FLAG, &o.profile, "of one model: where the time goes, by operation"},
         {"state-storage", "TYPE", TRN_STRING, &o.state_storage, "with --sessions: float32 (default) or bf16"},
         {"sessions", "N,N..", TRN_STRING, &o.sessions, "only generating, by that many sessions at once"},
         {"mixers", NULL, TRN_FLAG, &o.mixers, "a table of random models of every mixer, instead of one model"},

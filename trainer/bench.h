@@ -33,6 +33,16 @@ ENG_CHECKED eng_status trn_matrix_probe_create(kern_device *device, trn_matrix_p
 void trn_matrix_probe_free(trn_matrix_probe *probe);
 ENG_CHECKED eng_status trn_matrix_probe_run(trn_matrix_probe *probe, double *rate, eng_error *error);
 
+// The device copying a block far above its caches, in bytes read and written a second.
+typedef struct trn_copy_probe {
+    kern_device *device;
+    kern_stream *stream;
+    void *from, *to;
+} trn_copy_probe;
+ENG_CHECKED eng_status trn_copy_probe_create(kern_device *device, trn_copy_probe *out, eng_error *error);
+void trn_copy_probe_free(trn_copy_probe *probe);
+ENG_CHECKED eng_status trn_copy_probe_run(const trn_copy_probe *probe, double *rate, eng_error *error);
+
 // A model of a name that measurements are known by: 30m, s135, mesa-a, gdn-a, tiny; bench_random.c.
 ENG_CHECKED eng_status trn_random_model_create(const char *name, eng_model **out, eng_error *error);
 

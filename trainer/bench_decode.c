@@ -12,43 +12,7 @@
 #include "trainer/bench.h"
 #include "trainer/progress.h"
 
-enum { COPY_BYTES = 512 << 20, COPIES = 4, WARM_UP_STEPS = 48, MOST_ROUNDS = 99 };
-
-typedef struct copy_probe {
-    kern_device *device;
-    kern_stream *stream;
-    void *from, *to;
-} copy_probe;
-
-// ------------------------------------------------------------------------------------------------------------ copying
-
-static void copy_close(copy_probe *probe) {
-    kern_stream_close(probe->stream);
-    kern_free(probe->device, probe->from);
-    kern_free(probe->device, probe->to);
-}
-
-static eng_status copy_open(kern_device *device, copy_probe *probe, eng_error *error) {
-    *probe = (copy_probe){.device = device};
-    kern_status status = kern_stream_open(device, &probe->stream);
-    if (status == KERN_OK)
-        status = kern_alloc(device, COPY_BYTES, &probe->from);
-    if (status == KERN_OK)
-        status = kern_alloc(device, COPY_BYTES, &probe->to);
-    return eng_fail_kernel(error, status, "allocating blocks to copy");
-}
-
-// Bytes read and written a second.
-static eng_status copy_rate(const copy_probe *probe, double *rate, eng_error *error) {
-    double start = trn_seconds();
-    kern_status status = KERN_OK;
-    for (int i = 0; i < COPIES && status == KERN_OK; i++)
-        status = kern_copy(probe->stream, probe->to, probe->from, COPY_BYTES);
-    if (status == KERN_OK)
-        status = kern_synchronize(probe->stream);
-    *rate = 2.0 * COPIES * COPY_BYTES / (trn_seconds() - start);
-    return eng_fail_kernel(error, status, "copying device memory");
-}
+enum { WARM_UP_STEPS = 48, MOST_ROUNDS = 99 };
 
 // --------------------------------------------------------------------------------------------------------- generating
 
@@ -128,14 +92,14 @@ static double step_bytes(const eng_weights *weights, int32_t batch) {
     return bytes;
 }
 
-static eng_status print_batch(const eng_weights *weights, const trn_decode_options *options, const copy_probe *probe,
-                              int32_t batch, eng_error *error) {
+static eng_status print_batch(const eng_weights *weights, const trn_decode_options *options,
+                              const trn_copy_probe *probe, int32_t batch, eng_error *error) {
     trn_decode_bench d = {0};
     double seconds[MOST_ROUNDS], share[MOST_ROUNDS], rates[MOST_ROUNDS], steps = 0;
     eng_status status =
         trn_decode_bench_create(weights, batch, options->steps * options->rounds, options->solver, &d, error);
     for (int round = 0; round < options->rounds && status == ENG_OK; round++) {
-        status = copy_rate(probe, &rates[round], error);
+        status = trn_copy_probe_run(probe, &rates[round], error);
         double start = trn_seconds();
         if (status == ENG_OK)
             status = trn_decode_bench_run(&d, options->steps, error);
@@ -156,15 +120,15 @@ static eng_status print_batch(const eng_weights *weights, const trn_decode_optio
 }
 
 eng_status trn_bench_decode(const eng_weights *weights, const trn_decode_options *options, eng_error *error) {
-    copy_probe probe;
+    trn_copy_probe probe;
     double rate = 0;
     if (options->rounds < 1 || options->rounds > MOST_ROUNDS || options->steps < 1)
         return eng_fail(error, ENG_INVALID, "rounds: 1 to %d, with at least one step each", (int)MOST_ROUNDS);
-    eng_status status = copy_open(weights->device, &probe, error);
+    eng_status status = trn_copy_probe_create(weights->device, &probe, error);
     if (status == ENG_OK)
-        status = copy_rate(&probe, &rate, error); // the first one pays for first touches
+        status = trn_copy_probe_run(&probe, &rate, error); // the first one pays for first touches
     if (status == ENG_OK)
-        status = copy_rate(&probe, &rate, error);
+        status = trn_copy_probe_run(&probe, &rate, error);
     if (status == ENG_OK) {
         printf("%s: copying %.0f GB/s; weights %.1f MB, a state %.3f MB\n\n",
                kern_device_describe(weights->device)->description, 1e-9 * rate, 1e-6 * (double)weights->bytes,
@@ -174,6 +138,6 @@ eng_status trn_bench_decode(const eng_weights *weights, const trn_decode_options
     }
     for (int i = 0; i < options->batches && status == ENG_OK; i++)
         status = print_batch(weights, options, &probe, options->batch[i], error);
-    copy_close(&probe);
+    trn_copy_probe_free(&probe);
     return status;
 }

@@ -6,10 +6,11 @@
 
 #include "engine/forward.h"
 #include "trainer/bench.h"
+#include "trainer/profile.h"
 #include "trainer/progress.h"
 
 // Far above any cache that a few cores share.
-enum { READ_BYTES = 768 << 20, PRODUCT_TOKENS = 1024, PRODUCT_WIDTH = 2048 };
+enum { READ_BYTES = 768 << 20, COPY_BYTES = 512 << 20, PRODUCT_TOKENS = 1024, PRODUCT_WIDTH = 2048 };
 
 typedef uint64_t line __attribute__((vector_size(64)));
 
@@ -175,4 +176,80 @@ eng_status trn_matrix_probe_run(trn_matrix_probe *probe, double *rate, eng_error
     double seconds = trn_seconds() - start;
     *rate = REPEATS * 2.0 * PRODUCT_TOKENS * PRODUCT_WIDTH * PRODUCT_WIDTH / seconds;
     return eng_fail_kernel(error, status, "running the matrix probe");
+}
+
+// --------------------------------------------------------------------------------------------------------------
+// copying
+
+eng_status trn_copy_probe_create(kern_device *device, trn_copy_probe *out, eng_error *error) {
+    trn_copy_probe probe = {.device = device};
+    kern_status status = kern_stream_open(device, &probe.stream);
+    if (status == KERN_OK)
+        status = kern_alloc(device, COPY_BYTES, &probe.from);
+    if (status == KERN_OK)
+        status = kern_alloc(device, COPY_BYTES, &probe.to);
+    if (status != KERN_OK) {
+        trn_copy_probe_free(&probe);
+        return eng_fail_kernel(error, status, "allocating blocks to copy");
+    }
+    *out = probe;
+    return ENG_OK;
+}
+
+void trn_copy_probe_free(trn_copy_probe *probe) {
+    if (!probe->device)
+        return;
+    kern_stream_close(probe->stream);
+    kern_free(probe->device, probe->from);
+    kern_free(probe->device, probe->to);
+    *probe = (trn_copy_probe){0};
+}
+
+eng_status trn_copy_probe_run(const trn_copy_probe *probe, double *rate, eng_error *error) {
+    enum { COPIES = 4 };
+    double start = trn_seconds();
+    kern_status status = KERN_OK;
+    for (int i = 0; i < COPIES && status == KERN_OK; i++)
+        status = kern_copy(probe->stream, probe->to, probe->from, COPY_BYTES);
+    if (status == KERN_OK)
+        status = kern_synchronize(probe->stream);
+    *rate = 2.0 * COPIES * COPY_BYTES / (trn_seconds() - start);
+    return eng_fail_kernel(error, status, "copying device memory");
+}
+
+// ---------------------------------------------------------------------------------------------------------------
+// limits
+
+enum { LIMIT_ROUNDS = 3 };
+
+// Reading is the higher limit of a CPU; a device that is asked to read tells no time without computing.
+static eng_status measure_memory(kern_device *device, double *rate, eng_error *error) {
+    double rates[LIMIT_ROUNDS] = {0};
+    trn_read_probe read = {0};
+    trn_copy_probe copy = {0};
+    const bool copies = kern_device_describe(device)->asynchronous;
+    eng_status status = copies ? trn_copy_probe_create(device, &copy, error) : trn_read_probe_create(&read, error);
+    for (int i = 0; status == ENG_OK && i < LIMIT_ROUNDS; i++) {
+        if (copies)
+            status = trn_copy_probe_run(&copy, &rates[i], error);
+        else
+            rates[i] = trn_read_probe_run(&read, 0);
+    }
+    trn_copy_probe_free(&copy);
+    trn_read_probe_free(&read);
+    *rate = trn_median(rates, LIMIT_ROUNDS);
+    return status;
+}
+
+eng_status trn_limits_measure(kern_device *device, trn_limits *out, eng_error *error) {
+    double rates[LIMIT_ROUNDS] = {0};
+    trn_matrix_probe matrix = {0};
+    eng_status status = measure_memory(device, &out->memory, error);
+    if (status == ENG_OK)
+        status = trn_matrix_probe_create(device, &matrix, error);
+    for (int i = 0; status == ENG_OK && i < LIMIT_ROUNDS; i++)
+        status = trn_matrix_probe_run(&matrix, &rates[i], error);
+    trn_matrix_probe_free(&matrix);
+    out->matrix = trn_median(rates, LIMIT_ROUNDS);
+    return status;
 }

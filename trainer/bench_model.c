@@ -9,6 +9,7 @@
 
 #include "engine/random.h"
 #include "trainer/bench.h"
+#include "trainer/profile.h"
 #include "trainer/progress.h"
 
 // Ids that the model has never seen in this order; the cost of a token depends little on them.
@@ -79,6 +80,7 @@ eng_status trn_bench_solver_steps(trn_runner *runner, double *steps, eng_error *
 
 static eng_status run_row(trn_serve_bench *bench, trn_runner *runner, kern_row_kind kind, int64_t position,
                           const int32_t *ids, int32_t count, int32_t *next, eng_error *error) {
+    trn_profile_begin(runner->profile);
     trn_runner_clear(runner);
     eng_status status = trn_runner_add_row(runner, kind, 0, position, ids, count, bench->solver, error);
     if (status != ENG_OK)
@@ -87,7 +89,10 @@ static eng_status run_row(trn_serve_bench *bench, trn_runner *runner, kern_row_k
     runner->rows->logits_token[0] = count - 1;
     runner->rows->sampler[0] = (kern_sampler){.forced = -1};
     status = trn_runner_run(runner, error);
-    return status == ENG_OK ? trn_runner_read(runner, runner->plan->sampled, next, sizeof *next, error) : status;
+    if (status == ENG_OK)
+        status = trn_runner_read(runner, runner->plan->sampled, next, sizeof *next, error);
+    trn_profile_end(runner->profile);
+    return status;
 }
 
 static eng_status run_prefill(trn_serve_bench *bench, int32_t *next, trn_speed *speed, eng_error *error) {
@@ -166,17 +171,26 @@ static double mean_steps(const eng_compute *compute) {
 
 eng_status trn_train_bench_run(trn_train_bench *bench, trn_speed *speed, eng_error *error) {
     const eng_model *model = bench->weights->model;
+    trn_profile *profile = bench->runner.profile;
+    kern_stream *stream = bench->runner.stream;
+    const int64_t count = bench->weights->count;
     double norm = 0, start = trn_seconds(), middle = bench->context / 2.0;
+    trn_profile_begin(profile);
     eng_status status = trn_optimizer_zero_gradients(&bench->optimizer, error);
+    trn_profile_parameters(profile, stream, "clearing gradients", count, 1, 0);
     trn_batch_clear(&bench->batch);
     for (int32_t i = 0; status == ENG_OK && i < bench->rows; i++)
         status = trn_batch_add(&bench->batch, &bench->row, 1.0 / bench->context / bench->rows, bench->solver, error);
+    trn_profile_piece(profile, NULL, TRN_PHASE_DATA, "rows into the batch", (kern_cost){0});
     if (status == ENG_OK)
         status = trn_batch_run(&bench->batch, error);
     if (status == ENG_OK)
         status = trn_optimizer_norm(&bench->optimizer, &norm, error);
+    trn_profile_parameters(profile, stream, "gradient norm", count, 1, 2);
     if (status == ENG_OK)
         status = trn_optimizer_update(&bench->optimizer, 1e-4, error);
+    trn_profile_parameters(profile, stream, "AdamW", count, 7, 15);
+    trn_profile_end(profile);
     double forward = mean_steps(&bench->batch.solves), backward = mean_steps(&bench->batch.backward_solves);
     double plain = eng_model_flops(model, middle, 0);
     double token =

@@ -6,6 +6,7 @@
 #include <string.h>
 
 #include "engine/batch.h"
+#include "trainer/profile.h"
 
 static int32_t pages_of(const trn_runner_options *options) {
     return (options->slot_tokens + KERN_PAGE_TOKENS - 1) / KERN_PAGE_TOKENS;
@@ -127,8 +128,18 @@ static eng_status run_in_parts(trn_runner *runner, const trn_stops *stops, eng_e
     return status;
 }
 
+static eng_status run_profiled(trn_runner *runner, eng_error *error) {
+    const trn_stops *stops = runner->stops;
+    eng_status status = trn_profile_run(runner->profile, runner, error);
+    for (int32_t i = 0; status == ENG_OK && stops && i < stops->count; i++)
+        status = stops->reached(stops->context, i, error);
+    return status;
+}
+
 eng_status trn_runner_start(trn_runner *runner, eng_error *error) {
     kern_status status = kern_rows_prepare(runner->stream, runner->rows);
+    if (status == KERN_OK && runner->profile)
+        return run_profiled(runner, error);
     if (status == KERN_OK && runner->stops)
         return run_in_parts(runner, runner->stops, error);
     if (status == KERN_OK)

@@ -17,6 +17,8 @@ typedef struct trn_stops {
     void *context;
 } trn_stops;
 
+typedef struct trn_profile trn_profile; // profile.h
+
 typedef struct trn_runner {
     kern_device *device; // borrowed
     kern_stream *stream;
@@ -27,6 +29,7 @@ typedef struct trn_runner {
     int32_t slot_pages;     // KV pages of each slot
     kern_exit exit;         // of the rows that will be added; at first the model's own
     const trn_stops *stops; // of the next runs, which have prompt rows; NULL: none
+    trn_profile *profile;   // of the next runs; NULL: none. What stops would have begun begins behind the plan
 } trn_runner;
 
 typedef struct trn_runner_options {

@@ -24,6 +24,7 @@ typedef struct train_options {
     int64_t stage; // of gate
     bool previous;
     double max_seconds, rank_wait;
+    int64_t profile;
 } train_options;
 
 static void tell_damaged(const char *dir, const char *why) {
@@ -147,7 +148,8 @@ static eng_status train_as(const train_options *o, trn_ranks *ranks, const sigse
         status = write_config(o, &run, error);
     if (status == ENG_OK) {
         announce(&run, dir);
-        trn_loop_options options = {.folder = o->out, .max_seconds = o->max_seconds, .signals = signals};
+        trn_loop_options options = {
+            .folder = o->out, .max_seconds = o->max_seconds, .profile_steps = o->profile, .signals = signals};
         status = trn_train_loop(&run, &options, error);
     }
     trn_run_close(&run);
@@ -179,6 +181,8 @@ static eng_status check_options(const train_options *o, eng_error *error) {
         return eng_fail(error, ENG_INVALID, "--max-seconds: negative");
     if (!(o->rank_wait > 0))
         return eng_fail(error, ENG_INVALID, "--rank-wait: must be above 0");
+    if (o->profile < 0)
+        return eng_fail(error, ENG_INVALID, "--profile: negative");
     if (o->gate && o->stage != 1 && o->stage != 2)
         return eng_fail(error, ENG_INVALID, "--stage: 1 or 2 is needed");
     if (o->previous && o->stage == 1)
@@ -225,6 +229,7 @@ static int run_line(const trn_command_line *line, int argc, char **argv, train_o
         {"resume", NULL, TRN_FLAG, &o.resume, "go on from the newest whole checkpoint; a fresh run if there is none"}, \
         {"warm-start", "DIR", TRN_STRING, &o.warm_start,                                                               \
          "start from the weights of a checkpoint, with a new optimizer"},                                              \
+        {"profile", "N", TRN_INTEGER, &o.profile, "time N steps by operation; the table goes to RUN/profile.md too"},  \
         {"max-seconds", "S", TRN_REAL, &o.max_seconds, "save and stop after this time"}, {                             \
         "rank-wait", "S", TRN_REAL, &o.rank_wait,                                                                      \
             "how long another rank is waited for, to come and later to answer (default 600)"                           \

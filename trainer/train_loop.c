@@ -14,6 +14,7 @@
 
 #include "engine/files.h"
 #include "trainer/jsonl.h"
+#include "trainer/profile.h"
 #include "trainer/progress.h"
 
 static const double line_interval = 10; // seconds between two lines when stdout is no terminal
@@ -30,6 +31,8 @@ typedef struct loop {
     trn_step_report report;
     trn_score score;
     bool scored;
+    trn_profile *profile; // NULL: none, or it has been told
+    int64_t steps_done;   // by this process
 } loop;
 
 // ---------------------------------------------------------------------------------------------------------------- log
@@ -182,6 +185,44 @@ static void show_step(loop *loop) {
     loop->next_line = trn_seconds() + line_interval;
 }
 
+// ------------------------------------------------------------------------------------------------------------- profile
+
+enum { WARM_UP_STEPS = 2 };
+
+static eng_status write_profile(loop *loop, eng_error *error) {
+    trn_limits limits = {0};
+    eng_status status = trn_limits_measure(loop->run->device, &limits, error);
+    char *path = eng_join_path(loop->options->folder, "profile.md");
+    char *text = status == ENG_OK ? trn_profile_text(loop->profile, &limits, "step") : NULL;
+    if (status == ENG_OK && (!path || !text))
+        status = eng_fail(error, ENG_NO_MEMORY, "out of memory for the profile");
+    if (status == ENG_OK)
+        status = eng_write_file_atomic(path, text, strlen(text), error);
+    if (status == ENG_OK)
+        print_line(loop, text);
+    free(path);
+    free(text);
+    return status;
+}
+
+// Before a step, or when there are no more: switches the profile on, and off again when its steps are over.
+static eng_status turn_profile(loop *loop, bool over, eng_error *error) {
+    const int64_t steps = loop->options->profile_steps;
+    trn_profile **of_runs = &loop->run->runner.profile;
+    if (steps > 0 && !over && loop->steps_done == WARM_UP_STEPS) {
+        eng_status status = trn_profile_create(loop->run->device, &loop->profile, error);
+        *of_runs = loop->profile;
+        return status;
+    }
+    if (!loop->profile || (!over && loop->steps_done < WARM_UP_STEPS + steps))
+        return ENG_OK;
+    *of_runs = NULL;
+    eng_status status = speaks(loop) ? write_profile(loop, error) : ENG_OK;
+    trn_profile_free(loop->profile);
+    loop->profile = NULL;
+    return status;
+}
+
 // --------------------------------------------------------------------------------------------------------------- steps
 
 static double elapsed(const loop *loop) {
@@ -242,16 +283,21 @@ static bool is_due(int64_t step, int64_t every, int64_t last) {
 
 static eng_status one_step(loop *loop, eng_error *error) {
     trn_run *run = loop->run;
+    eng_status status = turn_profile(loop, false, error);
     double start = trn_seconds();
-    eng_status status = trn_run_step(run, &loop->report, error);
+    if (status == ENG_OK)
+        status = trn_run_step(run, &loop->report, error);
     if (status != ENG_OK)
         return status;
     double seconds = trn_seconds() - start;
+    loop->steps_done++;
     loop->step_seconds = loop->step_seconds > 0 ? 0.9 * loop->step_seconds + 0.1 * seconds : seconds;
     show_outcome(loop);
     loop->scored = run->valid && is_due(run->state.step, run->config.eval_every, run->config.steps);
+    run->runner.profile = NULL; // of training steps alone
     if (loop->scored)
         status = trn_run_validate(run, &loop->score, error);
+    run->runner.profile = loop->profile;
     run->state.seconds = loop->seconds_before + elapsed(loop);
     if (status == ENG_OK)
         status = write_log(loop, seconds, error);
@@ -316,6 +362,10 @@ eng_status trn_train_loop(trn_run *run, const trn_loop_options *options, eng_err
         status = one_step(&loop, error);
     }
     bool worked = loop.report.step > 0;
+    if (status == ENG_OK)
+        status = turn_profile(&loop, true, error);
+    run->runner.profile = NULL;
+    trn_profile_free(loop.profile);
     if (status == ENG_OK && worked && loop.saved_step != run->state.step)
         status = save(&loop, error);
     trn_progress_end(&loop.progress);

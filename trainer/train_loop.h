@@ -12,12 +12,14 @@
 typedef struct trn_loop_options {
     const char *folder;      // RUN
     double max_seconds;      // stop after a checkpoint; 0: no limit
+    int64_t profile_steps;   // that are timed by operation, after two that warm up; 0: none
     const sigset_t *signals; // blocked signals that ask for a checkpoint and an end; NULL: none
 } trn_loop_options;
 
-// Runs until config.steps, one JSON line a step in RUN/log.jsonl. The last step is always saved. A step whose loss or
-// gradient is not finite changes nothing and is told; config.max_bad_steps of them in a row end the run with
-// ENG_NUMERIC. Weights that are not finite are never saved: that too ends the run so.
+// What was profiled is printed and goes to RUN/profile.md. Runs until config.steps, one JSON line a step in
+// RUN/log.jsonl. The last step is always saved. A step whose loss or gradient is not finite changes nothing and is
+// told; config.max_bad_steps of them in a row end the run with ENG_NUMERIC. Weights that are not finite are never
+// saved: that too ends the run so.
 ENG_CHECKED eng_status trn_train_loop(trn_run *run, const trn_loop_options *options, eng_error *error);
 
 #endif

@@ -9,6 +9,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 
+#include "trainer/profile.h"
 #include "trainer/run_loops.h"
 
 // What a rank has of a step or a validation, and the ranks together.
@@ -80,6 +81,7 @@ static eng_status run_micro_batch(trn_run *run, int32_t first, double weight, fi
     trn_batch_clear(&run->batch);
     for (int32_t i = first; status == ENG_OK && i < run->own_rows && i < first + run->micro_rows; i++)
         status = trn_batch_add(&run->batch, &run->row[i], weight, run->solver, error);
+    trn_profile_piece(run->runner.profile, NULL, TRN_PHASE_DATA, "rows into the batch", (kern_cost){0});
     if (status == ENG_OK)
         status = trn_batch_run(&run->batch, error);
     if (status != ENG_OK)
@@ -134,21 +136,29 @@ static bool is_usable(const trn_run *run, const trn_step_report *report) {
            (run->optimizer.adamw.clip > 0 || report->gradient_norm < sqrt(FLT_MAX));
 }
 
+static void profile_optimizer(const trn_run *run, const char *name, double words, double operations) {
+    trn_profile_parameters(run->runner.profile, run->runner.stream, name, run->weights->count, words, operations);
+}
+
 static eng_status compute_update(trn_run *run, trn_step_report *report, eng_error *error) {
     eng_status status = trn_optimizer_zero_gradients(&run->optimizer, error);
+    profile_optimizer(run, "clearing gradients", 1, 0);
     if (status == ENG_OK)
         status = trn_run_set_entropy(run, error);
     if (status == ENG_OK)
         status = run_micro_batches(run, report, error);
     if (status == ENG_OK)
         status = trn_optimizer_norm(&run->optimizer, &report->gradient_norm, error);
+    profile_optimizer(run, "gradient norm", 1, 2);
     if (status != ENG_OK)
         return status;
     if (!is_usable(run, report)) {
         report->outcome = TRN_STEP_NOT_FINITE;
         return find_culprit(run, report, error);
     }
-    return trn_optimizer_update(&run->optimizer, report->rate, error);
+    status = trn_optimizer_update(&run->optimizer, report->rate, error);
+    profile_optimizer(run, "AdamW", 7, 15);
+    return status;
 }
 
 eng_status trn_run_step(trn_run *run, trn_step_report *report, eng_error *error) {
@@ -157,13 +167,16 @@ eng_status trn_run_step(trn_run *run, trn_step_report *report, eng_error *error)
                                 .first_place = step * run->batch_rows,
                                 .rate = trn_schedule_rate(&run->schedule, step),
                                 .outcome = TRN_STEP_DONE};
+    trn_profile_begin(run->runner.profile);
     eng_status status = load_rows(run, report, error);
+    trn_profile_piece(run->runner.profile, NULL, TRN_PHASE_DATA, "rows from shards", (kern_cost){0});
     if (status != ENG_OK)
         return status;
     if (report->targets == 0)
         report->outcome = TRN_STEP_EMPTY;
     else
         status = compute_update(run, report, error);
+    trn_profile_end(run->runner.profile);
     if (status == ENG_OK) {
         run->state.step++;
         run->state.tokens += report->targets;
