@@ -2,20 +2,14 @@
 // mesa-trainer train --config run.ini --out RUN: trains a model, or with --resume goes on from RUN's newest whole
 // checkpoint. mesa-trainer gate is the same for a looped model's exit gate: a stage is a loss. Each of several ranks
 // (ranks.h) runs this command; the first alone owns the folder, logs and prints.
-#include <errno.h>
-#include <fcntl.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <sys/file.h>
-#include <sys/stat.h>
-#include <unistd.h>
 
 #include "engine/files.h"
 #include "trainer/commands.h"
 #include "trainer/options.h"
-#include "trainer/run_ranks.h"
-#include "trainer/train_loop.h"
+#include "trainer/train_run.h"
 
 typedef struct train_options {
     const char *config, *out, *warm_start;
@@ -26,27 +20,6 @@ typedef struct train_options {
     double max_seconds, rank_wait;
     int64_t profile;
 } train_options;
-
-static void tell_damaged(const char *dir, const char *why) {
-    fprintf(stderr, "mesa-trainer train: %s is passed over: %s\n", dir, why);
-}
-
-static eng_status make_folder(const char *path, eng_error *error) {
-    if (mkdir(path, 0777) == 0 || errno == EEXIST)
-        return ENG_OK;
-    return eng_fail(error, ENG_IO, "%s: cannot be made: %s", path, strerror(errno));
-}
-
-// Two programs must not write one run. *lock is closed by the caller; the system frees it with the process at the
-// latest.
-static eng_status lock_folder(const char *path, int *lock, eng_error *error) {
-    *lock = open(path, O_RDONLY | O_DIRECTORY | O_CLOEXEC);
-    if (*lock < 0)
-        return eng_fail(error, ENG_IO, "%s: %s", path, strerror(errno));
-    if (flock(*lock, LOCK_EX | LOCK_NB) != 0)
-        return eng_fail(error, ENG_INVALID, "%s: another program is training there", path);
-    return ENG_OK;
-}
 
 // The loss of the stage, and a gate where the configuration says nothing of one.
 static eng_status set_stage(const train_options *o, trn_run_config *config, eng_error *error) {
@@ -79,85 +52,13 @@ static eng_status read_config(const train_options *o, trn_run_config *config, en
     return ENG_OK;
 }
 
-static eng_status write_config(const train_options *o, const trn_run *run, eng_error *error) {
-    char *path = eng_join_path(o->out, "config.ini");
-    eng_status status = path ? trn_run_config_write(&run->config, path, error)
-                             : eng_fail(error, ENG_NO_MEMORY, "out of memory for a path");
-    free(path);
-    return status;
-}
-
-// Where the run goes on: *dir stays NULL for a fresh one. Rank 0's alone.
-static eng_status find_start(const train_options *o, char **dir, trn_run_state *state, eng_error *error) {
-    bool has = false;
-    eng_status status = trn_run_clean(o->out, error);
-    if (status == ENG_OK)
-        status = trn_run_has_checkpoints(o->out, &has, error);
-    if (status == ENG_OK && has && !o->resume)
-        return eng_fail(error, ENG_INVALID, "%s: holds checkpoints; --resume goes on from them", o->out);
-    if (status == ENG_OK && has)
-        status = trn_run_newest(o->out, tell_damaged, dir, state, error);
-    return status == ENG_OK ? trn_run_trim_log(o->out, *dir ? state->step : 0, error) : status;
-}
-
-static void announce(const trn_run *run, const char *dir) {
-    if (trn_ranks_own(run->ranks) > 0)
-        return;
-    if (run->ranks)
-        printf("%d ranks, ", trn_ranks_count(run->ranks));
-    printf("%llu parameters, %lld rows of %d pairs an epoch, %d rows a step, %s\n",
-           (unsigned long long)run->model->parameters, (long long)run->state.data_rows, (int)run->state.context,
-           run->batch_rows, kern_device_describe(run->device)->description);
-    if (dir)
-        printf("going on from %s\n", dir);
-    fflush(stdout);
-}
-
-// Makes the folder this run's own and finds where it goes on. *lock stays open.
-static eng_status enter_folder(const train_options *o, trn_ranks *ranks, int *lock, char **dir, trn_run_state *state,
-                               eng_error *error) {
-    const bool first = trn_ranks_own(ranks) == 0;
-    eng_status status = first ? make_folder(o->out, error) : ENG_OK;
-    if (status == ENG_OK && first)
-        status = lock_folder(o->out, lock, error);
-    if (status == ENG_OK && first)
-        status = find_start(o, dir, state, error);
-    if (status == ENG_OK)
-        status = trn_ranks_share_start(ranks, o->out, dir, state, error);
-    return status == ENG_OK ? trn_ranks_agree_folder(ranks, o->out, error) : status;
-}
-
 static eng_status train_as(const train_options *o, trn_ranks *ranks, const sigset_t *signals, eng_error *error) {
     trn_run_config config = {0};
-    trn_run run = {0};
-    trn_run_state state = {0};
-    char *dir = NULL;
-    int lock = -1;
+    const trn_train_options options = {
+        .resume = o->resume,
+        .loop = {.folder = o->out, .max_seconds = o->max_seconds, .profile_steps = o->profile, .signals = signals}};
     eng_status status = read_config(o, &config, error);
-    if (status == ENG_OK)
-        status = trn_ranks_agree_program(ranks, &config, error);
-    if (status == ENG_OK)
-        status = enter_folder(o, ranks, &lock, &dir, &state, error);
-    if (status == ENG_OK)
-        status = trn_run_open(&config, ranks, &run, error);
-    if (status == ENG_OK)
-        status = trn_ranks_agree_run(&run, error);
-    if (status == ENG_OK && dir)
-        status = trn_run_resume(&run, dir, &state, error);
-    if (status == ENG_OK && trn_ranks_own(ranks) == 0)
-        status = write_config(o, &run, error);
-    if (status == ENG_OK) {
-        announce(&run, dir);
-        trn_loop_options options = {
-            .folder = o->out, .max_seconds = o->max_seconds, .profile_steps = o->profile, .signals = signals};
-        status = trn_train_loop(&run, &options, error);
-    }
-    trn_run_close(&run);
-    trn_run_config_free(&config);
-    free(dir);
-    if (lock >= 0)
-        close(lock);
-    return status;
+    return status == ENG_OK ? trn_train(&config, ranks, &options, error) : status;
 }
 
 // *place says which rank a failure is told of.

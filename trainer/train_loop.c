@@ -95,6 +95,10 @@ static bool speaks(const loop *loop) {
     return trn_ranks_own(loop->run->ranks) == 0;
 }
 
+static FILE *output(const loop *loop) {
+    return loop->options->out ? loop->options->out : stdout;
+}
+
 static eng_status write_log(loop *loop, double seconds, eng_error *error) {
     if (!speaks(loop))
         return ENG_OK;
@@ -141,8 +145,9 @@ static void print_line(loop *loop, const char *text) {
     if (!speaks(loop))
         return;
     trn_progress_end(&loop->progress);
-    printf("%s\n", text);
-    fflush(stdout);
+    FILE *out = output(loop);
+    fprintf(out, "%s\n", text);
+    fflush(out);
 }
 
 // Of the validation, where losses of all loops are known.
@@ -320,6 +325,8 @@ static stop_reason own_reason(const loop *loop) {
     int signal = loop->options->signals ? sigtimedwait(loop->options->signals, NULL, &at_once) : 0;
     if (signal > 0)
         return signal == SIGINT ? STOP_INTERRUPT : STOP_TERMINATE;
+    if (loop->options->stop && atomic_load(loop->options->stop))
+        return STOP_TERMINATE;
     return loop->options->max_seconds > 0 && elapsed(loop) >= loop->options->max_seconds ? STOP_TIME : STOP_NO;
 }
 
@@ -338,6 +345,8 @@ static eng_status ask_to_stop(loop *loop, bool *stopped, eng_error *error) {
         strongest = all[r] > strongest ? all[r] : strongest;
     free(all);
     *stopped = strongest != STOP_NO;
+    if (loop->options->unfinished)
+        *loop->options->unfinished = *stopped && strongest != STOP_ACCURACY;
     if (*stopped)
         print_line(loop, words[(int)strongest]);
     return status;
@@ -352,7 +361,7 @@ eng_status trn_train_loop(trn_run *run, const trn_loop_options *options, eng_err
     eng_status status = open_log(&loop, error);
     if (status != ENG_OK)
         return status;
-    if (speaks(&loop))
+    if (speaks(&loop) && !options->out)
         trn_progress_begin(&loop.progress);
     bool stopped = false;
     while (status == ENG_OK && run->state.step < run->config.steps) {
@@ -372,6 +381,6 @@ eng_status trn_train_loop(trn_run *run, const trn_loop_options *options, eng_err
     if (loop.log && fclose(loop.log) != 0 && status == ENG_OK)
         status = eng_fail(error, ENG_IO, "%s/log.jsonl: %s", options->folder, strerror(errno));
     if (status == ENG_OK && !stopped && !worked && speaks(&loop))
-        printf("all %lld steps are done\n", (long long)run->config.steps);
+        fprintf(output(&loop), "all %lld steps are done\n", (long long)run->config.steps);
     return status;
 }

@@ -6,6 +6,8 @@
 #define TRAINER_TRAIN_LOOP_H
 
 #include <signal.h>
+#include <stdatomic.h>
+#include <stdio.h>
 
 #include "trainer/run.h"
 
@@ -14,6 +16,9 @@ typedef struct trn_loop_options {
     double max_seconds;      // stop after a checkpoint; 0: no limit
     int64_t profile_steps;   // that are timed by operation, after two that warm up; 0: none
     const sigset_t *signals; // blocked signals that ask for a checkpoint and an end; NULL: none
+    const atomic_bool *stop; // set by another thread that asks for the same; NULL: none
+    FILE *out;               // where people read; NULL: stdout, and a progress line on the terminal
+    bool *unfinished;        // may be NULL: set where the run was asked to end before it was over
 } trn_loop_options;
 
 // What was profiled is printed and goes to RUN/profile.md. Runs until config.steps, one JSON line a step in

@@ -1,0 +1,114 @@
+// SPDX-License-Identifier: Apache-2.0
+// A run from its configuration to its last checkpoint; see train_run.h. Rank 0 alone owns the folder, logs and prints.
+#include "trainer/train_run.h"
+
+#include <errno.h>
+#include <fcntl.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/file.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include "engine/files.h"
+#include "trainer/run_ranks.h"
+
+static void tell_damaged(const char *dir, const char *why) {
+    fprintf(stderr, "mesa-trainer train: %s is passed over: %s\n", dir, why);
+}
+
+static eng_status make_folder(const char *path, eng_error *error) {
+    if (mkdir(path, 0777) == 0 || errno == EEXIST)
+        return ENG_OK;
+    return eng_fail(error, ENG_IO, "%s: cannot be made: %s", path, strerror(errno));
+}
+
+static eng_status lock_folder(const char *path, int *lock, eng_error *error) {
+    *lock = open(path, O_RDONLY | O_DIRECTORY | O_CLOEXEC);
+    if (*lock < 0)
+        return eng_fail(error, ENG_IO, "%s: %s", path, strerror(errno));
+    if (flock(*lock, LOCK_EX | LOCK_NB) != 0)
+        return eng_fail(error, ENG_INVALID, "%s: another program is training there", path);
+    return ENG_OK;
+}
+
+eng_status trn_enter_folder(const char *path, int *lock, eng_error *error) {
+    eng_status status = make_folder(path, error);
+    return status == ENG_OK ? lock_folder(path, lock, error) : status;
+}
+
+static eng_status write_config(const char *folder, const trn_run *run, eng_error *error) {
+    char *path = eng_join_path(folder, "config.ini");
+    eng_status status = path ? trn_run_config_write(&run->config, path, error)
+                             : eng_fail(error, ENG_NO_MEMORY, "out of memory for a path");
+    free(path);
+    return status;
+}
+
+// Where the run goes on: *dir stays NULL for a fresh one. Rank 0's alone.
+static eng_status find_start(const char *folder, bool resume, char **dir, trn_run_state *state, eng_error *error) {
+    bool has = false;
+    eng_status status = trn_run_clean(folder, error);
+    if (status == ENG_OK)
+        status = trn_run_has_checkpoints(folder, &has, error);
+    if (status == ENG_OK && has && !resume)
+        return eng_fail(error, ENG_INVALID, "%s: holds checkpoints; --resume goes on from them", folder);
+    if (status == ENG_OK && has)
+        status = trn_run_newest(folder, tell_damaged, dir, state, error);
+    return status == ENG_OK ? trn_run_trim_log(folder, *dir ? state->step : 0, error) : status;
+}
+
+static void announce(const trn_run *run, const char *dir, FILE *out) {
+    if (trn_ranks_own(run->ranks) > 0)
+        return;
+    if (run->ranks)
+        fprintf(out, "%d ranks, ", trn_ranks_count(run->ranks));
+    fprintf(out, "%llu parameters, %lld rows of %d pairs an epoch, %d rows a step, %s\n",
+            (unsigned long long)run->model->parameters, (long long)run->state.data_rows, (int)run->state.context,
+            run->batch_rows, kern_device_describe(run->device)->description);
+    if (dir)
+        fprintf(out, "going on from %s\n", dir);
+    fflush(out);
+}
+
+// Makes the folder this run's own and finds where it goes on. *lock stays open.
+static eng_status enter_folder(const trn_train_options *o, trn_ranks *ranks, int *lock, char **dir,
+                               trn_run_state *state, eng_error *error) {
+    const bool first = trn_ranks_own(ranks) == 0;
+    const char *folder = o->loop.folder;
+    eng_status status = first ? trn_enter_folder(folder, lock, error) : ENG_OK;
+    if (status == ENG_OK && first)
+        status = find_start(folder, o->resume, dir, state, error);
+    if (status == ENG_OK)
+        status = trn_ranks_share_start(ranks, folder, dir, state, error);
+    return status == ENG_OK ? trn_ranks_agree_folder(ranks, folder, error) : status;
+}
+
+eng_status trn_train(trn_run_config *config, trn_ranks *ranks, const trn_train_options *o, eng_error *error) {
+    trn_run run = {0};
+    trn_run_state state = {0};
+    char *dir = NULL;
+    int lock = -1;
+    eng_status status = trn_ranks_agree_program(ranks, config, error);
+    if (status == ENG_OK)
+        status = enter_folder(o, ranks, &lock, &dir, &state, error);
+    if (status == ENG_OK)
+        status = trn_run_open(config, ranks, &run, error);
+    if (status == ENG_OK)
+        status = trn_ranks_agree_run(&run, error);
+    if (status == ENG_OK && dir)
+        status = trn_run_resume(&run, dir, &state, error);
+    if (status == ENG_OK && trn_ranks_own(ranks) == 0)
+        status = write_config(o->loop.folder, &run, error);
+    if (status == ENG_OK) {
+        announce(&run, dir, o->loop.out ? o->loop.out : stdout);
+        status = trn_train_loop(&run, &o->loop, error);
+    }
+    trn_run_close(&run);
+    trn_run_config_free(config);
+    free(dir);
+    if (lock >= 0)
+        close(lock);
+    return status;
+}

@@ -1,0 +1,23 @@
+// SPDX-License-Identifier: Apache-2.0
+// A run from its configuration to its last checkpoint: the folder is made and locked, the newest checkpoint found, the
+// run opened, resumed and trained. What `train`, `gate` and every run of a sweep do.
+//
+// One thread a run; several runs of one process need nothing of each other.
+#ifndef TRAINER_TRAIN_RUN_H
+#define TRAINER_TRAIN_RUN_H
+
+#include "trainer/train_loop.h"
+
+typedef struct trn_train_options {
+    bool resume;           // where the folder holds checkpoints
+    trn_loop_options loop; // with the folder
+} trn_train_options;
+
+// Takes config, also on failure; borrows ranks (NULL: one process), who all call this.
+ENG_CHECKED eng_status trn_train(trn_run_config *config, trn_ranks *ranks, const trn_train_options *options,
+                                 eng_error *error);
+// A folder that only one program at a time may write: made where it is missing. *lock is closed by the caller; the
+// system frees it with the process at the latest.
+ENG_CHECKED eng_status trn_enter_folder(const char *path, int *lock, eng_error *error);
+
+#endif
