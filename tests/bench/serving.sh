@@ -20,7 +20,7 @@ serve() { # OPTION...: starts a server, ended with the script, and waits until i
     done
 }
 
-column() { # NAME, of the file csv: a heading and one line
+column() { # NAME [FILE], by default of the file csv: a heading and one line
     awk -F, -v name="$1" 'NR == 1 { for (i = 1; i <= NF; i++) if ($i == name) at = i } NR == 2 { print $at }' \
-        "$folder/csv"
+        "${2:-$folder/csv}"
 }
