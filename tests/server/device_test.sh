@@ -102,13 +102,13 @@ ready() { curl -sS -o "$folder/ready" -w '%{http_code}' --unix-socket "$folder/a
 
 # The second of two requests goes to the second device, which runs 5 plans when it warms up.
 PRETEND_LOST_AFTER='cuda:1 60' start_server --device cuda:0,cuda:1 --rows 8 --admin-listen "unix:$folder/admin" \
-    --drain-time 1000
+    --drain-time 3600
 [ "$(ready)" = 200 ] || fail "not ready: $(cat "$folder/ready")"
-"$mesa" complete --max-tokens 3000 --ignore-eos --usage "A long" >"$folder/stream" 2>"$folder/stream.err" &
+"$mesa" complete --max-tokens 1500 --ignore-eos --usage "A long" >"$folder/stream" 2>"$folder/stream.err" &
 stream=$!
 wait_until [ -s "$folder/stream" ] || fail "the stream does not begin"
 kill -STOP $stream # so that it does not end before it was seen to go on: more is to come than the system keeps for it
-"$mesa" complete --max-tokens 3000 --ignore-eos "A long" >"$folder/short" 2>"$folder/short.err" &&
+"$mesa" complete --max-tokens 1500 --ignore-eos "A long" >"$folder/short" 2>"$folder/short.err" &&
     fail "a stream of a lost device ends well"
 grep -q 'the device failed' "$folder/short.err" || fail "the stream does not say why: $(cat "$folder/short.err")"
 [ "$(ready)" = 503 ] || fail "ready without a device: $(cat "$folder/ready")"
@@ -118,7 +118,7 @@ grep -q 'answered 503 .*: a device failed' "$folder/plain.err" ||
     fail "a refusal does not say why: $(cat "$folder/plain.err")"
 kill -CONT $stream
 wait $stream || fail "the request on the other device did not finish: $(cat "$folder/stream.err")"
-grep -q "3000" "$folder/stream.err" || fail "the request on the other device was cut: $(cat "$folder/stream.err")"
+grep -q "1500" "$folder/stream.err" || fail "the request on the other device was cut: $(cat "$folder/stream.err")"
 expect_end
 grep -q 'model demo failed on cuda:1 (pretended): running a step: device lost' "$folder/server.log" ||
     fail "the log does not tell which device was lost"
