@@ -50,6 +50,7 @@ for round in $(seq "${ROUNDS:-3}"); do
         -v r="$(prompt_rate "$folder/read")" -v rb="$(prompt_rate "$folder/read_beside")" \
         -v g="$(gaps "$folder/written")" -v gb="$(gaps "$folder/written_beside")" \
         -v f="$(column first_p50_ms "$folder/read")" -v fb="$(column first_p50_ms "$folder/read_beside")" 'BEGIN {
-        printf "| %.0f | %.0f | %.0f | %.0f | %.2f | %s | %s | %s | %s |\n", w, wb, r, rb, wb / w + rb / r, g, gb, f, fb
+        printf "| %.0f | %.0f | %.0f | %.0f | %.2f |", w, wb, r, rb, wb / w + rb / r
+        printf " %s | %s | %s | %s |\n", g, gb, f, fb
     }'
 done
