@@ -65,6 +65,7 @@ eng_status eng_durable_create(const eng_durable_options *options, eng_durable **
         return eng_fail(error, ENG_NO_MEMORY, "out of memory for names");
     durable->options = *options;
     durable->options.lease_ms = options->lease_ms ? options->lease_ms : ENG_DURABLE_LEASE_MS;
+    durable->wait_ms = ENG_DURABLE_WAIT_MS;
     durable->last_task = &durable->tasks;
     durable->due = INT64_MAX;
     eng_status status = draw_holder(durable, error);
@@ -319,7 +320,7 @@ bool eng_durable_hold(eng_durable *durable, eng_timeline *timeline) {
     }
     named->held = timeline->changes;
     named->held_failures = named->failures;
-    named->held_until = named->used + ENG_DURABLE_WAIT_MS;
+    named->held_until = named->used + durable->wait_ms;
     eng_durable_due(durable, named->held_until);
     timeline->busy = true;
     return true;

@@ -96,6 +96,7 @@ struct eng_durable {
     char fault[256];                                // why the last one failed
     bool starved; // something found no room since the last look; there is some when replies come
     bool polling;
+    int64_t wait_ms; // that a request's last event waits
     int64_t tick_at; // next look at all names
     int64_t due;     // by what is known, the next time at which one of them has something to do
     uint64_t seen;   // changes of timelines, at the last look

@@ -80,12 +80,13 @@ START_TEST(a_server_killed_in_the_middle) {
     uint64_t epoch[SESSIONS];
     int64_t position[SESSIONS] = {0};
     ON_REDIS(options);
-    time_limit_ms = 20000;
+    time_limit_ms = 200000;
     start(64 * MIB);
     for (uint32_t i = 0; i < SESSIONS; i++)
         epoch[i] = lease_of(i, 1, 600000);
     srand(3);
-    for (int n = 0; n < KILLS; n++) {
+    eng_store_gauges gauges = {0};
+    for (int n = 0; n < KILLS || (gauges.retries == 0 && n < 100); n++) {
         int64_t until = clock_ms() + rand() % 60;
         bool killed = false;
         for (int round = 0; !killed; round++) {
@@ -107,9 +108,8 @@ START_TEST(a_server_killed_in_the_middle) {
                          ENG_OK);
         for (uint32_t i = 0; i < SESSIONS; i++)
             check_session(i, position[i]);
+        eng_store_read_gauges(store, &gauges);
     }
-    eng_store_gauges gauges;
-    eng_store_read_gauges(store, &gauges);
     ck_assert_uint_eq(gauges.failed, 0);
     ck_assert_uint_gt(gauges.retries, 0);
     uint64_t again = lease_of(1, 2, 1000);
@@ -211,7 +211,7 @@ END_TEST
 START_TEST(a_server_that_hangs) {
     ON_REDIS("");
     eng_store_meta meta = meta_of(ENG_STORE_SESSION, 1, 1);
-    time_limit_ms = 20000;
+    time_limit_ms = 200000;
     start(64 * MIB);
     uint64_t epoch = lease_of(1, 1, 100000);
     ck_assert_int_eq(append(at_position(meta, 1), epoch, "a"), ENG_OK);
@@ -219,7 +219,7 @@ START_TEST(a_server_that_hangs) {
     time_limit_ms = 400;
     start(64 * MIB);
     for (int i = 0; fetch(meta) != ENG_OK; i++)
-        ck_assert_msg(i < 50, "%s", last.error.text);
+        ck_assert_msg(i < 250, "%s", last.error.text);
     redis_server_signal(SIGSTOP);
     int64_t before = clock_ms();
     ck_assert_int_eq(append(at_position(meta, 2), epoch, "b"), ENG_IO);
@@ -228,7 +228,7 @@ START_TEST(a_server_that_hangs) {
     ck_assert_int_eq(fetch(meta), ENG_IO);
     ck_assert_uint_ne(strlen(last.error.text), 0);
     redis_server_signal(SIGCONT);
-    time_limit_ms = 20000;
+    time_limit_ms = 200000;
     swap_stores();
     start(64 * MIB);
     ck_assert_int_eq(fetch(meta), ENG_OK); // what the server found when it woke up had no effect
@@ -237,7 +237,7 @@ START_TEST(a_server_that_hangs) {
     stop();
     swap_stores();
     for (int i = 0; fetch(meta) != ENG_OK; i++) // connected again by itself
-        ck_assert_msg(i < 50, "%s", last.error.text);
+        ck_assert_msg(i < 250, "%s", last.error.text);
     ck_assert_str_eq(journal(), "1:a 2:c ");
     redis_server_signal(SIGSTOP);
     eng_store_request request = {.op = ENG_STORE_GET, .meta = meta};
@@ -296,15 +296,18 @@ START_TEST(two_stores) {
     start(64 * MIB);
     swap_stores();
     start(16 * MIB);
-    uint64_t first = lease_of(1, 1, 1500);
+    uint64_t first = lease_of(1, 1, 600000);
     ck_assert_int_eq(append(at_position(meta, 1), first, "one"), ENG_OK);
     swap_stores();
     ck_assert_uint_eq(lease_of(1, 2, 1000), 0);
     ck_assert_int_eq(last.status, ENG_BUSY);
-    ck_assert(last.lease_ms > 0 && last.lease_ms <= 1500);
+    ck_assert(last.lease_ms > 0 && last.lease_ms <= 600000);
+    swap_stores();
+    renew_for(1, 1, first, 500);
+    swap_stores();
     uint64_t second = 0;
     for (int i = 0; i < 1000 && !second; i++, nap(20000))
-        second = lease_of(1, 2, 100000);
+        second = lease_of(1, 2, 600000);
     ck_assert_uint_gt(second, first);
     ck_assert_int_eq(fetch(meta), ENG_OK);
     ck_assert_str_eq(journal(), "1:one ");
@@ -374,7 +377,7 @@ START_TEST(read_while_it_is_replaced) {
     ck_assert_int_eq(pthread_create(&replacing, NULL, replace_always, writer), 0);
     swap_stores();
     int lengths = 0;
-    for (int i = 0; i < 100; i++) {
+    for (int i = 0; i < 100 || (lengths != 3 && i < 10000); i++) {
         ck_assert_msg(fetch(meta_of(ENG_STORE_PREFIX, 1, 1)) == ENG_OK, "%d: %s", i, last.error.text);
         lengths |= last.meta.payload_bytes == 2 * MIB ? 1 : 2;
     }
@@ -415,7 +418,7 @@ START_TEST(connections_that_are_cut) {
     ON_REDIS("");
     between b = {.forwards = true, .cuts = 25, .seed = 11};
     place = between_start(&b);
-    time_limit_ms = 20000;
+    time_limit_ms = 200000;
     start(64 * MIB);
     uint64_t epoch[3];
     for (uint32_t i = 0; i < 3; i++)
@@ -449,16 +452,17 @@ START_TEST(answers_that_are_altered) {
     place = between_start(&b);
     time_limit_ms = 300;
     start(64 * MIB);
-    int well = 0;
-    for (int turn = 1; turn < 40; turn++) {
+    int well = 0, put = 0;
+    for (int turn = 1; turn < 40 || ((well < 11 || put == 0) && turn < 400); turn++) {
         eng_store_meta meta = at_position(meta_of(ENG_STORE_SESSION, 1, 1), turn);
         uint64_t epoch = lease_of(1, 1, 600000);
         eng_status status[] = {last.status,
                                append(meta, epoch ? epoch : 1, "entry"),
-                               put_state(meta, epoch ? epoch : 1, turn % 4 ? 3000 : 2 * MIB, 0),
+                               put_state(meta, epoch ? epoch : 1, turn % 4 ? 3000 : 2 * MIB, 0), // 2
                                simple(ENG_STORE_LIST, meta_of(ENG_STORE_SESSION, 0, 1)),
                                simple(ENG_STORE_USAGE, (eng_store_meta){0}),
                                fetch(meta)};
+        put += status[2] == ENG_OK;
         if (last.status == ENG_OK)
             check_state(1, last.meta.payload_bytes);
         for (size_t i = 0; i < sizeof status / sizeof *status; i++, well += last.status == ENG_OK)
@@ -470,7 +474,7 @@ START_TEST(answers_that_are_altered) {
     between_end(&b);
     ck_assert_int_gt(well, 10);
     place = server;
-    time_limit_ms = 20000;
+    time_limit_ms = 200000;
     start(64 * MIB);
     ck_assert_msg(fetch(meta_of(ENG_STORE_SESSION, 1, 1)) == ENG_OK, "%s", last.error.text);
     check_state(1, last.meta.payload_bytes);

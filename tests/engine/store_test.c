@@ -122,20 +122,21 @@ START_TEST(one_writer) {
     ON_BOTH();
     start(16 << 20);
     eng_store_meta meta = at_position(meta_of(ENG_STORE_SESSION, 1, 1), 1);
-    uint64_t first = lease_of(1, 1, 1500);
+    uint64_t first = lease_of(1, 1, 600000);
     ck_assert_uint_gt(first, 0);
-    ck_assert_uint_eq(lease_of(1, 2, 1000), 0);
+    ck_assert_uint_eq(lease_of(1, 2, 600000), 0);
     ck_assert_int_eq(last.status, ENG_BUSY);
-    ck_assert(last.lease_ms > 0 && last.lease_ms <= 1500);
+    ck_assert(last.lease_ms > 0 && last.lease_ms <= 600000);
     ck_assert_int_eq(append(meta, first + 1, "stale"), ENG_CONFLICT);
-    nap(1600000);
+    renew_for(1, 1, first, 10);
+    nap(100000);
     ck_assert_int_eq(append(meta, first, "late"), ENG_OK); // run out, but nobody took it
-    uint64_t second = lease_of(1, 2, 1000);
+    uint64_t second = lease_of(1, 2, 600000);
     ck_assert_uint_gt(second, first);
     ck_assert_int_eq(append(at_position(meta, 2), first, "fenced"), ENG_CONFLICT);
     ck_assert_int_eq(put_state(at_position(meta, 2), first, 100, 0), ENG_CONFLICT);
     ck_assert_int_eq(put_state(at_position(meta, 2), first, 2 << 20, 0), ENG_CONFLICT);
-    eng_store_request renew = {.op = ENG_STORE_LEASE, .meta = meta, .ttl_ms = 1000, .epoch = first, .holder = {1}};
+    eng_store_request renew = {.op = ENG_STORE_LEASE, .meta = meta, .ttl_ms = 600000, .epoch = first, .holder = {1}};
     ck_assert_int_eq(call(renew), ENG_CONFLICT);
     renew.epoch = second;
     ck_assert_int_eq(call(renew), ENG_OK);
@@ -143,9 +144,9 @@ START_TEST(one_writer) {
     ck_assert_int_eq(fetch(meta), ENG_OK);
     ck_assert_str_eq(journal(), "1:late ");
     ck_assert_int_eq(call((eng_store_request){.op = ENG_STORE_RELEASE, .meta = meta, .epoch = first}), ENG_OK);
-    ck_assert_uint_eq(lease_of(1, 3, 1000), 0);
+    ck_assert_uint_eq(lease_of(1, 3, 600000), 0);
     ck_assert_int_eq(call((eng_store_request){.op = ENG_STORE_RELEASE, .meta = meta, .epoch = second}), ENG_OK);
-    uint64_t third = lease_of(1, 3, 1000);
+    uint64_t third = lease_of(1, 3, 600000);
     ck_assert_uint_gt(third, second);
     ck_assert_int_eq(simple(ENG_STORE_DELETE, meta), ENG_OK);
     ck_assert_int_eq(append(at_position(meta, 2), third, "deleted"), ENG_CONFLICT);
@@ -194,15 +195,17 @@ START_TEST(time_runs_out) {
     ON_BOTH();
     start(16 << 20);
     eng_store_meta kept = meta_of(ENG_STORE_PREFIX, 1, 1), gone = meta_of(ENG_STORE_PREFIX, 2, 1);
-    ck_assert_int_eq(put_state(kept, 0, 10, 1000), ENG_OK);
     ck_assert_int_eq(put_state(gone, 0, 10, 100), ENG_OK);
-    ck_assert_int_eq(call((eng_store_request){.op = ENG_STORE_EXPIRE, .meta = kept, .ttl_ms = 100000}), ENG_OK);
+    do // a slow machine may be too late
+        ck_assert_int_eq(put_state(kept, 0, 10, 1000), ENG_OK);
+    while (call((eng_store_request){.op = ENG_STORE_EXPIRE, .meta = kept, .ttl_ms = 1000000}) == ENG_NOT_FOUND);
+    ck_assert_int_eq(last.status, ENG_OK);
     nap(1050000);
     ck_assert_int_eq(fetch(kept), ENG_OK);
     ck_assert_int_eq(fetch(gone), ENG_NOT_FOUND);
     ck_assert_int_eq(simple(ENG_STORE_LIST, meta_of(ENG_STORE_PREFIX, 0, 1)), ENG_OK);
     ck_assert_uint_eq(last.count, 1);
-    for (int i = 0; i < 30; i++) {
+    for (int i = 0; i < 1000; i++) {
         ck_assert_int_eq(simple(ENG_STORE_USAGE, (eng_store_meta){0}), ENG_OK);
         if (last.usage.prefixes == 1)
             break;
@@ -211,7 +214,7 @@ START_TEST(time_runs_out) {
     ck_assert_uint_eq(last.usage.prefixes, 1);
     eng_store_gauges gauges;
     eng_store_read_gauges(store, &gauges);
-    ck_assert_uint_eq(gauges.expired, 1);
+    ck_assert_uint_ge(gauges.expired, 1);
     stop();
 }
 END_TEST
@@ -534,6 +537,13 @@ static void work_until_killed(progress *p) {
     }
 }
 
+static int64_t acknowledged(const progress *p) {
+    int64_t sum = 0;
+    for (int i = 0; i < SESSIONS; i++)
+        sum += p->acknowledged[i];
+    return sum;
+}
+
 static void check_after_kill(const progress *p, int kill) {
     for (uint32_t i = 0; i < SESSIONS; i++) {
         eng_status status = fetch(meta_of(ENG_STORE_SESSION, i, 1));
@@ -560,10 +570,16 @@ START_TEST(a_hundred_kills) {
     ck_assert_ptr_ne(p, MAP_FAILED);
     srand(7);
     for (int kill_number = 0; kill_number < KILLS; kill_number++) {
+        const int64_t before = acknowledged(p);
         pid_t child = fork();
         ck_assert_int_ge(child, 0);
         if (child == 0)
             work_until_killed(p);
+        // At any moment, or when it has got somewhere, which may take a slow machine long.
+        for (int i = 0; kill_number % 2 && acknowledged(p) == before; i++) {
+            ck_assert_int_lt(i, 100000);
+            nap(1000);
+        }
         nap(1000 + rand() % 30000);
         kill(child, SIGKILL);
         int status;
@@ -578,10 +594,7 @@ START_TEST(a_hundred_kills) {
                 p->acknowledged[i] = last.meta.position;
         stop();
     }
-    int64_t sum = 0;
-    for (int i = 0; i < SESSIONS; i++)
-        sum += p->acknowledged[i];
-    ck_assert_int_gt(sum, KILLS);
+    ck_assert_int_ge(acknowledged(p), KILLS / 2);
 }
 END_TEST
 

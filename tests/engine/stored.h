@@ -10,7 +10,7 @@
 #include "engine/store.h"
 #include "tests/engine/door.h"
 
-enum { ROWS = 3, LEASE_MS = 1500, HOUR_MS = 3600000 };
+enum { ROWS = 3, LEASE_MS = 4000, HOUR_MS = 3600000 };
 
 extern eng_store *store;
 
@@ -23,7 +23,8 @@ void open_store(uint64_t budget);
 void open_hasty_store(int32_t time_limit_ms);
 void stop_store(void); // its thread
 void close_store(void);
-// Leases are long where nobody has to wait for one: a folder's die with its store.
+// Leases are long where nobody has to wait for one: a folder's die with its store, and kill_all ends those of a server
+// of the case's own. And whoever waits for the store does so until it has answered, however busy the machine.
 eng_engine *open_mixer(int variant, bool stored);
 eng_engine *open_letters(eng_options options);
 void pass(int64_t ms);
