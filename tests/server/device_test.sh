@@ -82,7 +82,8 @@ stream=$!
 "$mesa" complete --no-stream --max-tokens 60000 --ignore-eos "A long" >"$folder/plain" 2>"$folder/plain.err" &
 plain=$!
 both_run() { # and one of them has told something
-    [ -s "$folder/stream" ] && curl -sS --unix-socket "$folder/socket" http://localhost/metrics | grep -q '^mesa_rows{.*} 2$'
+    [ -s "$folder/stream" ] &&
+        curl -sS --unix-socket "$folder/socket" http://localhost/metrics | grep -q '^mesa_rows{.*} 2$'
 }
 wait_until both_run || fail "two requests do not run"
 touch "$folder/lost"
