@@ -56,6 +56,8 @@ static eng_status draw_holder(eng_durable *durable, eng_error *error) {
     return drawn == (ssize_t)sizeof durable->holder ? ENG_OK : eng_fail(error, ENG_IO, "no random numbers");
 }
 
+static void take_wishes(eng_durable *durable, eng_waiter *waiter, eng_store_reply *reply);
+
 eng_status eng_durable_create(const eng_durable_options *options, eng_durable **out, eng_error *error) {
     if (options->lease_ms < 0 || options->lease_ms > INT32_MAX)
         return eng_fail(error, ENG_INVALID, "lease_ms is %lld; its range is 1 to %d, or 0 for the default",
@@ -67,6 +69,7 @@ eng_status eng_durable_create(const eng_durable_options *options, eng_durable **
     durable->options.lease_ms = options->lease_ms ? options->lease_ms : ENG_DURABLE_LEASE_MS;
     durable->wait_ms = ENG_DURABLE_WAIT_MS;
     durable->last_task = &durable->tasks;
+    durable->wishes = (eng_waiter){.take = take_wishes, .of = durable};
     durable->due = INT64_MAX;
     eng_status status = draw_holder(durable, error);
     if (status == ENG_OK)
@@ -176,6 +179,7 @@ eng_named *eng_durable_add(eng_durable *durable, const eng_name *name, eng_timel
     *bucket = named;
     durable->names++;
     timeline->named = named;
+    eng_durable_due(durable, durable->wishes_at);
     return named;
 }
 
@@ -226,6 +230,8 @@ static int64_t due_at(const eng_named *named) {
             named->state_at > named->used + ENG_DURABLE_IDLE_MS ? named->state_at : named->used + ENG_DURABLE_IDLE_MS;
     if (write < named->retry_at)
         write = named->retry_at;
+    if (named->wished_until && !named->timeline->busy && !named->writing.waiting)
+        due = 0;
     if (named->held && named->held_until < due)
         due = named->held_until;
     return write < due ? write : due;
@@ -243,11 +249,21 @@ static void look_at(eng_durable *durable, eng_named *named, int64_t now) {
         eng_named_write(durable, named, now >= named->used + ENG_DURABLE_IDLE_MS);
     }
     eng_durable_due(durable, due_at(named));
+    eng_named_hand_over(durable, named);
 }
 
 void eng_durable_due(eng_durable *durable, int64_t at) {
     if (at < durable->due)
         durable->due = at;
+}
+
+// Once for all names; of what is under way nothing is missed.
+static void ask_for_wishes(eng_durable *durable, int64_t now) {
+    eng_store_request request = {.op = ENG_STORE_WISHES};
+    if (now >= durable->wishes_at && !durable->wishes.waiting &&
+        eng_durable_ask(durable, &request, &durable->wishes, NULL) == ENG_OK)
+        durable->wishes_at = now + ENG_DURABLE_WISH_MS;
+    eng_durable_due(durable, durable->wishes_at);
 }
 
 static void look_at_all(eng_durable *durable, int64_t now) {
@@ -260,6 +276,8 @@ static void look_at_all(eng_durable *durable, int64_t now) {
         next = named->next;
         look_at(durable, named, now);
     }
+    if (durable->first)
+        ask_for_wishes(durable, now);
 }
 
 eng_status eng_durable_poll(eng_durable *durable, bool *worked, eng_error *error) {
@@ -283,17 +301,17 @@ int64_t eng_durable_idle_ms(const eng_durable *durable) {
     if (!durable)
         return -1;
     const bool changed = durable->first && eng_timelines_changes(durable->options.timelines) != durable->seen;
-    const int64_t due = changed || eng_durable_has_work(durable) ? 0 : durable->due;
-    if (due == INT64_MAX)
+    const int64_t due = changed ? 0 : durable->due, work = eng_durable_work_at(durable);
+    const int64_t look = due > durable->tick_at ? due : durable->tick_at, at = work < look ? work : look;
+    if (at == INT64_MAX)
         return -1;
-    const int64_t now = eng_store_clock(), at = due > durable->tick_at ? due : durable->tick_at;
+    const int64_t now = eng_store_clock();
     return at > now ? at - now : 0;
 }
 
 // -------------------------------------------------------------------------------------------------------- for requests
 
-// So long before a lease's end nothing is begun that only its holder may do.
-static int64_t margin(const eng_durable *durable) {
+int64_t eng_durable_margin(const eng_durable *durable) {
     return durable->options.lease_ms * 2 / 15;
 }
 
@@ -303,7 +321,7 @@ eng_status eng_durable_admit(const eng_durable *durable, const eng_timeline *tim
         return ENG_OK;
     if (named->lost)
         return eng_fail(error, ENG_CONFLICT, "%s", eng_durable_lost_text);
-    if (eng_store_clock() > named->until - margin(durable))
+    if (eng_store_clock() > named->until - eng_durable_margin(durable))
         return eng_fail(error, ENG_IO, "the store cannot be reached, and the session's lease is over");
     return ENG_OK;
 }
@@ -362,21 +380,58 @@ bool eng_durable_has_all(const eng_timeline *timeline) {
     return named && named->kept && !named->lost && !eng_named_is_behind(named);
 }
 
+// The store has all of it.
+static bool leave(eng_durable *durable, eng_named *named) {
+    eng_store_request request = eng_durable_about(&named->name, ENG_STORE_RELEASE);
+    request.epoch = named->epoch;
+    if (eng_durable_ask(durable, &request, NULL, NULL) != ENG_OK)
+        return false;
+    eng_durable_remove(durable, named);
+    durable->parked++;
+    return true;
+}
+
 bool eng_durable_evict(eng_durable *durable, const eng_timeline *except) {
     eng_named *oldest = NULL;
     for (eng_named *named = durable ? durable->first : NULL; named; named = named->next)
         if (named->timeline != except && !named->timeline->busy && !named->writing.waiting &&
             eng_durable_has_all(named->timeline) && (!oldest || named->used < oldest->used))
             oldest = named;
-    if (!oldest)
-        return false;
-    eng_store_request request = eng_durable_about(&oldest->name, ENG_STORE_RELEASE);
-    request.epoch = oldest->epoch;
-    if (eng_durable_ask(durable, &request, NULL, NULL) != ENG_OK)
-        return false;
-    eng_durable_remove(durable, oldest);
-    durable->parked++;
-    return true;
+    return oldest && leave(durable, oldest);
+}
+
+void eng_named_hand_over(eng_durable *durable, eng_named *named) {
+    if (!named->wished_until || named->timeline->busy || named->writing.waiting || named->lost || !named->kept)
+        return;
+    if (named->failures != named->wished_failures || eng_store_clock() > named->wished_until) {
+        named->wished_until = 0; // it stays; who still wants it says so again
+        return;
+    }
+    const bool behind = eng_named_is_behind(named);
+    if (!behind && (named->wished_put || !eng_named_wants_state(named))) {
+        const bool left = leave(durable, named);
+        (void)left; // otherwise at the next look
+        return;
+    }
+    named->wished_put = true;
+    eng_named_write(durable, named, true);
+}
+
+static void take_wishes(eng_durable *durable, eng_waiter *waiter, eng_store_reply *reply) {
+    (void)waiter;
+    for (size_t i = 0; reply->status == ENG_OK && i < reply->count; i++) {
+        eng_name name;
+        memcpy(name.id, reply->list[i].id, sizeof name.id);
+        memcpy(name.owner, reply->list[i].owner, sizeof name.owner);
+        eng_named *named = eng_durable_find(durable, &name);
+        if (!named)
+            continue;
+        named->wished_until = eng_store_clock() + durable->options.lease_ms;
+        named->wished_failures = named->failures;
+        named->wished_put = false;
+        eng_durable_due(durable, 0);
+        eng_named_hand_over(durable, named);
+    }
 }
 
 void eng_durable_gauges(const eng_durable *durable, eng_gauges *out) {

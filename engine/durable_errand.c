@@ -24,6 +24,7 @@ struct eng_task {
     uint64_t failures;
     uint64_t epoch; // FETCH: of the lease
     int64_t asked;
+    int64_t begun, not_before; // FETCH: when another was asked for it first; when it is asked again
     eng_answer answer;
     eng_error error;
     eng_record *list;
@@ -227,16 +228,33 @@ static void fetch_read(eng_durable *durable, eng_task *task) {
         eng_store_return_buffer(durable->client, request.buffer);
 }
 
+static void fetch_again(eng_durable *durable, eng_task *task);
+
 static void fetch_leased(eng_durable *durable, eng_waiter *waiter, eng_store_reply *reply) {
     eng_task *task = waiter->of;
-    (void)durable;
     if (reply->status == ENG_OK) {
         task->epoch = reply->epoch;
         task->step = fetch_read;
         return;
     }
+    if (reply->status == ENG_BUSY && task->begun == 0)
+        task->begun = task->asked;
+    if (reply->status == ENG_BUSY && eng_store_clock() - task->begun < eng_durable_margin(durable)) {
+        task->not_before = eng_store_clock() + ENG_DURABLE_AGAIN_MS;
+        task->step = fetch_again;
+        return;
+    }
     finish_as_told(task, reply);
     task->answer.lease_ms = reply->lease_ms;
+}
+
+// Who has it was told that it is wanted, and hands it over unless a request is on it.
+static void fetch_again(eng_durable *durable, eng_task *task) {
+    eng_store_request request = lease_request(durable, task);
+    if (eng_store_clock() < task->not_before)
+        return;
+    task->not_before = 0;
+    ask(durable, task, &request, fetch_leased);
 }
 
 // One that was sent before and fetches the same: what it brings is found here then.
@@ -466,11 +484,12 @@ void eng_durable_work(eng_durable *durable, bool *worked) {
     }
 }
 
-bool eng_durable_has_work(const eng_durable *durable) {
-    const eng_task *task = durable->tasks;
-    while (task && (task->done || task->waiter.waiting))
-        task = task->next;
-    return task != NULL;
+int64_t eng_durable_work_at(const eng_durable *durable) {
+    int64_t at = INT64_MAX;
+    for (const eng_task *task = durable->tasks; task; task = task->next)
+        if (!task->done && !task->waiter.waiting && task->not_before < at)
+            at = task->not_before;
+    return at;
 }
 
 static void take_nothing(eng_durable *durable, eng_waiter *waiter, eng_store_reply *reply) {

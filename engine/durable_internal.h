@@ -17,6 +17,8 @@ enum {
     ENG_DURABLE_RETRY_MS = 500,
     ENG_DURABLE_TICK_MS = 100, // between two looks at all names
     ENG_DURABLE_SOON_MS = 5,   // where one found no room
+    ENG_DURABLE_AGAIN_MS = 20, // between two tries for a lease that another was asked to give back
+    ENG_DURABLE_WISH_MS = 100, // between two questions whether others wish for names that are here
     ENG_DURABLE_TASKS = 64,
     ENG_DURABLE_BUCKETS = 4096,
 };
@@ -78,6 +80,10 @@ typedef struct eng_named {
     uint64_t held; // the timeline's changes that have to be there; 0: none waits
     uint64_t held_failures;
     int64_t held_until;
+    // Another engine wishes for it, until then; 0: none does.
+    int64_t wished_until;
+    uint64_t wished_failures; // as they were when it was told
+    bool wished_put;          // a state was tried for it
 } eng_named;
 
 typedef struct eng_task eng_task; // an errand under way
@@ -96,10 +102,12 @@ struct eng_durable {
     char fault[256];                                // why the last one failed
     bool starved; // something found no room since the last look; there is some when replies come
     bool polling;
-    int64_t wait_ms; // that a request's last event waits
-    int64_t tick_at; // next look at all names
-    int64_t due;     // by what is known, the next time at which one of them has something to do
-    uint64_t seen;   // changes of timelines, at the last look
+    eng_waiter wishes;
+    int64_t wishes_at; // when they are asked for next
+    int64_t wait_ms;   // that a request's last event waits
+    int64_t tick_at;   // next look at all names
+    int64_t due;       // by what is known, the next time at which one of them has something to do
+    uint64_t seen;     // changes of timelines, at the last look
     eng_task *tasks, **last_task;
     int32_t task_count;
 };
@@ -119,6 +127,10 @@ void eng_durable_detach(eng_durable *durable, eng_named *named);
 void eng_durable_remove(eng_durable *durable, eng_named *named);
 void eng_durable_lose(eng_durable *durable, eng_named *named);
 void eng_named_free_if_done(eng_named *named);
+// If another wishes for it and no request is on it: a state is put, then it leaves. It may be gone afterwards.
+void eng_named_hand_over(eng_durable *durable, eng_named *named);
+// So long before a lease's end nothing is begun that only its holder may do; and so long another's is waited for.
+int64_t eng_durable_margin(const eng_durable *durable);
 
 // ---- durable_write.c
 
@@ -141,7 +153,7 @@ ENG_CHECKED eng_status eng_durable_recover(eng_durable *durable, const eng_name 
 // ---- durable_errand.c
 
 void eng_durable_work(eng_durable *durable, bool *worked); // errands go on where they can, and are answered
-bool eng_durable_has_work(const eng_durable *durable);     // some errand waits for no reply
+int64_t eng_durable_work_at(const eng_durable *durable);   // when an errand goes on without a reply; INT64_MAX: none
 // Nobody is told any more. The memory goes when nothing is under way.
 void eng_durable_abandon_tasks(eng_durable *durable);
 void eng_durable_free_tasks(eng_durable *durable);

@@ -212,9 +212,10 @@ void eng_named_take_write(eng_durable *durable, eng_waiter *waiter, eng_store_re
     durable->failing = reply->status == ENG_IO;
     if (!named->timeline)
         eng_named_free_if_done(named);
-    else if (reply->status == ENG_OK)
+    else if (reply->status == ENG_OK) {
         written(durable, named, reply);
-    else
+        eng_named_hand_over(durable, named);
+    } else
         not_written(durable, named, reply);
 }
 

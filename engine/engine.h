@@ -434,9 +434,11 @@ typedef enum eng_errand_kind {
     // request is on it; ENG_FULL: no room in the store; ENG_IO: it is not known whether the store has it. On failure
     // the timeline is as before, without a name if it had none.
     ENG_ERRAND_KEEP,
-    // Brings the timeline here under `owner`, or finds it here: answer.timeline. ENG_NOT_FOUND; ENG_BUSY: another
-    // engine has it, for answer.lease_ms at least unless it gives it back; ENG_UNSUPPORTED: of another model, tokenizer
-    // or layout, whose fingerprint the text names; ENG_FORMAT: damaged; ENG_FULL: the budget; ENG_IO.
+    // Brings the timeline here under `owner`, or finds it here: answer.timeline. Another engine that has it is told so
+    // through the store, and gives it back, its state first, when no request is on it. ENG_NOT_FOUND; ENG_BUSY: that
+    // has not come about within two fifteenths of lease_ms; if the other died, its lease is over in answer.lease_ms;
+    // ENG_UNSUPPORTED: of another model, tokenizer or layout, whose fingerprint the text names; ENG_FORMAT: damaged;
+    // ENG_FULL: the budget; ENG_IO.
     ENG_ERRAND_FETCH,
     ENG_ERRAND_LOOK, // answer.record of the name, wherever it is; takes nothing
     ENG_ERRAND_PARK, // puts the state, gives the lease back; the timeline leaves this engine. ENG_BUSY: a request is on

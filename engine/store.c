@@ -396,7 +396,7 @@ static eng_status check(const eng_store_request *request, eng_error *error) {
     bool lease = op == ENG_STORE_LEASE || op == ENG_STORE_RELEASE;
     if (request->buffer && op != ENG_STORE_PUT && op != ENG_STORE_GET)
         return eng_fail(error, ENG_INVALID, "only putting and getting take a buffer");
-    if (op == ENG_STORE_USAGE)
+    if (op == ENG_STORE_USAGE || op == ENG_STORE_WISHES)
         return ENG_OK;
     if (kind != ENG_STORE_SESSION && (lease || kind != ENG_STORE_PREFIX))
         return eng_fail(error, ENG_INVALID, "a record of kind %d cannot be asked for that", (int)kind);

@@ -74,6 +74,7 @@ enum {
     ENG_STORE_OWNER_BYTES = 32,
     ENG_STORE_HOLDER_BYTES = 32,
     ENG_STORE_NOTE_BYTES = 64,
+    ENG_STORE_WISH_MS = 30000,
     ENG_STORE_PAGE = 64,              // records that one ENG_STORE_LIST tells at most
     ENG_STORE_JOURNAL_BYTES = 8 << 20 // of a record's journal
 };
@@ -119,10 +120,13 @@ typedef enum eng_store_op {
     // A session's lease for ttl_ms, by id, owner and `holder`. Epoch 0 takes it: ENG_BUSY while another holder has it
     // (reply.lease_ms says for how long). Otherwise renews it: ENG_CONFLICT when another has taken it since. The
     // session
-    // need not be stored yet.
+    // need not be stored yet. Being refused is a wish, which the holder is told within ENG_STORE_WISH_MS or never.
     ENG_STORE_LEASE,
     ENG_STORE_RELEASE, // id, owner, epoch. A lease of another epoch stays, which is no fault
     ENG_STORE_USAGE,   // what the whole store holds
+    // Sessions of `holder`s leases that others wished for since it was asked last, ENG_STORE_PAGE at most: kind, id and
+    // owner of each in reply.list. One whose reply is lost is not told again.
+    ENG_STORE_WISHES,
 } eng_store_op;
 
 typedef struct eng_store_request {
@@ -147,7 +151,7 @@ typedef struct eng_store_reply {
     size_t journal_bytes;     // GET: behind the payload in the buffer
     uint64_t epoch;           // LEASE
     int64_t lease_ms;         // LEASE: what is left of it now
-    eng_store_meta *list;     // LIST: (count), lives until eng_store_done
+    eng_store_meta *list;     // LIST, WISHES: (count), lives until eng_store_done
     size_t count, damaged;
     bool more; // behind the last of the list
     eng_store_usage usage;

@@ -115,7 +115,9 @@ ENG_CHECKED eng_status eng_store_take_entry(eng_store_job *job, const eng_store_
                                             const void *stored, size_t count, eng_error *error);
 // After the last entry: whether the chain reaches the timeline's position.
 ENG_CHECKED eng_status eng_store_check_chain(const eng_store_head *head, int64_t at, eng_error *error);
-// Adds to the list of a LIST.
+// Adds to the list of a LIST, or of WISHES.
 ENG_CHECKED eng_status eng_store_list_add(eng_store_job *job, const eng_store_head *head, eng_error *error);
+ENG_CHECKED eng_status eng_store_list_wish(eng_store_reply *reply, const unsigned char id[ENG_STORE_ID_BYTES],
+                                           const unsigned char owner[ENG_STORE_OWNER_BYTES], eng_error *error);
 
 #endif

@@ -10,8 +10,9 @@
 
 typedef struct lease {
     unsigned char id[ENG_STORE_ID_BYTES], holder[ENG_STORE_HOLDER_BYTES];
+    unsigned char wisher[ENG_STORE_OWNER_BYTES]; // the owner for whom another wants it
     uint64_t epoch;
-    int64_t until;
+    int64_t until, wished; // when it was wished for; 0: not since the holder was told
 } lease;
 
 struct eng_store_leases {
@@ -76,6 +77,8 @@ eng_status eng_store_lease_take(eng_store_leases *leases, const eng_store_reques
     if (!request->epoch && held && held->until > now &&
         memcmp(held->holder, request->holder, sizeof held->holder) != 0) {
         reply->lease_ms = held->until - now;
+        held->wished = now;
+        memcpy(held->wisher, request->meta.owner, sizeof held->wisher);
         return eng_fail(&reply->error, ENG_BUSY, "another holds the session's lease");
     }
     if (!held)
@@ -83,6 +86,7 @@ eng_status eng_store_lease_take(eng_store_leases *leases, const eng_store_reques
     if (!held)
         return eng_fail(&reply->error, ENG_NO_MEMORY, "out of memory for a lease");
     if (!request->epoch) {
+        held->wished = 0;
         held->epoch = ++leases->epoch;
         memcpy(held->holder, request->holder, sizeof held->holder);
     }
@@ -90,6 +94,20 @@ eng_status eng_store_lease_take(eng_store_leases *leases, const eng_store_reques
     reply->epoch = held->epoch;
     reply->lease_ms = request->ttl_ms;
     return ENG_OK;
+}
+
+eng_status eng_store_lease_wishes(eng_store_leases *leases, const eng_store_request *request, int64_t now,
+                                  eng_store_reply *reply) {
+    eng_status status = ENG_OK;
+    for (size_t i = 0; i < leases->count && reply->count < ENG_STORE_PAGE && status == ENG_OK; i++) {
+        lease *held = &leases->lease[i];
+        if (!held->wished || memcmp(held->holder, request->holder, sizeof held->holder) != 0)
+            continue;
+        if (now - held->wished < ENG_STORE_WISH_MS)
+            status = eng_store_list_wish(reply, held->id, held->wisher, &reply->error);
+        held->wished = 0;
+    }
+    return status;
 }
 
 void eng_store_lease_end(eng_store_leases *leases, const unsigned char id[ENG_STORE_ID_BYTES]) {

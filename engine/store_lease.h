@@ -15,6 +15,9 @@ void eng_store_leases_free(eng_store_leases *leases);
 // ENG_STORE_LEASE of the request; writes epoch and lease_ms.
 ENG_CHECKED eng_status eng_store_lease_take(eng_store_leases *leases, const eng_store_request *request, int64_t now,
                                             eng_store_reply *reply);
+// ENG_STORE_WISHES of the request's holder.
+ENG_CHECKED eng_status eng_store_lease_wishes(eng_store_leases *leases, const eng_store_request *request, int64_t now,
+                                              eng_store_reply *reply);
 void eng_store_lease_release(eng_store_leases *leases, const unsigned char id[ENG_STORE_ID_BYTES], uint64_t epoch);
 void eng_store_lease_end(eng_store_leases *leases, const unsigned char id[ENG_STORE_ID_BYTES]); // whoever has it
 bool eng_store_lease_holds(const eng_store_leases *leases, const unsigned char id[ENG_STORE_ID_BYTES], uint64_t epoch);

@@ -399,6 +399,9 @@ static int perform(eng_lmdb *l, eng_store_job *job, eng_status *status) {
         return lease(l, job, status);
     case ENG_STORE_USAGE:
         return count_usage(l, job);
+    case ENG_STORE_WISHES:
+        *status = eng_store_lease_wishes(l->leases, &job->request, eng_store_clock(), &job->reply);
+        return 0;
     }
     *status = eng_fail(&job->reply.error, ENG_INVALID, "a store has no such operation");
     return 0;

@@ -278,13 +278,31 @@ eng_status eng_store_check_chain(const eng_store_head *head, int64_t at, eng_err
                : damaged(error, "its journal does not reach its position");
 }
 
-eng_status eng_store_list_add(eng_store_job *job, const eng_store_head *head, eng_error *error) {
-    eng_store_reply *reply = &job->reply;
+// The next place of its list; NULL: no memory.
+static eng_store_meta *next_of_list(eng_store_reply *reply, eng_error *error) {
     if (!reply->list)
         reply->list = malloc(sizeof *reply->list * ENG_STORE_PAGE);
     if (!reply->list)
-        return eng_fail(error, ENG_NO_MEMORY, "out of memory for a list");
-    eng_store_head_meta(head, &reply->list[reply->count++]);
+        (void)eng_fail(error, ENG_NO_MEMORY, "out of memory for a list");
+    return reply->list ? &reply->list[reply->count++] : NULL;
+}
+
+eng_status eng_store_list_add(eng_store_job *job, const eng_store_head *head, eng_error *error) {
+    eng_store_meta *meta = next_of_list(&job->reply, error);
+    if (!meta)
+        return ENG_NO_MEMORY;
+    eng_store_head_meta(head, meta);
+    return ENG_OK;
+}
+
+eng_status eng_store_list_wish(eng_store_reply *reply, const unsigned char id[ENG_STORE_ID_BYTES],
+                               const unsigned char owner[ENG_STORE_OWNER_BYTES], eng_error *error) {
+    eng_store_meta *meta = next_of_list(reply, error);
+    if (!meta)
+        return ENG_NO_MEMORY;
+    *meta = (eng_store_meta){.kind = ENG_STORE_SESSION};
+    memcpy(meta->id, id, sizeof meta->id);
+    memcpy(meta->owner, owner, sizeof meta->owner);
     return ENG_OK;
 }
 

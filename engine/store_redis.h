@@ -36,6 +36,7 @@ typedef enum eng_redis_script {
     ENG_REDIS_LEASE,
     ENG_REDIS_RELEASE,
     ENG_REDIS_USAGE,
+    ENG_REDIS_WISHES,
     ENG_REDIS_SWEEP,
     ENG_REDIS_TOUCH,
     ENG_REDIS_SCRIPTS
@@ -150,6 +151,7 @@ typedef enum eng_redis_step {
     ENG_REDIS_STEP_LEASE,
     ENG_REDIS_STEP_RELEASE,
     ENG_REDIS_STEP_USAGE,
+    ENG_REDIS_STEP_WISHES,
     ENG_REDIS_STEP_MEMBER, // a WRITE that waits for its group's EXEC
     // without a task
     ENG_REDIS_STEP_EXEC,

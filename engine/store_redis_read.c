@@ -56,7 +56,18 @@ static void send_of_owner(eng_redis *r, eng_redis_task *task, eng_redis_script s
     eng_redis_add_text(&args, owner);
     eng_redis_add_text(&args, holder);
     eng_redis_add_number(&args, request->ttl_ms);
+    eng_redis_add_number(&args, ENG_STORE_WISH_MS);
     call(r, task, script, &args);
+}
+
+static void send_wishes(eng_redis *r, eng_redis_task *task) {
+    eng_redis_args args = {0};
+    char holder[2 * ENG_STORE_HOLDER_BYTES + 1];
+    eng_redis_hex(task->job->request.holder, ENG_STORE_HOLDER_BYTES, holder);
+    eng_redis_add_until(r, task, &args);
+    eng_redis_add_text(&args, holder);
+    eng_redis_add_number(&args, ENG_STORE_PAGE);
+    call(r, task, ENG_REDIS_WISHES, &args);
 }
 
 static void send_list(eng_redis *r, eng_redis_task *task) {
@@ -102,6 +113,9 @@ void eng_redis_send_read(eng_redis *r, eng_redis_task *task) {
     case ENG_REDIS_STEP_LIST:
         send_list(r, task);
         break;
+    case ENG_REDIS_STEP_WISHES:
+        send_wishes(r, task);
+        break;
     default:
         call(r, task, ENG_REDIS_USAGE, &(eng_redis_args){0});
     }
@@ -111,7 +125,8 @@ void eng_redis_begin(eng_redis *r, eng_redis_task *task) {
     static const eng_redis_step first[] = {
         [ENG_STORE_GET] = ENG_REDIS_STEP_READ,        [ENG_STORE_DELETE] = ENG_REDIS_STEP_DELETE,
         [ENG_STORE_LIST] = ENG_REDIS_STEP_LIST,       [ENG_STORE_LEASE] = ENG_REDIS_STEP_LEASE,
-        [ENG_STORE_RELEASE] = ENG_REDIS_STEP_RELEASE, [ENG_STORE_USAGE] = ENG_REDIS_STEP_USAGE};
+        [ENG_STORE_RELEASE] = ENG_REDIS_STEP_RELEASE, [ENG_STORE_USAGE] = ENG_REDIS_STEP_USAGE,
+        [ENG_STORE_WISHES] = ENG_REDIS_STEP_WISHES};
     eng_store_op op = task->job->request.op;
     memcpy(task->after, task->job->request.meta.id, sizeof task->after);
     if (op == ENG_STORE_PUT || op == ENG_STORE_APPEND || op == ENG_STORE_EXPIRE)
@@ -256,15 +271,21 @@ static void take_lease(eng_redis *r, eng_redis_task *task, const redisReply *rep
     }
 }
 
+static bool read_hex(const char *text, unsigned char *out, size_t bytes) {
+    for (size_t i = 0; i < bytes; i++) {
+        unsigned byte = 0;
+        if (sscanf(text + 2 * i, "%2x", &byte) != 1)
+            return false;
+        out[i] = (unsigned char)byte;
+    }
+    return true;
+}
+
 static eng_status list_one(eng_redis *r, eng_redis_task *task, const redisReply *id, const redisReply *head) {
     eng_store_meta of = {.kind = task->job->request.meta.kind};
     eng_store_head read;
-    for (size_t i = 0; i < sizeof of.id; i++) {
-        unsigned byte = 0;
-        if (id->type != REDIS_REPLY_STRING || id->len != 2 * sizeof of.id || sscanf(id->str + 2 * i, "%2x", &byte) != 1)
-            return eng_fail(&task->job->reply.error, ENG_FORMAT, "the store's list of records is damaged");
-        of.id[i] = (unsigned char)byte;
-    }
+    if (id->type != REDIS_REPLY_STRING || id->len != 2 * sizeof of.id || !read_hex(id->str, of.id, sizeof of.id))
+        return eng_fail(&task->job->reply.error, ENG_FORMAT, "the store's list of records is damaged");
     memcpy(task->after, of.id, sizeof of.id);
     if (head->type != REDIS_REPLY_STRING || head->len == 0) // its time was over
         return ENG_OK;
@@ -289,6 +310,26 @@ static void take_list(eng_redis *r, eng_redis_task *task, const redisReply *repl
     out->more = more->integer != 0 || i + 1 < reply->elements;
     if (status == ENG_OK && out->more && out->count < ENG_STORE_PAGE)
         return; // the next part is asked for, behind task->after
+    eng_redis_finish(r, task, status);
+}
+
+// What is no wish is left out: nothing depends on it.
+static void take_wishes(eng_redis *r, eng_redis_task *task, const redisReply *reply) {
+    enum { TEXT = ENG_REDIS_NAME - 1 + 2 * ENG_STORE_OWNER_BYTES };
+    const redisReply *wishes = eng_redis_element(reply, 1);
+    eng_store_reply *out = &task->job->reply;
+    eng_status status = ENG_OK;
+    if (!wishes || wishes->type != REDIS_REPLY_ARRAY) {
+        eng_redis_strange(r, task);
+        return;
+    }
+    for (size_t i = 0; i < wishes->elements && out->count < ENG_STORE_PAGE && status == ENG_OK; i++) {
+        const redisReply *wish = wishes->element[i];
+        unsigned char id[ENG_STORE_ID_BYTES], owner[ENG_STORE_OWNER_BYTES];
+        if (wish->type == REDIS_REPLY_STRING && wish->len == TEXT && read_hex(wish->str + 1, id, sizeof id) &&
+            read_hex(wish->str + ENG_REDIS_NAME - 1, owner, sizeof owner))
+            status = eng_store_list_wish(out, id, owner, &out->error);
+    }
     eng_redis_finish(r, task, status);
 }
 
@@ -323,6 +364,9 @@ bool eng_redis_take_read(eng_redis *r, eng_redis_task *task, const eng_redis_due
     case ENG_REDIS_STEP_LEASE:
     case ENG_REDIS_STEP_RELEASE:
         take_lease(r, task, reply);
+        return false;
+    case ENG_REDIS_STEP_WISHES:
+        take_wishes(r, task, reply);
         return false;
     default:
         take_usage(r, task, reply);

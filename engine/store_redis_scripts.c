@@ -6,6 +6,7 @@
 //   {mesa}:R:GENERATION  hash: the payload's pieces by number; until the record names it, it ends by itself
 //   {mesa}:R:journal     list: frames with their entries
 //   {mesa}:R:lease       hash: holder, epoch, until; kept for a day after
+//   {mesa}:wished:HOLDER set: R and the owner for whom another wants it of this holder; ends soon by itself
 //   {mesa}:records:K     hash of a kind's records: "BYTES OWNER"
 //   {mesa}:owner:K:OWNER sorted set: ids
 //   {mesa}:expiry        sorted set: records by their time
@@ -174,7 +175,7 @@ static const char list[] =
     "end\n"
     "return out\n";
 
-// ARGV: r, late, epoch ('0': take it), owner, holder, milliseconds
+// ARGV: r, late, epoch ('0': take it), owner, holder, milliseconds, those that a wish lives
 static const char lease[] =
     "local r=ARGV[1]\n"
     "if late(ARGV[2]) then return {'late',text(clock())} end\n"
@@ -186,7 +187,11 @@ static const char lease[] =
     "if epoch~='0' and held[2]~=epoch then return {'taken'} end\n"
     "if epoch=='0' then\n"
     "  local left=tonumber(held[3] or 0)-now\n"
-    "  if held[1] and held[1]~=ARGV[5] and left>0 then return {'busy',text(left)} end\n"
+    "  if held[1] and held[1]~=ARGV[5] and left>0 then\n"
+    "    call('SADD',P..'wished:'..held[1],r..ARGV[4])\n"
+    "    call('PEXPIRE',P..'wished:'..held[1],ARGV[7])\n"
+    "    return {'busy',text(left)}\n"
+    "  end\n"
     "  local t=call('TIME')\n"
     "  epoch=text(math.max(tonumber(t[1])*1000000+tonumber(t[2]),tonumber(call('GET',P..'epoch') or 0)+1))\n"
     "  call('SET',P..'epoch',epoch)\n"
@@ -205,6 +210,10 @@ static const char release[] = "local r=ARGV[1]\n"
                               "if owner and owner~=ARGV[4] then return {'absent'} end\n"
                               "if not fenced(r,ARGV[3]) then call('DEL',P..r..':lease') end\n"
                               "return {'ok'}\n";
+
+// ARGV: late, holder, wishes at most
+static const char wishes[] = "if late(ARGV[1]) then return {'late',text(clock())} end\n"
+                             "return {'ok',call('SPOP',P..'wished:'..ARGV[2],ARGV[3])}\n";
 
 static const char usage[] =
     "return {call('GET',P..'bytes') or '0',call('HLEN',P..'records:s'),call('HLEN',P..'records:p')}\n";
@@ -233,10 +242,12 @@ char *eng_redis_script_text(eng_redis_script script) {
     static const struct {
         const char *flags, *body;
     } scripts[ENG_REDIS_SCRIPTS] = {
-        [ENG_REDIS_PEEK] = {frees, peek},       [ENG_REDIS_WRITE] = {plain, write}, [ENG_REDIS_READ] = {reads, read},
-        [ENG_REDIS_DELETE] = {frees, delete},   [ENG_REDIS_LIST] = {reads, list},   [ENG_REDIS_LEASE] = {frees, lease},
-        [ENG_REDIS_RELEASE] = {frees, release}, [ENG_REDIS_USAGE] = {reads, usage}, [ENG_REDIS_SWEEP] = {frees, sweep},
-        [ENG_REDIS_TOUCH] = {frees, touch},
+        [ENG_REDIS_PEEK] = {frees, peek},       [ENG_REDIS_WRITE] = {plain, write},
+        [ENG_REDIS_READ] = {reads, read},       [ENG_REDIS_DELETE] = {frees, delete},
+        [ENG_REDIS_LIST] = {reads, list},       [ENG_REDIS_LEASE] = {frees, lease},
+        [ENG_REDIS_RELEASE] = {frees, release}, [ENG_REDIS_USAGE] = {reads, usage},
+        [ENG_REDIS_SWEEP] = {frees, sweep},     [ENG_REDIS_TOUCH] = {frees, touch},
+        [ENG_REDIS_WISHES] = {frees, wishes},
     };
     const char *parts[] = {scripts[script].flags, prelude, scripts[script].body};
     size_t length = 0;

@@ -131,8 +131,8 @@ void srv_session_refuse(srv_problem *problem, eng_status status, const char *tex
         break;
     case ENG_BUSY:
         srv_refuse_engine(problem, status, lease_ms ? "another server has the session" : text);
-        if (lease_ms)
-            problem->retry_after = (int)(lease_ms / 1000 + 1);
+        if (lease_ms) // it was asked to hand it over, and does so as soon as no request is on it
+            problem->retry_after = lease_ms < 1000 ? 1 : 2;
         break;
     case ENG_UNSUPPORTED:
         srv_refuse(problem, 409, "foreign_state", "session", "%s", text);

@@ -14,7 +14,7 @@
 
 #include "engine/engine.h"
 
-enum { ROUNDS = 7, TURNS = 100, MOST_TIMES = 1 << 16, LEASE_MS = 15000 };
+enum { ROUNDS = 7, TURNS = 100, HANDED = 40, MOST_TIMES = 1 << 16, LEASE_MS = 15000 };
 
 typedef struct bench {
     eng_engine *engine;
@@ -109,7 +109,7 @@ static void print(bench *b, const char *what, double bytes) {
     b->count = 0;
 }
 
-static eng_answer ask(bench *b, eng_errand errand, uint32_t id) {
+static void send(bench *b, eng_errand errand, uint32_t id) {
     eng_error error = {0};
     memcpy(errand.name.id, &id, sizeof id);
     errand.name.owner[0] = 1;
@@ -120,6 +120,10 @@ static eng_answer ask(bench *b, eng_errand errand, uint32_t id) {
     b->answered = false;
     if (eng_send(b->engine, &errand, &error))
         stop("an errand", error.text);
+}
+
+static eng_answer ask(bench *b, eng_errand errand, uint32_t id) {
+    send(b, errand, id);
     while (!b->answered)
         step(b);
     return b->answer;
@@ -196,6 +200,46 @@ static void measure_parking(bench *b, const int32_t *ids, size_t tokens) {
     }
 }
 
+static void step_both(bench *a, bench *b) {
+    bench *const all[] = {a, b};
+    eng_error error = {0};
+    bool any = false;
+    for (int i = 0; i < 2; i++) {
+        bool worked;
+        if (eng_step(all[i]->engine, on_event, all[i], &worked, &error))
+            stop("a step", error.text);
+        any |= worked;
+    }
+    if (!any)
+        nanosleep(&(struct timespec){.tv_nsec = 200000}, NULL);
+}
+
+// Two engines on one store, each asking for what the other has and does not use, at any moment.
+static void measure_handing_over(bench *b, const eng_options *options, const int32_t *ids, size_t tokens) {
+    static bench other;
+    bench *has = b, *wants = &other;
+    eng_error error = {0};
+    if (eng_open(options, &other.engine, &error))
+        stop(options->model_dir, error.text);
+    turn(b, create(b, 3), ids, tokens, 1);
+    for (int i = 0; i < HANDED; i++) {
+        for (const double until = now_ms() + 7 * i; now_ms() < until;)
+            step_both(has, wants);
+        const double since = now_ms();
+        send(wants, (eng_errand){.kind = ENG_ERRAND_FETCH}, 3);
+        while (!wants->answered)
+            step_both(has, wants);
+        note(b, since);
+        turn(wants, wants->answer.timeline, ids, 1, 1);
+        bench *const had = has;
+        has = wants;
+        wants = had;
+    }
+    print(b, "asked for by another engine, until it is there", 0);
+    (void)ask(has, (eng_errand){.kind = ENG_ERRAND_DROP}, 3);
+    eng_close(other.engine);
+}
+
 static void measure_names(bench *b, uint32_t names) {
     for (uint32_t i = 0; i < names; i++) {
         const double since = now_ms();
@@ -241,6 +285,7 @@ int main(int argc, char **argv) {
            tokens);
     measure_turns(&b, ids);
     measure_parking(&b, ids, tokens);
+    measure_handing_over(&b, &options, ids, tokens);
     measure_names(&b, (uint32_t)names);
     eng_close(b.engine);
     eng_store_stop(store);

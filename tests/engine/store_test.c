@@ -155,6 +155,38 @@ START_TEST(one_writer) {
 }
 END_TEST
 
+// A lease that was refused is told to who has it, once; nobody else hears of it, nor a later holder.
+START_TEST(wishes_are_told) {
+    ON_BOTH();
+    start(16 << 20);
+    const eng_store_request ask = {.op = ENG_STORE_WISHES, .holder = {1}},
+                            other = {.op = ENG_STORE_WISHES, .holder = {2}};
+    eng_store_meta first = meta_of(ENG_STORE_SESSION, 1, 1);
+    ck_assert_int_eq(call(ask), ENG_OK);
+    ck_assert_uint_eq(last.count, 0);
+    for (uint32_t id = 1; id <= 3; id++)
+        ck_assert_uint_gt(lease_of(id, 1, 100000), 0);
+    for (int i = 0; i < 2; i++) {
+        ck_assert_uint_eq(lease_of(1, 2, 100000), 0);
+        ck_assert_uint_eq(lease_of(3, 2, 100000), 0);
+    }
+    ck_assert_int_eq(call(other), ENG_OK);
+    ck_assert_uint_eq(last.count, 0);
+    ck_assert_int_eq(call(ask), ENG_OK);
+    ck_assert_uint_eq(last.count, 2);
+    for (size_t i = 0; i < 2; i++) {
+        const eng_store_meta third = meta_of(ENG_STORE_SESSION, 3, 1), *told = &listed[i];
+        ck_assert_int_eq(told->kind, ENG_STORE_SESSION);
+        ck_assert_mem_eq(told->owner, first.owner, sizeof first.owner);
+        ck_assert(memcmp(told->id, first.id, sizeof first.id) == 0 || memcmp(told->id, third.id, sizeof first.id) == 0);
+        ck_assert(memcmp(told->id, listed[1 - i].id, sizeof first.id) != 0);
+    }
+    ck_assert_int_eq(call(ask), ENG_OK);
+    ck_assert_uint_eq(last.count, 0);
+    stop();
+}
+END_TEST
+
 START_TEST(owners_and_lists) {
     ON_BOTH();
     start(16 << 20);
@@ -606,6 +638,7 @@ static Suite *store_suite(void) {
     tcase_add_loop_test(cases, journals, 0, KINDS);
     tcase_add_loop_test(cases, a_journal_is_bounded, 0, KINDS);
     tcase_add_loop_test(cases, one_writer, 0, KINDS);
+    tcase_add_loop_test(cases, wishes_are_told, 0, KINDS);
     tcase_add_loop_test(cases, owners_and_lists, 0, KINDS);
     tcase_add_loop_test(cases, time_runs_out, 0, KINDS);
     tcase_add_loop_test(cases, a_budget, 0, KINDS);
