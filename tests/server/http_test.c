@@ -474,6 +474,7 @@ START_TEST(health_while_busy) {
     static const char *const paths[] = {"/health", "/health/ready", "/metrics", "/v1/models"};
     int clients[6];
 
+    atomic_store(&fake_engine()->held, 1);
     for (int i = 0; i < 6; i++) {
         clients[i] = client_connect(&server);
         client_post(clients[i], "/v1/completions", "{\"prompt\":\"hi\",\"max_tokens\":60000}");
