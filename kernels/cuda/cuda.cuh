@@ -194,28 +194,30 @@ typedef kern_status (*cuda_run)(const cuda_step *step, const void *args);
 typedef kern_status (*cuda_prepare)(const kern_cuda *cuda, const void *args, size_t *workspace_bytes);
 
 // The operations that this backend has, in the order of KERN_OPS; any other is KERN_UNSUPPORTED.
-#define CUDA_OPS(X)                 \
-    X(EMBED, embed)                 \
-    X(RMSNORM, rmsnorm)             \
-    X(L2NORM, l2norm)               \
-    X(LINEAR, linear)               \
-    X(BLOCK_LINEAR, block_linear)   \
-    X(SHORT_CONV, short_conv)       \
-    X(GATES, gates)                 \
-    X(MAXPLUS_GATES, maxplus_gates) \
-    X(NORMALISE, normalise)         \
-    X(RECURRENCE, recurrence)       \
-    X(MESA, mesa)                   \
-    X(ROPE, rope)                   \
-    X(ATTENTION, attention)         \
-    X(ACTIVATION, activation)       \
-    X(GLU, glu)                     \
-    X(FEATURE_MAP, feature_map)     \
-    X(RGLRU, rglru)                 \
-    X(CLEAR, clear)                 \
-    X(ADD, add)                     \
-    X(EXIT_READ, exit_read)         \
-    X(HEAD_LOGITS, head_logits)     \
+#define CUDA_OPS(X)                             \
+    X(EMBED, embed)                             \
+    X(RMSNORM, rmsnorm)                         \
+    X(L2NORM, l2norm)                           \
+    X(LINEAR, linear)                           \
+    X(BLOCK_LINEAR, block_linear)               \
+    X(SHORT_CONV, short_conv)                   \
+    X(GATES, gates)                             \
+    X(MAXPLUS_GATES, maxplus_gates)             \
+    X(NORMALISE, normalise)                     \
+    X(RECURRENCE, recurrence)                   \
+    X(RECURRENCE_BACKWARD, recurrence_backward) \
+    X(MESA, mesa)                               \
+    X(MESA_BACKWARD, mesa_backward)             \
+    X(ROPE, rope)                               \
+    X(ATTENTION, attention)                     \
+    X(ACTIVATION, activation)                   \
+    X(GLU, glu)                                 \
+    X(FEATURE_MAP, feature_map)                 \
+    X(RGLRU, rglru)                             \
+    X(CLEAR, clear)                             \
+    X(ADD, add)                                 \
+    X(EXIT_READ, exit_read)                     \
+    X(HEAD_LOGITS, head_logits)                 \
     X(SAMPLE, sample)
 
 #define CUDA_DECLARE(code, name)                                                                         \

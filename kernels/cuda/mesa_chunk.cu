@@ -201,6 +201,11 @@ static __device__ __forceinline__ void run_states(const cuda_table *table, const
                 s[n].v[half][i] = run.from[place(n, half, i)];
     for (int32_t at = run.first; at < run.last; at++) {
         mesa_record<D> *record = (mesa_record<D> *)group.records + ((int64_t)(at - group.first) * a.heads + head);
+        float *snapshot = a.snapshots + ((int64_t)at * a.heads + head) * D * 2 * D + values * D;
+        for (int n = 0; n < D / SPLIT_TILE && a.snapshots; n++)
+            for (int half = 0; half < 2; half++)
+                for (int i = 0; i < 4; i++)
+                    snapshot[place(n, half, i) / D * 2 * D + place(n, half, i) % D] = s[n].v[half][i];
         keep_state<D>(s, *record, values, warp, lane);
         states_chunk<D>(table, a, table->chunk[at], head, values, shared, s);
     }

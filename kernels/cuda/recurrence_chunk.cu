@@ -252,6 +252,10 @@ static __device__ void run_states(const cuda_table *table, const chunk_group &gr
         const int32_t stage = at % STAGES<D, CHANNEL>;
         const uint32_t parity = at / STAGES<D, CHANNEL> % 2;
         split_block u[CHUNK_TILES];
+        if (float *snapshot = recurrence_snapshot(a, run.first + at, strip.state))
+#pragma unroll
+            for (int n = 0; n < D / SPLIT_TILE; n++)
+                strip_places(a, strip, n, [&](int half, int i, int64_t at) { snapshot[at] = state[n].v[half][i]; });
 #pragma unroll
         for (int n = 0; n < CHUNK_TILES; n++)
             strip_values(a, strip, chunk, n, u[n]);
@@ -299,6 +303,11 @@ static __device__ void run_team(const cuda_table *table, const chunk_group &grou
         const kern_chunk chunk = table->chunk[run.first + at];
         const int32_t stage = at % STAGES<D, CHANNEL>;
         split_block u[1];
+        if (float *snapshot = recurrence_snapshot(a, run.first + at, strip.state))
+#pragma unroll
+            for (int n = 0; n < TILES; n++)
+                strip_places(a, strip, warp * TILES + n,
+                             [&](int half, int i, int64_t at) { snapshot[at] = state.s[n].v[half][i]; });
         strip_values(a, strip, chunk, warp, u[0]);
         cuda_mbarrier_wait(&shared.full[stage], at / STAGES<D, CHANNEL> % 2);
         team_chunk<D, CHANNEL, DELTA>(a, shared.record[stage], chunk, strip, warp, team, u, state);

@@ -392,15 +392,15 @@ static Suite *recurrence_backward_suite(void) {
     Suite *suite = suite_create("recurrence backward");
     TCase *tcase = tcase_create("every instruction set");
     tcase_set_timeout(tcase, 120);
-    tcase_add_loop_test(tcase, backward_matches_reference, 0, KERNEL_TEST_ISAS);
-    tcase_add_loop_test(tcase, wide_backward_matches_reference, 0, KERNEL_TEST_ISAS);
-    tcase_add_loop_test(tcase, strong_decays_stay_finite, 0, KERNEL_TEST_ISAS);
-    tcase_add_loop_test(tcase, packed_documents_equal_documents_alone, 0, KERNEL_TEST_ISAS);
-    tcase_add_loop_test(tcase, decay_gradient_of_a_long_row, 0, KERNEL_TEST_ISAS);
+    tcase_add_loop_test(tcase, backward_matches_reference, 0, KERNEL_TEST_DEVICES);
+    tcase_add_loop_test(tcase, wide_backward_matches_reference, 0, KERNEL_TEST_DEVICES);
+    tcase_add_loop_test(tcase, strong_decays_stay_finite, 0, KERNEL_TEST_DEVICES);
+    tcase_add_loop_test(tcase, packed_documents_equal_documents_alone, 0, KERNEL_TEST_DEVICES);
+    tcase_add_loop_test(tcase, decay_gradient_of_a_long_row, 0, KERNEL_TEST_DEVICES);
 #ifdef _OPENMP
     tcase_add_loop_test(tcase, threads_change_no_bit, 0, KERNEL_TEST_ISAS);
 #endif
-    tcase_add_loop_test(tcase, missing_gradients_are_refused, 0, KERNEL_TEST_ISAS);
+    tcase_add_loop_test(tcase, missing_gradients_are_refused, 0, KERNEL_TEST_DEVICES);
     suite_add_tcase(suite, tcase);
     tcase = tcase_create("reference");
     tcase_add_test(tcase, reference_gradients_match_finite_differences);
