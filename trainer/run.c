@@ -192,7 +192,8 @@ static eng_status load_weights(trn_run *run, const char *dir, bool starts, eng_e
 static eng_status open_parts(trn_run *run, const eng_tokenizer *tokenizer, eng_error *error) {
     char reason[160] = "";
     kern_status opened =
-        kern_device_open(&(kern_device_options){.name = run->config.device}, &run->device, reason, sizeof reason);
+        kern_device_open(&(kern_device_options){.name = run->config.device, .fast = run->config.precision == 1},
+                         &run->device, reason, sizeof reason);
     if (opened != KERN_OK)
         return eng_fail(error, ENG_DEVICE, "device %s: %s", run->config.device,
                         reason[0] ? reason : kern_status_text(opened));
