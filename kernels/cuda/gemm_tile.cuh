@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// What the kernels of gemm.cu and gemm_wide.cu share: a product of packed operands, how its sums are written.
+// What the kernels of gemm.cu and gemm_wide.cu share: a product of packed operands, in parts of k where they are many,
+// and how its sums are written: with bias, with residual, added to what is there.
 #ifndef KERNELS_CUDA_GEMM_TILE_CUH
 #define KERNELS_CUDA_GEMM_TILE_CUH
 

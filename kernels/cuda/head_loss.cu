@@ -5,7 +5,7 @@
 //     dl = weight (softmax(l) - onehot) (1 - (l / c)^2)      dx = dl W,  dW += dl^T x
 // A tile's logits are one product; a block of threads turns a token's into its loss and, in place, dl; two more
 // products read that. Tiles follow one another, so dW is added in the order of tokens. A token without target has loss
-// 0 and dl 0.
+// 0 and dl 0; one whose target is no id of the vocabulary, a loss that is not a number.
 #include "kernels/cuda/elements.cuh"
 #include "kernels/cuda/gemm.cuh"
 
