@@ -127,8 +127,7 @@ static __device__ __forceinline__ bool chunk_begins(const kern_row &row, int32_t
 // where it has one, else `carry` between two groups; NULL: from zeros, to nowhere.
 template <typename State> struct chunk_run {
     int32_t first, last;
-    const State *from;
-    State *to;
+    State *from, *to;
 };
 template <typename State>
 static __device__ __forceinline__ chunk_run<State> chunk_run_of(const cuda_table *table, int32_t row, int32_t first,

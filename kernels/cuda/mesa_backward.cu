@@ -10,6 +10,7 @@
 // 3. dLambda = - the sum over all tokens of u * x.
 #include "kernels/cuda/chunk.cuh"
 #include "kernels/cuda/mesa_any.cuh"
+#include "kernels/cuda/mesa_backward.cuh"
 #include "kernels/cuda/recurrence_backward.cuh"
 #include "kernels/cuda/token_sums.cuh"
 
@@ -189,10 +190,12 @@ static kern_status state_gradients(const cuda_step *step, const kern_mesa_backwa
     b.dstate_state = depth * (keys ? depth : width);
     b.dstate_row = heads * depth * (depth + width);
     b.add = keys;
-    return cuda_gradients_tokens(step, b, step->cuda->workspace);
+    return cuda_gradients(step, b, step->cuda->workspace);
 }
 
 static kern_status second_solve(const cuda_step *step, const kern_mesa_backward_args *from, const mesa &a) {
+    if (cuda_mesa_has_chunks(step->cuda, &from->mesa) && !step->exact_prompts)
+        return cuda_mesa_second_solve(step, a, from->d_o.f, from->dq.f, from->backward_tolerance);
     const int64_t items = (int64_t)step->chunks * a.heads;
     const int most = any_blocks(step->cuda), blocks = items < most ? (int)items : most;
     return cuda_start(step, any_solve_kernel, blocks, ANY_THREADS, 0, step->table, a, from->d_o.f, from->dq.f,

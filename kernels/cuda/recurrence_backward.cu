@@ -404,7 +404,7 @@ static token_plan token_plan_of(const kern_cuda *cuda, const recurrence &a) {
     return plan;
 }
 
-size_t cuda_gradients_workspace(const kern_cuda *cuda, const recurrence &a) {
+size_t cuda_gradients_token_workspace(const kern_cuda *cuda, const recurrence &a) {
     const token_plan plan = token_plan_of(cuda, a);
     return (size_t)plan.block_floats * (size_t)plan.most_blocks * sizeof(float);
 }
@@ -418,6 +418,15 @@ kern_status cuda_gradients_tokens(const cuda_step *step, const recurrence_gradie
     return status ? status
                   : cuda_start(step, tokens_kernel, blocks, TOKEN_THREADS, plan.shared, step->table, b,
                                (float *)workspace, plan.block_floats, group, plan.shared_states);
+}
+
+size_t cuda_gradients_workspace(const kern_cuda *cuda, const recurrence &a) {
+    return cuda_gradients_have_chunks(cuda, a) ? cuda_gradients_chunk_workspace(a)
+                                               : cuda_gradients_token_workspace(cuda, a);
+}
+kern_status cuda_gradients(const cuda_step *step, const recurrence_gradients &b, char *workspace) {
+    return cuda_gradients_have_chunks(step->cuda, b.a) ? cuda_gradients_chunks(step, b, workspace)
+                                                       : cuda_gradients_tokens(step, b, workspace);
 }
 
 kern_status cuda_recurrence_backward_prepare(const kern_cuda *cuda, const void *args, size_t *workspace_bytes) {
@@ -466,6 +475,6 @@ kern_status cuda_recurrence_backward_run(const cuda_step *step, const void *args
     b.dstate = from->dstate.f;
     b.dstate_state = b.snapshot_state;
     b.dstate_row = b.snapshot_chunk;
-    const kern_status status = cuda_gradients_tokens(step, b, step->cuda->workspace);
+    const kern_status status = cuda_gradients(step, b, step->cuda->workspace);
     return status || !b.a.skip_width ? status : launch_skip(step, b, from->grad_skip.f);
 }

@@ -70,8 +70,15 @@ static __device__ __forceinline__ void gradients_put(float *to, bool add, float 
 // The smallest number of states, one after another, that shares no head with any other.
 int32_t cuda_gradients_group(const recurrence &a);
 
-// Token by token. workspace: cuda_gradients_workspace bytes.
-size_t cuda_gradients_workspace(const kern_cuda *cuda, const recurrence &a);
+// Token by token.
+size_t cuda_gradients_token_workspace(const kern_cuda *cuda, const recurrence &a);
 kern_status cuda_gradients_tokens(const cuda_step *step, const recurrence_gradients &b, char *workspace);
+// Chunk by chunk, where the chip and the family allow.
+bool cuda_gradients_have_chunks(const kern_cuda *cuda, const recurrence &a);
+size_t cuda_gradients_chunk_workspace(const recurrence &a);
+kern_status cuda_gradients_chunks(const cuda_step *step, const recurrence_gradients &b, char *workspace);
+// One or the other.
+size_t cuda_gradients_workspace(const kern_cuda *cuda, const recurrence &a);
+kern_status cuda_gradients(const cuda_step *step, const recurrence_gradients &b, char *workspace);
 
 #endif
