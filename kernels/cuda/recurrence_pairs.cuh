@@ -61,7 +61,16 @@ struct pairs_job {
     kern_chunk chunk;
     int64_t index, item;
     int32_t state, lane, row, half; // row: tile of tokens
+    bool whole; // tokens, channels and columns fill their tiles, two neighbours may be read in one access
 };
+static __device__ __forceinline__ bool pairs_are_whole(const gradients_group &group, const kern_chunk &chunk,
+                                                       int32_t depth) {
+    const recurrence &a = group.b.a;
+    const uintptr_t bits = (uintptr_t)a.q | (uintptr_t)a.k | (uintptr_t)a.v | (uintptr_t)group.b.d_o |
+                           (uintptr_t)group.b.dq | (uintptr_t)group.b.dk | (uintptr_t)group.b.dv;
+    return chunk.length == CHUNK && a.depth == depth && a.columns % SLAB == 0 && a.columns == a.width &&
+           bits % sizeof(float2) == 0;
+}
 
 static __device__ __forceinline__ int32_t pairs_token(const pairs_job &j, int i) {
     return j.row * SPLIT_TILE + split_row(j.lane, i);
@@ -149,16 +158,21 @@ static __device__ __forceinline__ void pairs_load_rows(const pairs_job &j, int32
 #pragma unroll
     for (int r = 0; r < 2; r++) {
         const int32_t token = pairs_token(j, 2 * r);
-        const float *from = row(token);
+        const float *from = row(token) + split_column(j.lane, 0, 0);
+        if (j.whole) {
 #pragma unroll
-        for (int n = 0; n < SLAB_TILES; n++)
+            for (int n = 0; n < 2 * SLAB_TILES; n++) {
+                const float2 two = *(const float2 *)(from + n * 8);
+                x[n / 2].v[n % 2][2 * r] = two.x, x[n / 2].v[n % 2][2 * r + 1] = two.y;
+            }
+            continue;
+        }
+        const int32_t some = token < j.chunk.length ? left - split_column(j.lane, 0, 0) : 0;
 #pragma unroll
-            for (int half = 0; half < 2; half++)
+        for (int n = 0; n < 2 * SLAB_TILES; n++)
 #pragma unroll
-                for (int c = 0; c < 2; c++) {
-                    const int32_t column = n * SPLIT_TILE + split_column(j.lane, half, c);
-                    x[n].v[half][2 * r + c] = token < j.chunk.length && column < left ? from[column] : 0;
-                }
+            for (int c = 0; c < 2; c++)
+                x[n / 2].v[n % 2][2 * r + c] = n * 8 + c < some ? from[n * 8 + c] : 0;
     }
 }
 
@@ -196,6 +210,14 @@ static __device__ __forceinline__ void pairs_times_written(const pairs_job &j, c
     }
 }
 
+static __device__ __forceinline__ void pairs_put_two(float *to, bool add, float x, float y) {
+    if (add) {
+        const float2 before = *(const float2 *)to;
+        x += before.x, y += before.y;
+    }
+    *(float2 *)to = make_float2(x, y);
+}
+
 // dV of the warp's rows, and rowsum(V * M); m: M.
 static __device__ __forceinline__ void pairs_value_gradient(const gradients_group &group, const pairs_job &j,
                                                             int32_t column0, const split_block (&m)[SLAB_TILES],
@@ -208,26 +230,34 @@ static __device__ __forceinline__ void pairs_value_gradient(const gradients_grou
         const int64_t t = j.chunk.token0 + token;
         if (token >= j.chunk.length)
             continue;
-        const float *v = recurrence_value(a, t, j.state), *d_o = gradients_output(group.b, t, j.state, 0);
-        float *dv = gradients_value(group.b, t, j.state);
+        const int32_t first = column0 + split_column(j.lane, 0, 0);
+        const float *v = recurrence_value(a, t, j.state) + first;
+        const float *d_o = gradients_output(group.b, t, j.state, 0) + first;
+        float *dv = gradients_value(group.b, t, j.state) + first;
+        if (j.whole && !a.skip_width) {
 #pragma unroll
-        for (int n = 0; n < SLAB_TILES; n++)
+            for (int n = 0; n < 2 * SLAB_TILES; n++) {
+                const float2 two = *(const float2 *)(v + n * 8);
+                const float x = m[n / 2].v[n % 2][2 * r], y = m[n / 2].v[n % 2][2 * r + 1];
+                value[r] = fmaf(two.x, x, fmaf(two.y, y, value[r]));
+                pairs_put_two(dv + n * 8, add, weight[token] * x, weight[token] * y);
+            }
+            continue;
+        }
 #pragma unroll
-            for (int half = 0; half < 2; half++)
+        for (int n = 0; n < 2 * SLAB_TILES; n++)
 #pragma unroll
-                for (int c = 0; c < 2; c++) {
-                    const int32_t column = column0 + n * SPLIT_TILE + split_column(j.lane, half, c);
-                    const float x = m[n].v[half][2 * r + c];
-                    if (column < a.width) {
-                        value[r] = fmaf(v[column], x, value[r]);
-                        float gradient = weight[token] * x;
-                        if (a.skip_width)
-                            gradient = fmaf(recurrence_skip(a, j.state, 0, column), d_o[column], gradient);
-                        gradients_put(&dv[column], add, gradient);
-                    } else if (column < a.columns) {
-                        value[r] += x; // the unit column
-                    }
+            for (int c = 0; c < 2; c++) {
+                const int32_t column = first + n * 8 + c;
+                const float x = m[n / 2].v[n % 2][2 * r + c];
+                if (column < a.width) {
+                    const float skipped = a.skip_width ? recurrence_skip(a, j.state, 0, column) * d_o[n * 8 + c] : 0;
+                    value[r] = fmaf(v[n * 8 + c], x, value[r]);
+                    gradients_put(&dv[n * 8 + c], add, fmaf(weight[token], x, skipped));
+                } else if (column < a.columns) {
+                    value[r] += x; // the unit column
                 }
+            }
     }
 }
 
@@ -288,17 +318,19 @@ static __device__ __forceinline__ void pairs_dot_rows(const gradients_group &gro
         const int32_t token = pairs_token(j, 2 * r);
         const int64_t t = j.chunk.token0 + token;
         const float *row = queries ? recurrence_query(a, t, j.state, 0) : recurrence_key(a, t, j.state);
+        const int32_t first = j.half * pairs_sums<D>::TILES * SPLIT_TILE + split_column(j.lane, 0, 0);
+        const int32_t some = token < j.chunk.length ? a.depth - first : 0;
         float all = 0;
+        row += first;
 #pragma unroll
-        for (int n = 0; n < pairs_sums<D>::TILES; n++)
-#pragma unroll
-            for (int half = 0; half < 2; half++)
-#pragma unroll
-                for (int c = 0; c < 2; c++) {
-                    const int32_t d = (j.half * pairs_sums<D>::TILES + n) * SPLIT_TILE + split_column(j.lane, half, c);
-                    if (token < j.chunk.length && d < a.depth)
-                        all = fmaf(row[d], x[n].v[half][2 * r + c], all);
-                }
+        for (int n = 0; n < 2 * pairs_sums<D>::TILES; n++) {
+            float2 two = make_float2(0, 0);
+            if (j.whole)
+                two = *(const float2 *)(row + n * 8);
+            else
+                two = make_float2(n * 8 < some ? row[n * 8] : 0, n * 8 + 1 < some ? row[n * 8 + 1] : 0);
+            all = fmaf(two.x, x[n / 2].v[n % 2][2 * r], fmaf(two.y, x[n / 2].v[n % 2][2 * r + 1], all));
+        }
         sum[r] = pairs_over_row(all);
     }
 }
@@ -473,17 +505,21 @@ static __device__ __forceinline__ void pairs_store(const gradients_group &group,
     for (int r = 0; r < 2; r++) {
         const int32_t token = pairs_token(j, 2 * r);
         const int64_t t = j.chunk.token0 + token;
-        float *to = queries ? gradients_query(group.b, t, j.state, 0) : gradients_key(group.b, t, j.state);
+        const int32_t first = j.half * pairs_sums<D>::TILES * SPLIT_TILE + split_column(j.lane, 0, 0);
+        const int32_t some = token < j.chunk.length ? group.b.a.depth - first : 0;
+        float *to = (queries ? gradients_query(group.b, t, j.state, 0) : gradients_key(group.b, t, j.state)) + first;
 #pragma unroll
-        for (int n = 0; n < pairs_sums<D>::TILES; n++)
+        for (int n = 0; n < 2 * pairs_sums<D>::TILES; n++) {
+            const float *two = &x[n / 2].v[n % 2][2 * r];
+            if (j.whole) {
+                pairs_put_two(to + n * 8, add, two[0], two[1]);
+                continue;
+            }
 #pragma unroll
-            for (int half = 0; half < 2; half++)
-#pragma unroll
-                for (int c = 0; c < 2; c++) {
-                    const int32_t d = (j.half * pairs_sums<D>::TILES + n) * SPLIT_TILE + split_column(j.lane, half, c);
-                    if (to && token < j.chunk.length && d < group.b.a.depth)
-                        gradients_put(&to[d], add, x[n].v[half][2 * r + c]);
-                }
+            for (int c = 0; c < 2; c++)
+                if (n * 8 + c < some)
+                    gradients_put(&to[n * 8 + c], add, two[c]);
+        }
     }
 }
 
@@ -577,14 +613,16 @@ template <int D, bool DELTA>
 static __device__ void pairs_run(const cuda_table *table, const gradients_group &group, int64_t index, int32_t state,
                                  pairs_shared<D> &shared) {
     const int32_t warp = threadIdx.x / CUDA_WARP;
-    pairs_job j = {table,
-                   table->chunk[index],
-                   index,
-                   (index - group.first) * group.b.a.states + state,
-                   state,
-                   (int32_t)threadIdx.x % CUDA_WARP,
-                   warp % CHUNK_TILES,
-                   warp / CHUNK_TILES};
+    const kern_chunk chunk = table->chunk[index];
+    const pairs_job j = {table,
+                         chunk,
+                         index,
+                         (index - group.first) * group.b.a.states + state,
+                         state,
+                         (int32_t)threadIdx.x % CUDA_WARP,
+                         warp % CHUNK_TILES,
+                         warp / CHUNK_TILES,
+                         pairs_are_whole(group, chunk, D)};
     pairs_sums<D> sums = {};
     pairs_begin<D>(group, j, shared);
     pairs_slabs<D, DELTA>(group, j, shared, sums);
