@@ -10,7 +10,8 @@
 #include <math.h>
 #include <stdlib.h>
 
-enum { HEAD_TILE_TOKENS = 128 }; // 16 MiB of logits at a vocabulary of 32,000
+// 16 MiB of logits at a vocabulary of 32,000; as many as fill a device that is not the host.
+enum { HEAD_TILE_TOKENS = 128, HEAD_TILE_DEVICE_TOKENS = 2048 };
 
 typedef struct block_kept {
     kern_ptr input, mixer_unit, mixer_normed, middle, mlp_unit, mlp_normed, gate, up, activated;
@@ -258,7 +259,7 @@ static void emit_head_logits(eng_emit *emit) {
 
 void eng_emit_head_loss(eng_emit *emit, const eng_head_loss *head) {
     const eng_config *config = &emit->model->config;
-    int32_t tile = emit->tokens < HEAD_TILE_TOKENS ? emit->tokens : HEAD_TILE_TOKENS;
+    int32_t tile = emit->tokens < emit->head_tile ? emit->tokens : emit->head_tile;
     uint64_t mark = emit->scratch;
     kern_ptr tile_memory = eng_emit_scratch_bytes(emit, sizeof(float) * (uint64_t)tile * (uint64_t)config->vocab_size);
     eng_emit_op(emit, KERN_OP_HEAD_LOSS,
@@ -467,11 +468,13 @@ eng_status eng_plan_create(const eng_model *model, kern_device *device, const en
     if (status != ENG_OK)
         return status;
     size_t layers = (size_t)model->config.layers, blocks = layers * (size_t)model->config.loop.loops;
-    int32_t chunk = kern_device_describe(device)->chunk;
+    const kern_device_info *info = kern_device_describe(device);
+    int32_t chunk = info->chunk;
     eng_emit emit = {.model = model,
                      .options = options,
                      .tokens = options->max_tokens,
                      .chunks = options->max_tokens / chunk + 2 * options->max_rows,
+                     .head_tile = info->asynchronous ? HEAD_TILE_DEVICE_TOKENS : HEAD_TILE_TOKENS,
                      .error = error};
     model_kept kept = {.block = calloc(blocks, sizeof *kept.block), .mixer = calloc(blocks, sizeof *kept.mixer)};
     emit.kept = kept.mixer;

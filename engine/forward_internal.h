@@ -16,8 +16,9 @@ struct eng_emit {
     const eng_model *model;
     const eng_plan_options *options;
     eng_plan *plan;
-    int32_t tokens; // max_tokens of the plan
-    int32_t chunks; // the most chunks that many tokens and rows can make
+    int32_t tokens;    // max_tokens of the plan
+    int32_t chunks;    // the most chunks that many tokens and rows can make
+    int32_t head_tile; // tokens whose logits are there at once, in training
     uint64_t saved, scratch, scratch_peak;
     bool keep;                     // activations go to saved
     bool again;                    // operations of the forward pass are being emitted once more (recomputation)

@@ -29,6 +29,21 @@ static inline kern_status kern_row_end_check(const kern_row_end_args *a) {
     return sizes && a->x.ref && a->state.ref ? KERN_OK : KERN_INVALID;
 }
 
+static inline bool kern_exit_planes_are_valid(int32_t loops, int32_t stride) {
+    return loops >= 1 && loops <= KERN_MAX_LOOPS && stride >= 1;
+}
+
+static inline kern_status kern_exit_probability_check(const kern_exit_probability_args *a) {
+    return kern_exit_planes_are_valid(a->loops, a->stride) && a->z.ref && a->p.ref ? KERN_OK : KERN_INVALID;
+}
+
+static inline kern_status kern_exit_loss_check(const kern_exit_loss_args *a) {
+    const bool known = a->objective >= KERN_EXIT_WEIGHTED && a->objective <= KERN_EXIT_PREVIOUS;
+    const bool operands = a->losses.ref && a->loss.ref && kern_operand_is(a->z, a->objective != KERN_EXIT_WEIGHTED) &&
+                          kern_operand_is(a->entropy, a->objective == KERN_EXIT_EXPECTED) && (a->z.ref || !a->dz.ref);
+    return kern_exit_planes_are_valid(a->loops, a->stride) && known && operands ? KERN_OK : KERN_INVALID;
+}
+
 // ------------------------------------------------------------------------------------------------------------- gates
 
 static inline kern_status kern_decay_law_check(const kern_gates *f) {
@@ -85,6 +100,20 @@ static inline kern_status kern_gates_args_check(const kern_gates_args *a) {
     const bool complete = kern_operand_is(a->a, needs.decay) && kern_operand_is(a->g, needs.decay) &&
                           kern_operand_is(a->b, needs.b) && kern_operand_is(a->beta, needs.beta) &&
                           kern_operand_is(a->A_log, needs.parameters) && kern_operand_is(a->dt_bias, needs.parameters);
+    return complete ? KERN_OK : KERN_INVALID;
+}
+
+static inline kern_status kern_gates_backward_args_check(const kern_gates_backward_args *a) {
+    const kern_status status = kern_gates_check(&a->gates);
+    if (status != KERN_OK)
+        return status;
+    const kern_gates_operands has = kern_gates_operands_of(&a->gates);
+    const bool trained_write = has.b || a->gates.write_law == KERN_WRITE_LAW_STEP;
+    const bool complete =
+        kern_operand_is(a->a, has.decay) && kern_operand_is(a->dg, has.decay) && kern_operand_is(a->da, has.decay) &&
+        kern_operand_is(a->b, has.b) && kern_operand_is(a->db, has.b) && (!trained_write || a->dbeta.ref) &&
+        kern_operand_is(a->A_log, has.parameters) && kern_operand_is(a->dt_bias, has.parameters) &&
+        kern_operand_is(a->grad_A_log, has.parameters) && kern_operand_is(a->grad_dt_bias, has.parameters);
     return complete ? KERN_OK : KERN_INVALID;
 }
 

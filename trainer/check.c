@@ -153,7 +153,7 @@ static eng_status compare_gradient(check *c, int32_t index, const char *prefix, 
     for (int64_t i = 0; i < tensor->count; i++)
         square += (double)expected[i] * (double)expected[i];
     bool small = sqrt(square) < small_norm;
-    judge(c, name, relative_error(c->probe.weights->grad[index], expected, tensor->count),
+    judge(c, name, relative_error(trn_probe_gradient(&c->probe, index), expected, tensor->count),
           small ? c->tolerance.small_gradient : c->tolerance.gradient);
     free(expected);
     return ENG_OK;

@@ -84,8 +84,10 @@ static eng_status write_output(const char *path, const trn_probe *probe, const f
         for (size_t i = 2; i < sources; i++) {
             const eng_tensor *tensor = &model->tensor[i - 2];
             snprintf(name[i], sizeof name[i], "grad.%s", tensor->name);
-            source[i] = (eng_st_source){
-                .name = name[i], .dtype = ENG_F32, .ndim = tensor->ndim, .data = probe->weights->grad[i - 2]};
+            source[i] = (eng_st_source){.name = name[i],
+                                        .dtype = ENG_F32,
+                                        .ndim = tensor->ndim,
+                                        .data = trn_probe_gradient(probe, (int32_t)i - 2)};
             memcpy(source[i].shape, tensor->shape, sizeof tensor->shape);
         }
         status = eng_st_write(path, source, sources, NULL, error);

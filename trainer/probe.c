@@ -4,6 +4,7 @@
 #include "trainer/probe.h"
 
 #include <math.h>
+#include <stdlib.h>
 #include <string.h>
 #include <sys/stat.h>
 
@@ -34,6 +35,7 @@ eng_status trn_probe_open(const char *dir, const char *device, bool trainable, k
 }
 
 void trn_probe_close(trn_probe *probe) {
+    free(probe->gradients);
     eng_weights_free(probe->weights);
     eng_checkpoint_close(probe->checkpoint);
     kern_device_close(probe->device);
@@ -137,6 +139,21 @@ static eng_status run_training_row(trn_probe *probe, trn_runner *runner, const i
     return trn_runner_run(runner, error);
 }
 
+static eng_status keep_gradients(trn_probe *probe, trn_runner *runner, eng_error *error) {
+    const eng_weights *weights = probe->weights;
+    const size_t bytes = sizeof(float) * (size_t)weights->count;
+    if (!probe->gradients && !(probe->gradients = malloc(bytes)))
+        return eng_fail(error, ENG_NO_MEMORY, "out of memory for gradients");
+    kern_status copied = kern_download(runner->stream, probe->gradients, weights->grads, bytes);
+    if (copied == KERN_OK)
+        copied = kern_synchronize(runner->stream);
+    return eng_fail_kernel(error, copied, "reading gradients");
+}
+
+const float *trn_probe_gradient(const trn_probe *probe, int32_t tensor) {
+    return probe->gradients + (probe->weights->grad[tensor] - probe->weights->grads);
+}
+
 eng_status trn_probe_gradients(trn_probe *probe, const int32_t *ids, int32_t count, kern_solver solver, double *loss,
                                eng_error *error) {
     if (count < 2)
@@ -147,6 +164,8 @@ eng_status trn_probe_gradients(trn_probe *probe, const int32_t *ids, int32_t cou
     eng_status status = trn_runner_create(probe->weights, &options, &runner, error);
     if (status == ENG_OK)
         status = run_training_row(probe, &runner, ids, pairs, solver, error);
+    if (status == ENG_OK)
+        status = keep_gradients(probe, &runner, error);
     *loss = 0;
     for (int32_t i = 0; status == ENG_OK && i < pairs; i++) {
         kern_ptr one = {.ref = runner.plan->loss.ref + sizeof(float) * (uint64_t)i};

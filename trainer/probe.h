@@ -12,6 +12,7 @@ typedef struct trn_probe {
     eng_checkpoint *checkpoint;
     const eng_model *model;
     eng_weights *weights;
+    float *gradients; // (weights->count) in host memory, by trn_probe_gradients
 } trn_probe;
 
 // trainable: float32 with gradients; otherwise as the server holds them, in the file's element type. storage: of the
@@ -37,10 +38,11 @@ typedef struct trn_probe_look {
 // read.
 ENG_CHECKED eng_status trn_probe_looks(trn_probe *probe, const int32_t *ids, int32_t split, kern_solver solver,
                                        const trn_probe_look *looks, int32_t n, eng_error *error);
-// Mean cross entropy of ids[1..count) and its gradients into probe->weights->grad (zeroed first). The derivative is the
+// Mean cross entropy of ids[1..count) and its gradients, which trn_probe_gradient has then. The derivative is the
 // implicit one in the solver's mode. Trainable weights only.
 ENG_CHECKED eng_status trn_probe_gradients(trn_probe *probe, const int32_t *ids, int32_t count, kern_solver solver,
                                            double *loss, eng_error *error);
+const float *trn_probe_gradient(const trn_probe *probe, int32_t tensor);
 // -sum log softmax(logits[t])[ids[t + 1]] / (count - 1), in double.
 double trn_mean_cross_entropy(const float *logits, const int32_t *ids, int32_t count, int32_t vocabulary);
 

@@ -21,6 +21,7 @@ enum { FILE_LIMIT = 1 << 20, LINE_LIMIT = 190 };
 static const double largest = 9007199254740992.0; // 2^53: every integer below is a double
 
 static const char *const schedules[] = {"cosine", "wsd", NULL};
+static const char *const precisions[] = {"float32", "bf16", NULL}; // of products; weights stay float32
 static const char *const recomputes[] = {"none", "mixer", "block", NULL};
 static const char *const loop_losses[] = {"final", "weighted", "expected", "next", "previous", NULL};
 static const char *const modes[] = {"tolerance", "steps", "exact", "fixed", NULL};
@@ -52,6 +53,7 @@ const trn_run_key trn_run_keys[] = {
     {"train", "keep", TRN_KEY_INTEGER, AT(keep), "0", 0, largest, NULL},
     {"train", "max_bad_steps", TRN_KEY_INTEGER, AT(max_bad_steps), "8", 0, largest, NULL},
     {"train", "recompute", TRN_KEY_CHOICE, AT(recompute), "none", 0, 0, recomputes},
+    {"train", "precision", TRN_KEY_CHOICE, AT(precision), "float32", 0, 0, precisions},
     {"train", "device", TRN_KEY_TEXT, AT(device), "cpu", 0, 0, NULL},
     {"train", "warm_start", TRN_KEY_TEXT, AT(warm_start), "", 0, 0, NULL},
     {"solver", "mode", TRN_KEY_CHOICE, AT(solver_mode), "tolerance", 0, 0, modes},

@@ -117,12 +117,16 @@ static __device__ __forceinline__ int32_t chunk_of_row(const cuda_table *table, 
     return low;
 }
 
+// Whether a chunk of a prompt row begins at its token t.
+static __device__ __forceinline__ bool chunk_begins(const kern_row &row, int32_t t) {
+    return row.kind == KERN_ROW_PROMPT && (t == row.token0 || (row.position + (t - row.token0)) % CHUNK == 0);
+}
+
 // A row's chunks [first, last) among those of a group, and the state that they begin and end with: the row's home,
 // where it has one, else `carry` between two groups; NULL: from zeros, to nowhere.
 template <typename State> struct chunk_run {
     int32_t first, last;
-    const State *from;
-    State *to;
+    State *from, *to;
 };
 template <typename State>
 static __device__ __forceinline__ chunk_run<State> chunk_run_of(const cuda_table *table, int32_t row, int32_t first,

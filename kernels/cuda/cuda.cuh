@@ -75,7 +75,8 @@ struct cuda_step {
     int32_t chunks;                           // pieces of prompt rows (never a bound)
     bool exact_prompts;                       // a prompt row is solved exactly
     bool generated;                           // every row is a generated one of a single token: row r is token r
-    cuda_chain *chain;                        // that phases are gathered in; NULL: every operation is launched
+    bool merge;        // kern_rows.merge: training and evaluation, whose bits may depend on the batch
+    cuda_chain *chain; // that phases are gathered in; NULL: every operation is launched
 };
 
 // Launches what has been gathered; *launched: whether that was anything.
@@ -195,30 +196,53 @@ typedef kern_status (*cuda_run)(const cuda_step *step, const void *args);
 typedef kern_status (*cuda_prepare)(const kern_cuda *cuda, const void *args, size_t *workspace_bytes);
 
 // The operations that this backend has, in the order of KERN_OPS; any other is KERN_UNSUPPORTED.
-#define CUDA_OPS(X)                 \
-    X(EMBED, embed)                 \
-    X(RMSNORM, rmsnorm)             \
-    X(L2NORM, l2norm)               \
-    X(LINEAR, linear)               \
-    X(BLOCK_LINEAR, block_linear)   \
-    X(SHORT_CONV, short_conv)       \
-    X(GATES, gates)                 \
-    X(MAXPLUS_GATES, maxplus_gates) \
-    X(NORMALISE, normalise)         \
-    X(RECURRENCE, recurrence)       \
-    X(MESA, mesa)                   \
-    X(ROPE, rope)                   \
-    X(ATTENTION, attention)         \
-    X(ACTIVATION, activation)       \
-    X(GLU, glu)                     \
-    X(FEATURE_MAP, feature_map)     \
-    X(RGLRU, rglru)                 \
-    X(CLEAR, clear)                 \
-    X(ADD, add)                     \
-    X(ROW_END, row_end)             \
-    X(EXIT_READ, exit_read)         \
-    X(HEAD_LOGITS, head_logits)     \
-    X(SAMPLE, sample)
+#define CUDA_OPS(X)                                   \
+    X(EMBED, embed)                                   \
+    X(EMBED_BACKWARD, embed_backward)                 \
+    X(RMSNORM, rmsnorm)                               \
+    X(RMSNORM_BACKWARD, rmsnorm_backward)             \
+    X(L2NORM, l2norm)                                 \
+    X(L2NORM_BACKWARD, l2norm_backward)               \
+    X(LINEAR, linear)                                 \
+    X(LINEAR_BACKWARD_INPUT, linear_backward_input)   \
+    X(LINEAR_BACKWARD_WEIGHT, linear_backward_weight) \
+    X(BLOCK_LINEAR, block_linear)                     \
+    X(BLOCK_LINEAR_BACKWARD, block_linear_backward)   \
+    X(SHORT_CONV, short_conv)                         \
+    X(SHORT_CONV_BACKWARD, short_conv_backward)       \
+    X(GATES, gates)                                   \
+    X(GATES_BACKWARD, gates_backward)                 \
+    X(MAXPLUS_GATES, maxplus_gates)                   \
+    X(MAXPLUS_GATES_BACKWARD, maxplus_gates_backward) \
+    X(NORMALISE, normalise)                           \
+    X(NORMALISE_BACKWARD, normalise_backward)         \
+    X(RECURRENCE, recurrence)                         \
+    X(RECURRENCE_BACKWARD, recurrence_backward)       \
+    X(MESA, mesa)                                     \
+    X(MESA_BACKWARD, mesa_backward)                   \
+    X(ROPE, rope)                                     \
+    X(ATTENTION, attention)                           \
+    X(ATTENTION_BACKWARD, attention_backward)         \
+    X(ACTIVATION, activation)                         \
+    X(ACTIVATION_BACKWARD, activation_backward)       \
+    X(GLU, glu)                                       \
+    X(GLU_BACKWARD, glu_backward)                     \
+    X(FEATURE_MAP, feature_map)                       \
+    X(FEATURE_MAP_BACKWARD, feature_map_backward)     \
+    X(RGLRU, rglru)                                   \
+    X(RGLRU_BACKWARD, rglru_backward)                 \
+    X(CLEAR, clear)                                   \
+    X(ADD, add)                                       \
+    X(ROW_END, row_end)                               \
+    X(EXIT_READ, exit_read)                           \
+    X(EXIT_PROBABILITY, exit_probability)             \
+    X(EXIT_LOSS, exit_loss)                           \
+    X(HEAD_LOGITS, head_logits)                       \
+    X(HEAD_LOSS, head_loss)                           \
+    X(SAMPLE, sample)                                 \
+    X(ADAMW, adamw)                                   \
+    X(SQUARE_SUM, square_sum)                         \
+    X(CLIP_SCALE, clip_scale)
 
 #define CUDA_DECLARE(code, name)                                                                         \
     kern_status cuda_##name##_prepare(const kern_cuda *cuda, const void *args, size_t *workspace_bytes); \

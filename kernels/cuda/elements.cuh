@@ -49,6 +49,30 @@ static __device__ __forceinline__ float cuda_activate(int32_t kind, float z) {
     }
 }
 
+// The derivative; *value = act(z).
+static __device__ __forceinline__ float cuda_activation_slope(int32_t kind, float z, float *value) {
+    *value = cuda_activate(kind, z);
+    switch (kind) {
+    case KERN_SILU: {
+        const float s = cuda_sigmoid(z);
+        return s * fmaf(z, cuda_sigmoid(-z), 1.0f);
+    }
+    case KERN_SIGMOID:
+        return *value * cuda_sigmoid(-z);
+    case KERN_RELU:
+        return z > 0 ? 1.0f : 0.0f;
+    case KERN_ELU1:
+        return z > 0 ? 1.0f : *value;
+    case KERN_GELU_TANH: {
+        const float square = z * z, twice = 1.5957691216f * z * fmaf(0.044715f, square, 1.0f);
+        const float s = cuda_sigmoid(twice);
+        return s * fmaf(z * cuda_sigmoid(-twice), 1.5957691216f * fmaf(3 * 0.044715f, square, 1.0f), 1.0f);
+    }
+    default:
+        return 1.0f;
+    }
+}
+
 // ------------------------------------------------------------------------------------------------ four floats a time
 
 static inline bool cuda_is_wide(const void *p) {

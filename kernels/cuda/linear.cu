@@ -1,13 +1,15 @@
 // SPDX-License-Identifier: Apache-2.0
 // linear: products of the tokens' vectors with a slice of a weight's rows. Prompts and generated tokens alike: a
-// token's bits are one thing, so rows->merge changes nothing.
+// token's bits are one thing. Only float32 weights with rows->merge go another way (gemm.cu).
+#include "kernels/cuda/gemm.cuh"
 #include "kernels/cuda/products.cuh"
 
 kern_status cuda_linear_prepare(const kern_cuda *cuda, const void *args, size_t *workspace_bytes) {
     const kern_linear_args *a = (const kern_linear_args *)args;
     if (a->cols < 1 || a->rows < 1 || a->row0 < 0 || a->groups < 0 || !a->x.ref || !a->weight.ref || !a->y.ref)
         return KERN_INVALID;
-    *workspace_bytes = cuda_product_workspace(cuda, a->cols);
+    const size_t product = cuda_product_workspace(cuda, a->cols), gemm = cuda_gemm_bytes(cuda);
+    *workspace_bytes = product > gemm ? product : gemm;
     return KERN_OK;
 }
 

@@ -1,12 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0
 // The Mesa layer's core. tile_kernel, D = V of 64 or 128: a block has one head of a row (mesa.cuh). any_kernel, every
 // other shape: a few blocks take the heads of all rows in turn, Hk and Hv in the slot or, without one, in the block's
-// piece of the workspace; vectors in shared memory, dot products by every warp for itself.
+// piece of the workspace (mesa_any.cuh). It does too where the states before each chunk are wanted for backward and
+// mesa_chunk.cu does not do it.
 #include "kernels/cuda/mesa.cuh"
 
 #include "kernels/cuda/chain.cuh"
-
-constexpr int KEY_MAX = 256, VALUE_MAX = 1024, ANY_THREADS = 256, ANY_BLOCKS_A_PROCESSOR = 2;
+#include "kernels/cuda/chunk.cuh"
+#include "kernels/cuda/mesa_any.cuh"
 
 // ----------------------------------------------------------------------------------------------- two shapes, any row
 
@@ -44,125 +45,6 @@ static __global__ void __launch_bounds__(mesa_work<D>::THREADS, BLOCKS)
 
 // ------------------------------------------------------------------------------------------------------- every shape
 
-struct any_shared {
-    float q[KEY_MAX], key[KEY_MAX], root_key[KEY_MAX], lambda[KEY_MAX];
-    float x[KEY_MAX], r[KEY_MAX], p[KEY_MAX], ap[KEY_MAX];
-    double column[KEY_MAX], solution[KEY_MAX];
-};
-
-// A block's memory, when there is no slot and for exact solves.
-struct any_workspace {
-    double *factor; // L, packed by rows
-    float *hk, *hv;
-};
-
-static __host__ __device__ __forceinline__ int64_t any_workspace_floats(int32_t depth, int32_t width) {
-    const int64_t floats = 2 * (int64_t)mesa_packed(depth, 0) + (int64_t)depth * (depth + width);
-    return (floats + 3) / 4 * 4;
-}
-static __device__ __forceinline__ any_workspace any_workspace_of(const mesa &a, float *workspace) {
-    double *factor = (double *)(workspace + blockIdx.x * any_workspace_floats(a.depth, a.width));
-    float *hk = (float *)(factor + mesa_packed(a.depth, 0));
-    return {factor, hk, hk + (int64_t)a.depth * a.depth};
-}
-
-// Every warp has the sum.
-static __device__ __forceinline__ float any_dot(const float *a, const float *b, int32_t n) {
-    float sum = 0;
-    for (int32_t j = threadIdx.x % 32; j < n; j += 32)
-        sum = fmaf(a[j], b[j], sum);
-    return mesa_warp_sum(sum);
-}
-
-// ap = (H + Lambda) p, a row a warp. Barriers before and after.
-static __device__ void any_product(any_shared &shared, const float *hk, int32_t depth, const float *p) {
-    const int32_t warp = threadIdx.x / 32, lane = threadIdx.x % 32;
-    __syncthreads();
-    for (int32_t i = warp; i < depth; i += ANY_THREADS / 32) {
-        float sum = 0;
-        for (int32_t j = lane; j < depth; j += 32)
-            sum = fmaf(hk[(int64_t)i * depth + j], p[j], sum);
-        sum = mesa_warp_sum(sum);
-        if (lane == 0)
-            shared.ap[i] = fmaf(shared.lambda[i], p[i], sum);
-    }
-    __syncthreads();
-}
-
-static __device__ kern_solve_report any_solve_exact(any_shared &shared, const float *hk, int32_t depth,
-                                                    double *factor) {
-    for (int32_t i = threadIdx.x / 32; i < depth; i += ANY_THREADS / 32)
-        for (int32_t j = threadIdx.x % 32; j <= i; j += 32)
-            factor[mesa_packed(i, j)] = (double)hk[(int64_t)i * depth + j] + (i == j ? (double)shared.lambda[i] : 0);
-    const int32_t d = threadIdx.x;
-    if (d < depth)
-        shared.solution[d] = shared.q[d];
-    if (!mesa_factorise<cuda_whole_block>(factor, depth, shared.column)) {
-        if (d < depth)
-            shared.x[d] = NAN;
-        kern_solve_report report = mesa_report_of(0, KERN_REPORT_BREAKDOWN, 0, 0);
-        report.residual = NAN;
-        return report;
-    }
-    if (threadIdx.x < 32)
-        mesa_substitute(factor, depth, shared.solution);
-    __syncthreads();
-    if (d < depth)
-        shared.x[d] = (float)shared.solution[d];
-    any_product(shared, hk, depth, shared.x);
-    if (d < depth)
-        shared.r[d] = shared.q[d] - shared.ap[d];
-    __syncthreads();
-    return mesa_report_of(0, 0, any_dot(shared.r, shared.r, depth), any_dot(shared.q, shared.q, depth));
-}
-
-// r = p = q - (H + Lambda) x, the start of conjugate gradients; |r|^2.
-static __device__ float any_first_residual(any_shared &shared, const float *hk, int32_t depth, bool from_zero) {
-    const int32_t d = threadIdx.x;
-    if (!from_zero)
-        any_product(shared, hk, depth, shared.x);
-    if (d < depth)
-        shared.r[d] = shared.p[d] = from_zero ? shared.q[d] : shared.q[d] - shared.ap[d];
-    __syncthreads();
-    return any_dot(shared.r, shared.r, depth);
-}
-
-// Conjugate gradients (Hestenes and Stiefel 1952); thread d has element d of every vector.
-static __device__ kern_solve_report any_solve(any_shared &shared, const float *hk, int32_t depth,
-                                              const kern_solver &solver, double *factor) {
-    if (solver.mode == KERN_SOLVE_EXACT)
-        return any_solve_exact(shared, hk, depth, factor);
-    const bool fixed = solver.mode == KERN_SOLVE_FIXED;
-    const float epsilon = fixed ? 1e-5f : 0.0f, rhs = any_dot(shared.q, shared.q, depth);
-    const int32_t d = threadIdx.x;
-    if (d < depth)
-        shared.x[d] = fixed || rhs == 0 ? 0 : shared.q[d] / (hk[(int64_t)d * depth + d] + shared.lambda[d]);
-    if (rhs == 0)
-        return mesa_report_of(0, 0, 0, rhs);
-    float residual = any_first_residual(shared, hk, depth, fixed);
-    const float stop = fixed ? -1 : mesa_threshold(solver, rhs, residual);
-    for (int32_t steps = 0;; steps++) {
-        if (residual <= stop)
-            return mesa_report_of(steps, 0, residual, rhs);
-        if (steps >= solver.max_steps)
-            return mesa_report_of(steps, solver.mode == KERN_SOLVE_TOLERANCE ? KERN_REPORT_UNCONVERGED : 0, residual,
-                                  rhs);
-        any_product(shared, hk, depth, shared.p);
-        const float curvature = any_dot(shared.p, shared.ap, depth), length = residual / (curvature + epsilon);
-        if ((!(curvature > 0) && !fixed) || !isfinite(curvature) || !isfinite(length))
-            return mesa_report_of(steps, KERN_REPORT_BREAKDOWN, residual, rhs);
-        if (d < depth) {
-            shared.x[d] = fmaf(length, shared.p[d], shared.x[d]);
-            shared.r[d] = fmaf(-length, shared.ap[d], shared.r[d]);
-        }
-        __syncthreads();
-        const float next = any_dot(shared.r, shared.r, depth), keep = next / (residual + epsilon);
-        if (d < depth)
-            shared.p[d] = fmaf(keep, shared.p[d], shared.r[d]);
-        residual = next;
-    }
-}
-
 // A state that is not stored in floats is worked on in the block's memory.
 static __device__ void any_load(const mesa &a, const mesa_state &home, const any_workspace &own) {
     const int32_t depth = a.depth, width = a.width;
@@ -180,6 +62,17 @@ static __device__ void any_store(const mesa &a, const any_workspace &own, const 
             home.hk[mesa_triangle_place(depth, i / depth, i % depth)] = own.hk[i];
     for (int32_t i = threadIdx.x; i < depth * width; i += ANY_THREADS)
         ((cuda_bf16 *)home.hv)[i] = __ushort_as_bfloat16((unsigned short)(__float_as_uint(own.hv[i]) >> 16));
+}
+
+// The states before a chunk. Begins with a barrier.
+static __device__ void any_keep(const mesa &a, int64_t chunk, int32_t head, const float *hk, const float *hv) {
+    const int32_t depth = a.depth, row = depth + a.width;
+    float *to = a.snapshots + (chunk * a.heads + head) * depth * row;
+    __syncthreads();
+    for (int32_t at = threadIdx.x; at < depth * row; at += ANY_THREADS) {
+        const int32_t i = at / row, j = at % row;
+        to[at] = j < depth ? hk[(int64_t)i * depth + j] : hv[(int64_t)i * a.width + j - depth];
+    }
 }
 
 // One token of a head; hk and hv in global memory, seen by this block alone. Begins with a barrier.
@@ -238,8 +131,11 @@ static __global__ void __launch_bounds__(ANY_THREADS)
             any_load(a, home, own);
         if (threadIdx.x < a.depth)
             shared.lambda[threadIdx.x] = mesa_lambda_of(a, a.lambda_params[(int64_t)head * a.depth + threadIdx.x]);
+        int64_t chunk = a.snapshots ? chunk_of_row(table, (int32_t)(item / a.heads)) : 0;
         for (int32_t t = row.token0; t < row.token0 + row.length; t++) {
             cuda_rounding rounding = {};
+            if (a.snapshots && chunk_begins(row, t))
+                any_keep(a, chunk++, head, hk, hv);
             if (MESA_TRIANGLE<Stored>)
                 rounding = cuda_rounding_of(row.position + (t - row.token0), head);
             any_token<Stored>(a, row.solver, (int64_t)t * a.heads + head, mesa_begins_anew(table, row, t), hk, hv,
@@ -258,9 +154,6 @@ static bool has_tile(const kern_cuda *cuda, const kern_mesa *mesa) {
     const size_t bytes = width == 64 ? sizeof(mesa_row_memory<64>) : sizeof(mesa_row_memory<128>);
     return width == mesa->value_width && (width == 64 || width == 128) && bytes <= cuda->shared_limit;
 }
-static int any_blocks(const kern_cuda *cuda) {
-    return ANY_BLOCKS_A_PROCESSOR * cuda->processors;
-}
 
 kern_status cuda_mesa_prepare(const kern_cuda *cuda, const void *args, size_t *workspace_bytes) {
     const kern_mesa_args *a = (const kern_mesa_args *)args;
@@ -270,13 +163,13 @@ kern_status cuda_mesa_prepare(const kern_cuda *cuda, const void *args, size_t *w
         return status;
     if (!a->q.ref || !a->k.ref || !a->v.ref || !a->g.ref || !a->beta.ref || !a->lambda_params.ref || !a->o.ref)
         return KERN_INVALID;
-    if (a->snapshots.ref)
-        return KERN_UNSUPPORTED; // there is no backward pass to read them
+    if (a->snapshots.ref && m->storage != KERN_STORE_F32)
+        return KERN_UNSUPPORTED;
     if (cuda_mesa_has_chunks(cuda, m))
         *workspace_bytes = cuda_mesa_chunk_workspace(m);
-    else if (!has_tile(cuda, m))
-        *workspace_bytes =
-            sizeof(float) * (size_t)any_workspace_floats(m->key_width, m->value_width) * (size_t)any_blocks(cuda);
+    const size_t any = any_workspace_bytes(cuda, m);
+    if ((a->snapshots.ref || !has_tile(cuda, m)) && *workspace_bytes < any)
+        *workspace_bytes = any;
     return KERN_OK;
 }
 
@@ -289,8 +182,17 @@ template <int D, typename Stored, int BLOCKS> static kern_status launch_tiles(co
                       step->table, a);
 }
 
-static mesa mesa_of(const kern_mesa_args *from) {
+mesa cuda_mesa_of(const kern_mesa *from) {
     mesa a = {};
+    a.heads = from->heads;
+    a.depth = from->key_width;
+    a.width = from->value_width;
+    a.lambda_bound = from->lambda_bound;
+    return a;
+}
+
+static mesa mesa_of(const kern_mesa_args *from) {
+    mesa a = cuda_mesa_of(&from->mesa);
     a.q = from->q.f;
     a.k = from->k.f;
     a.v = from->v.f;
@@ -302,10 +204,7 @@ static mesa mesa_of(const kern_mesa_args *from) {
     a.x = from->x.f;
     a.report = (kern_solve_report *)from->report.p;
     a.sum = (kern_solve_sum *)from->sum.p;
-    a.heads = from->mesa.heads;
-    a.depth = from->mesa.key_width;
-    a.width = from->mesa.value_width;
-    a.lambda_bound = from->mesa.lambda_bound;
+    a.snapshots = from->snapshots.f;
     return a;
 }
 
@@ -328,7 +227,8 @@ template <typename Stored> static kern_status run_tiles(const cuda_step *step, c
 template <typename Stored> static kern_status run(const cuda_step *step, const kern_mesa_args *args) {
     mesa a = mesa_of(args);
     a.chunked = step->chunks > 0 && cuda_mesa_has_chunks(step->cuda, &args->mesa);
-    if (has_tile(step->cuda, &args->mesa)) {
+    const bool elsewhere = a.snapshots && (!a.chunked || step->exact_prompts);
+    if (has_tile(step->cuda, &args->mesa) && !elsewhere) {
         const kern_status status =
             !a.chunked || step->generated_rows > 0 || step->exact_prompts ? run_tiles<Stored>(step, a) : KERN_OK;
         return status || !a.chunked ? status : cuda_mesa_chunks(step, a);

@@ -26,12 +26,15 @@ struct mesa {
     float *o, *x;
     kern_solve_report *report;
     kern_solve_sum *sum;
+    float *snapshots;            // of prompt rows, for backward
     int32_t heads, depth, width; // H, D, V
     float lambda_bound;
     bool chunked; // prompt rows go elsewhere (mesa_chunk.cu), but those solved exactly
 };
 
 // ---------------------------------------------------------------------------------------------- states in their slot
+
+mesa cuda_mesa_of(const kern_mesa *mesa); // without operands
 
 // mesa_chunk.cu: the prompt rows of a step chunk by chunk, where the chip and the shape allow; else they go token by
 // token as generated ones do, and so do always those that are solved exactly.

@@ -24,7 +24,7 @@ static const cuda_table *table_of(const kern_rows *rows) {
 
 static cuda_step step_of(const kern_stream *stream, const kern_rows *rows) {
     cuda_step step = {
-        cuda_of(stream->device), cuda_handle(stream), table_of(rows), 0, 0, 0, 0, 0, 0, false, false, NULL};
+        cuda_of(stream->device), cuda_handle(stream), table_of(rows), 0, 0, 0, 0, 0, 0, false, false, false, NULL};
     if (rows) {
         step.rows = rows->n_rows;
         step.tokens = rows->n_tokens;
@@ -35,6 +35,7 @@ static cuda_step step_of(const kern_stream *stream, const kern_rows *rows) {
         for (int32_t r = step.generated_rows; r < rows->n_rows; r++)
             step.exact_prompts |= rows->row[r].solver.mode == KERN_SOLVE_EXACT;
         step.generated = rows->n_generated == rows->n_tokens && rows->n_rows == rows->n_tokens;
+        step.merge = rows->merge;
     }
     return step;
 }
@@ -159,7 +160,7 @@ kern_status cuda_calls_run(kern_stream *stream, const kern_rows *rows, kern_call
     if (calls->mark)
         return run_marked(&step, calls);
     const int bucket = bucket_of(step.tokens);
-    const bool captured = step.generated && step.logits <= step.tokens && bucket < BUCKETS;
+    const bool captured = step.generated && !step.merge && step.logits <= step.tokens && bucket < BUCKETS;
     return captured ? replay(&step, calls, bucket) : cuda_run_calls(&step, calls->call, calls->count);
 }
 

@@ -12,10 +12,11 @@
 //   multiprocessor. Many vectors: products_many.cu where the device has it, else a block owns up to 64 rows and 32
 //   vectors; blocks that share weights follow each other.
 //
-// float32 weights. A warp owns a tile of rows and vectors; lane l sums over k = 4 l + 128 j + (0 .. 3), ascending, by
-// fused multiply-add, and the lanes are added by halving.
+// float32 weights. Training and evaluation: gemm.cu. Otherwise a warp owns a tile of rows and vectors; lane l sums over
+// k = 4 l + 128 j + (0 .. 3), ascending, by fused multiply-add, and the lanes are added by halving.
 #include "kernels/cuda/chain.cuh"
 #include "kernels/cuda/few.cuh"
+#include "kernels/cuda/gemm.cuh"
 #include "kernels/cuda/products_many.cuh"
 
 enum {
@@ -381,6 +382,25 @@ static kern_status launch_f32_tiles(const cuda_step *step, const cuda_product *p
     return launch_f32<2, 8, 1>(step, p, vectors);
 }
 
+// Training and evaluation: a token's bits may depend on the batch.
+static kern_status launch_merged(const cuda_step *step, const cuda_product *p, int64_t vectors) {
+    kern_status status = KERN_OK;
+    for (int i = 0; !status && i < p->parts; i++) {
+        const cuda_product_part &part = p->part[i];
+        cuda_gemm gemm = {};
+        gemm.a = {p->x, p->cols, false, false};
+        gemm.b = {(const float *)part.weight + (int64_t)part.row0 * p->cols, p->cols, false, false};
+        gemm.c = part.y;
+        gemm.ldc = gemm.n = part.rows;
+        gemm.m = vectors;
+        gemm.k = p->cols;
+        gemm.bias = part.bias ? part.bias + part.row0 : NULL;
+        gemm.residual = part.residual;
+        status = cuda_gemm_launch(step, step->cuda->workspace, gemm);
+    }
+    return status;
+}
+
 kern_status cuda_product_launch(const cuda_step *step, const cuda_product *asked) {
     const int64_t vectors = asked->wanted ? step->logits : (int64_t)step->tokens * asked->groups;
     if (vectors == 0)
@@ -389,5 +409,7 @@ kern_status cuda_product_launch(const cuda_step *step, const cuda_product *asked
     product.fast = step->cuda->fast;
     if (is_phase(step, &product, vectors))
         return cuda_chain_product(step, &product, pieces_of(&product, 1));
+    if (!product.bf16 && step->merge && !product.wanted)
+        return launch_merged(step, &product, vectors);
     return product.bf16 ? launch_bf16_tiles(step, &product, vectors) : launch_f32_tiles(step, &product, vectors);
 }

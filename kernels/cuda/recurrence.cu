@@ -1,9 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
 // The recurrence family as launches. recurrence_kernel: a block has a piece of a state (recurrence.cuh) from a row's
-// first token to its last. wide_kernel: keys wider than 256 have 8 columns of the state a block, in shared memory.
+// first token to its last. wide_kernel: keys wider than 256 have 8 columns of the state a block, in shared memory; so
+// have all whose states before each chunk are wanted, where recurrence_chunk.cu does not do it.
 #include "kernels/cuda/recurrence.cuh"
 
 #include "kernels/cuda/chain.cuh"
+#include "kernels/cuda/chunk.cuh"
 
 constexpr int WIDE_THREADS = 256, WIDE_WARPS = WIDE_THREADS / 32, WIDE_SLICE = 8, WIDE_GROUPS = 256 / WIDE_SLICE;
 constexpr int WIDTH_MAX = 4096, REGISTER_DEPTH = 256;
@@ -62,7 +64,11 @@ static __global__ void __launch_bounds__(WIDE_THREADS) wide_kernel(const cuda_ta
         s[d * WIDE_SLICE + lane] =
             home && exists ? cuda_load(home + (int64_t)d * a.columns + column, 1, false).v[0] : 0;
     uint32_t turn = 0;
+    int64_t chunk = a.snapshots ? chunk_of_row(table, p.row) : 0;
     for (int32_t t = row.token0; t < row.token0 + row.length; t++) {
+        float *snapshot = chunk_begins(row, t) && exists ? recurrence_snapshot(a, chunk++, p.state) : NULL;
+        for (int32_t d = group; snapshot && d < a.depth; d += WIDE_GROUPS)
+            snapshot[(int64_t)d * a.columns + column] = s[d * WIDE_SLICE + lane];
         const bool anew = t > row.token0 && table->token_start[t] == t, channel = a.decay == KERN_DECAY_CHANNEL;
         const float *k = recurrence_key(a, t, p.state), *v = recurrence_value(a, t, p.state);
         const float head_m1 = channel ? 0 : expm1f(recurrence_head_decay(a, t, p.state));
@@ -125,26 +131,18 @@ kern_status cuda_recurrence_prepare(const kern_cuda *cuda, const void *args, siz
         return status;
     if (!a->q.ref || !a->k.ref || !a->v.ref || !a->o.ref)
         return KERN_INVALID;
-    if (a->snapshots.ref)
-        return KERN_UNSUPPORTED; // there is no backward pass to read them
-    if (f->key_width > REGISTER_DEPTH && wide_bytes(f->key_width) + sizeof(wide_sums[2]) > cuda->shared_limit)
+    if (a->snapshots.ref && f->storage != KERN_STORE_F32)
+        return KERN_UNSUPPORTED;
+    if ((f->key_width > REGISTER_DEPTH || a->snapshots.ref) &&
+        wide_bytes(f->key_width) + sizeof(wide_sums[2]) > cuda->shared_limit)
         return KERN_UNSUPPORTED;
     if (cuda_recurrence_has_chunks(cuda, f))
         *workspace_bytes = cuda_recurrence_chunk_workspace(f);
     return KERN_OK;
 }
 
-static recurrence recurrence_of(const kern_recurrence_args *a, int32_t slice_width) {
-    const kern_recurrence *f = &a->family;
+recurrence cuda_recurrence_of(const kern_recurrence *f) {
     recurrence r = {};
-    r.q = a->q.f;
-    r.k = a->k.f;
-    r.v = a->v.f;
-    r.g = a->g.f;
-    r.beta = a->beta.f;
-    r.skip = a->skip.f;
-    r.o = a->o.f;
-    r.slots = a->state;
     r.states = f->heads;
     r.queries = f->query_heads ? f->query_heads : r.states;
     r.keys = f->key_heads ? f->key_heads : r.states;
@@ -154,11 +152,25 @@ static recurrence recurrence_of(const kern_recurrence_args *a, int32_t slice_wid
     r.depth = f->key_width;
     r.width = f->value_width;
     r.columns = r.width + (f->unit_column ? 1 : 0);
-    r.slices = (r.columns + slice_width - 1) / slice_width;
     r.decay = f->decay;
     r.delta = f->update == KERN_UPDATE_DELTA;
     r.skip_width = f->skip_width;
     r.scale = f->scale;
+    return r;
+}
+
+static recurrence recurrence_of(const kern_recurrence_args *a, int32_t slice_width) {
+    recurrence r = cuda_recurrence_of(&a->family);
+    r.q = a->q.f;
+    r.k = a->k.f;
+    r.v = a->v.f;
+    r.g = a->g.f;
+    r.beta = a->beta.f;
+    r.skip = a->skip.f;
+    r.o = a->o.f;
+    r.slots = a->state;
+    r.snapshots = a->snapshots.f;
+    r.slices = (r.columns + slice_width - 1) / slice_width;
     return r;
 }
 
@@ -177,15 +189,19 @@ template <int R, typename Stored> static kern_status launch(const cuda_step *ste
 
 template <typename Stored> static kern_status run(const cuda_step *step, const kern_recurrence_args *args) {
     const int32_t depth = args->family.key_width;
-    const recurrence a = recurrence_of(args, depth > REGISTER_DEPTH ? WIDE_SLICE : RECURRENCE_SLICE);
+    const bool wide = depth > REGISTER_DEPTH || args->snapshots.p;
+    const recurrence a = recurrence_of(args, wide ? WIDE_SLICE : RECURRENCE_SLICE);
     bool fits = false;
-    kern_status status = args->family.storage == KERN_STORE_F32 ? cuda_chain_recurrence(step, &a, &fits) : KERN_OK;
+    kern_status status = KERN_OK;
+    if (!a.snapshots && args->family.storage == KERN_STORE_F32)
+        status = cuda_chain_recurrence(step, &a, &fits);
     if (status || fits)
         return status;
-    status = cuda_recurrence_stream(step, a, (kern_storage)args->family.storage, &fits);
+    if (!a.snapshots)
+        status = cuda_recurrence_stream(step, a, (kern_storage)args->family.storage, &fits);
     if (status || fits)
         return status;
-    if (depth > REGISTER_DEPTH) {
+    if (wide) {
         status = cuda_allow_shared(wide_kernel<Stored>, wide_bytes(depth));
         if (status)
             return status;
@@ -208,8 +224,10 @@ kern_status cuda_recurrence_run(const cuda_step *step, const void *args) {
     if (step->chunks == 0 || !cuda_recurrence_has_chunks(step->cuda, &a->family))
         return run_tokens(step, a);
     cuda_step generated = *step;
+    kern_recurrence_args only = *a;
     generated.rows = step->generated_rows;
-    const kern_status status = generated.rows > 0 ? run_tokens(&generated, a) : KERN_OK;
+    only.snapshots.p = NULL;
+    const kern_status status = generated.rows > 0 ? run_tokens(&generated, &only) : KERN_OK;
     return status ? status : cuda_recurrence_chunks(step, recurrence_of(a, RECURRENCE_SLICE));
 }
 

@@ -24,6 +24,7 @@ struct recurrence {
     const float *q, *k, *v, *g, *beta, *skip;
     float *o;
     kern_ptr slots;
+    float *snapshots;                                        // of prompt rows, for backward
     int32_t states, queries, keys, values, outputs, readers; // heads of each; heads of o that read one state
     int32_t depth, width, columns, slices;                   // D, V, V', pieces of a state
     int32_t decay, delta, skip_width;
@@ -80,6 +81,11 @@ static __device__ __forceinline__ Stored *recurrence_state(const cuda_table *tab
                                                            int32_t state) {
     Stored *base = (Stored *)cuda_slot(table, a.slots, slot);
     return base ? base + (int64_t)state * a.depth * a.columns : NULL;
+}
+
+// Of the state before a chunk.
+static __device__ __forceinline__ float *recurrence_snapshot(const recurrence &a, int64_t chunk, int32_t state) {
+    return a.snapshots ? a.snapshots + (chunk * a.states + state) * a.depth * a.columns : NULL;
 }
 
 // ----------------------------------------------------------------------------------------------- four columns a thread
@@ -400,6 +406,7 @@ kern_status cuda_recurrence_behind(const cuda_step *step, const preparation &bef
 
 // recurrence_chunk.cu: the prompt rows of a step chunk by chunk, where the chip and the shape allow; else they go token
 // by token as generated ones do.
+recurrence cuda_recurrence_of(const kern_recurrence *family);
 bool cuda_recurrence_has_chunks(const kern_cuda *cuda, const kern_recurrence *family);
 size_t cuda_recurrence_chunk_workspace(const kern_recurrence *family);
 kern_status cuda_recurrence_chunks(const cuda_step *step, const recurrence &a);

@@ -162,9 +162,11 @@ static __device__ __forceinline__ void channel_operands(const channel_shared<D> 
     record.weight[token] = shared.weight[token];
 }
 
+// weighted: the system is times w.
 template <int D>
 static __device__ void channel_prepare(const cuda_table *table, const recurrence &a, const kern_chunk &chunk,
-                                       int32_t state, recurrence_record<D, true> &record, channel_shared<D> &shared) {
+                                       int32_t state, bool weighted, recurrence_record<D, true> &record,
+                                       channel_shared<D> &shared) {
     const int32_t warp = threadIdx.x / CUDA_WARP, lane = threadIdx.x % CUDA_WARP, tile = warp % CHUNK_TILES;
     if (warp == 0)
         chunk_sum_decays(table, chunk, shared.decay, [](int32_t) { return 0.0f; });
@@ -199,7 +201,7 @@ static __device__ void channel_prepare(const cuda_table *table, const recurrence
     else if (a.delta)
         recurrence_put_lower(record.system, record.system_inverse[tile], tile, lane, [&](int n, int half, int e) {
             place(n, half, e, i, j);
-            return i >= j ? recurrence_inverse_at(shared.system, i, j) * shared.weight[j] : 0;
+            return i >= j ? recurrence_inverse_at(shared.system, i, j) * (weighted ? shared.weight[j] : 1.0f) : 0;
         });
 }
 

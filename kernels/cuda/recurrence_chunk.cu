@@ -12,147 +12,15 @@
 // Records of all chunks need not fit in the workspace: then chunks go in groups, and the one row that is cut between
 // two of them leaves its state in its slot, or in the workspace where it has none. Numbers are those of split.cuh; a
 // row's bits depend on its chunks alone.
-#include "kernels/cuda/bulk.cuh"
-#include "kernels/cuda/recurrence_channel.cuh"
+#include "kernels/cuda/recurrence_prepare.cuh"
 #include "kernels/cuda/recurrence_team.cuh"
 
-constexpr int PREPARE_THREADS = 128, STATES_WARPS = 8;
+constexpr int STATES_WARPS = 8;
 constexpr size_t RECORDS_BYTES = (size_t)288 << 20;
-
-// Records in shared memory: two where they fit.
-template <int D, bool CHANNEL> constexpr int STAGES = CHANNEL &&D > 64 ? 1 : 2;
-
-// A group of chunks.
-struct chunk_group {
-    recurrence a;
-    int32_t first, count; // chunks
-    char *records;        // (count, states)
-    float *carry;         // (states, D, V')
-};
 
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
 
-// --------------------------------------------------------------------------------------------------- the preparation
-
-template <int D> struct alignas(128) prepare_shared {
-    recurrence_record<D, false> record;
-    chunk_decay decay;
-    float key_inverse[CHUNK], query_inverse[CHUNK];
-    recurrence_triangle system;
-};
-
-// K or Q of a chunk: two threads a token.
-template <int D>
-static __device__ __forceinline__ void put_operand(split_tile (&tiles)[CHUNK_TILES][D / SPLIT_TILE], float *inverse,
-                                                   int32_t length, const float *rows, int64_t stride, int32_t depth) {
-    constexpr int PARTS = PREPARE_THREADS / CHUNK;
-    const int32_t token = threadIdx.x / PARTS, part = threadIdx.x % PARTS;
-    const float *from = rows + token * stride;
-    const bool wide = (uintptr_t)from % sizeof(float4) == 0;
-    const float got = chunk_put_row<D, PARTS>(tiles[token / SPLIT_TILE], token % SPLIT_TILE, part, [&](int32_t column) {
-        return cuda_load(from + column, token < length ? depth - column : 0, wide);
-    });
-    if (part == 0)
-        inverse[token] = got;
-}
-
-// A row of tiles of `rows` times those of k, into x.
-template <int D>
-static __device__ __forceinline__ void
-multiply_lower(const split_tile (&rows)[CHUNK_TILES][D / SPLIT_TILE], const prepare_shared<D> &shared,
-               const float *inverse, int32_t length, int32_t row, int32_t lane, split_block (&x)[CHUNK_TILES]) {
-#pragma unroll
-    for (int n = 0; n < CHUNK_TILES; n++) {
-        if (n > row)
-            continue;
-        split_sum sum = {};
-        chunk_multiply(sum, rows[row], shared.record.k[n], lane);
-#pragma unroll
-        for (int half = 0; half < 2; half++)
-#pragma unroll
-            for (int e = 0; e < 4; e++) {
-                const int32_t i = row * SPLIT_TILE + split_row(lane, e);
-                const int32_t j = n * SPLIT_TILE + split_column(lane, half, e);
-                x[n].v[half][e] = split_total(sum, half, e) * inverse[i] * shared.key_inverse[j] *
-                                  chunk_pair(shared.decay, length, i, j);
-            }
-    }
-}
-
-// A; the tiles above the diagonal are not looked at.
-template <int D>
-static __device__ __forceinline__ void put_system(prepare_shared<D> &shared, int32_t length, int32_t row,
-                                                  int32_t lane) {
-    split_block x[CHUNK_TILES];
-    multiply_lower<D>(shared.record.k, shared, shared.key_inverse, length, row, lane, x);
-#pragma unroll
-    for (int n = 0; n < CHUNK_TILES; n++)
-#pragma unroll
-        for (int half = 0; half < 2; half++)
-#pragma unroll
-            for (int e = 0; e < 4; e++) {
-                const int32_t i = row * SPLIT_TILE + split_row(lane, e);
-                const int32_t j = n * SPLIT_TILE + split_column(lane, half, e);
-                if (n <= row)
-                    shared.system.m[i][j] = i > j ? shared.record.weight[i] * x[n].v[half][e] : 0;
-            }
-}
-
-// What the tokens are multiplied with, by threads of a token each.
-template <int D> static __device__ __forceinline__ void put_factors(prepare_shared<D> &shared, int32_t length) {
-    recurrence_record<D, false> &record = shared.record;
-    for (int32_t i = threadIdx.x; i < CHUNK; i += PREPARE_THREADS) {
-        const float start = chunk_from_start(shared.decay, length, i);
-        record.key_start[i] = start * shared.key_inverse[i];
-        record.query_start[i] = start * shared.query_inverse[i];
-        record.key_end[i] = (i < length ? chunk_pair(shared.decay, length, length - 1, i) : 0) * shared.key_inverse[i];
-    }
-    if (threadIdx.x == 0)
-        record.whole_m1[0] = chunk_whole_m1(shared.decay, length);
-}
-
-template <int D> static __device__ void prepare(const cuda_table *table, const chunk_group &group, char *memory) {
-    prepare_shared<D> &shared = *(prepare_shared<D> *)memory;
-    recurrence_record<D, false> &record = shared.record;
-    const recurrence &a = group.a;
-    const int32_t at = blockIdx.x / a.states, state = blockIdx.x % a.states;
-    const kern_chunk chunk = table->chunk[group.first + at];
-    const int32_t warp = threadIdx.x / CUDA_WARP, lane = threadIdx.x % CUDA_WARP, length = chunk.length;
-    if (warp == 0)
-        chunk_sum_decays(table, chunk, shared.decay,
-                         [&](int32_t i) { return recurrence_head_decay(a, chunk.token0 + i, state); });
-    for (int32_t i = threadIdx.x; i < CHUNK; i += PREPARE_THREADS)
-        record.weight[i] = i < length ? recurrence_weight(a, chunk.token0 + i, state) : 0;
-    put_operand<D>(record.k, shared.key_inverse, length, recurrence_key(a, chunk.token0, state), a.keys * a.depth,
-                   a.depth);
-    put_operand<D>(record.q, shared.query_inverse, length, recurrence_query(a, chunk.token0, state, 0),
-                   a.queries * a.depth, a.depth);
-    __syncthreads();
-    put_factors(shared, length);
-    split_block p[CHUNK_TILES];
-    multiply_lower<D>(record.q, shared, shared.query_inverse, length, warp, lane, p);
-    recurrence_put_lower(record.pairs, record.pairs_inverse[warp], warp, lane,
-                         [&](int n, int half, int i) { return p[n].v[half][i]; });
-    if (a.delta) {
-        put_system(shared, length, CHUNK_TILES - 1 - warp, lane); // even shares
-        recurrence_invert(shared.system, warp, lane);
-        recurrence_put_lower(record.system, record.system_inverse[warp], warp, lane, [&](int n, int half, int e) {
-            const int32_t i = warp * SPLIT_TILE + split_row(lane, e), j = n * SPLIT_TILE + split_column(lane, half, e);
-            return i >= j ? recurrence_inverse_at(shared.system, i, j) * record.weight[j] : 0;
-        });
-    }
-    cuda_bulk_fence();
-    __syncthreads();
-    if (threadIdx.x == 0)
-        cuda_bulk_store((recurrence_record<D, false> *)group.records + blockIdx.x, &record, sizeof record);
-}
-
-// -------------------------------------------------------------------------------------------------------- the states
-
-template <int D, bool CHANNEL> struct alignas(128) states_shared {
-    recurrence_record<D, CHANNEL> record[STAGES<D, CHANNEL>];
-    cuda_mbarrier full[STAGES<D, CHANNEL>], empty[STAGES<D, CHANNEL>];
-};
+// ---------------------------------------------------------------------------------------------------------- the states
 
 // One chunk of a strip by a warp; u: V^T.
 template <int D, bool CHANNEL, bool DELTA>
@@ -199,33 +67,6 @@ static __device__ __forceinline__ chunk_run<float> states_run(const cuda_table *
                         group.carry + (int64_t)state * group.a.depth * group.a.columns);
 }
 
-template <int D, bool CHANNEL>
-static __device__ __forceinline__ void bring(const chunk_group &group, const chunk_run<float> &run, int32_t state,
-                                             int32_t at, states_shared<D, CHANNEL> &shared) {
-    if (run.first + at >= run.last)
-        return;
-    const int64_t record = (int64_t)(run.first + at - group.first) * group.a.states + state;
-    const int32_t stage = at % STAGES<D, CHANNEL>;
-    cuda_mbarrier_expect(&shared.full[stage], sizeof(recurrence_record<D, CHANNEL>));
-    cuda_bulk_load(&shared.record[stage], (const recurrence_record<D, CHANNEL> *)group.records + record,
-                   sizeof(recurrence_record<D, CHANNEL>), &shared.full[stage]);
-    cuda_mbarrier_arrive(&shared.full[stage]);
-}
-
-// The records of a run, one thread; a stage is empty when `readers` have arrived.
-template <int D, bool CHANNEL>
-static __device__ __forceinline__ void begin_records(const chunk_group &group, const chunk_run<float> &run,
-                                                     int32_t state, int32_t readers,
-                                                     states_shared<D, CHANNEL> &shared) {
-    for (int i = 0; i < STAGES<D, CHANNEL>; i++) {
-        cuda_mbarrier_make(&shared.full[i], 1);
-        cuda_mbarrier_make(&shared.empty[i], readers);
-    }
-    cuda_mbarrier_made();
-    for (int i = 0; i < STAGES<D, CHANNEL>; i++)
-        bring<D, CHANNEL>(group, run, state, i, shared);
-}
-
 // Strips of a state by a warp each; item: a state and a slice of it.
 template <int D, bool CHANNEL, bool DELTA>
 static __device__ void run_states(const cuda_table *table, const chunk_group &group, int32_t row, int32_t item,
@@ -238,7 +79,7 @@ static __device__ void run_states(const cuda_table *table, const chunk_group &gr
     if (run.first >= run.last)
         return;
     if (threadIdx.x == 0)
-        begin_records(group, run, strip.state, warps, shared);
+        begin_records<D, CHANNEL, false>(group, run, strip.state, warps, shared);
     split_block state[D / SPLIT_TILE] = {};
 #pragma unroll
     for (int n = 0; n < D / SPLIT_TILE; n++)
@@ -250,6 +91,10 @@ static __device__ void run_states(const cuda_table *table, const chunk_group &gr
         const int32_t stage = at % STAGES<D, CHANNEL>;
         const uint32_t parity = at / STAGES<D, CHANNEL> % 2;
         split_block u[CHUNK_TILES];
+        if (float *snapshot = recurrence_snapshot(a, run.first + at, strip.state))
+#pragma unroll
+            for (int n = 0; n < D / SPLIT_TILE; n++)
+                strip_places(a, strip, n, [&](int half, int i, int64_t at) { snapshot[at] = state[n].v[half][i]; });
 #pragma unroll
         for (int n = 0; n < CHUNK_TILES; n++)
             strip_values(a, strip, chunk, n, u[n]);
@@ -260,7 +105,7 @@ static __device__ void run_states(const cuda_table *table, const chunk_group &gr
             cuda_mbarrier_arrive(&shared.empty[stage]);
         if (threadIdx.x == 0) {
             cuda_mbarrier_wait(&shared.empty[stage], parity);
-            bring<D, CHANNEL>(group, run, strip.state, at + STAGES<D, CHANNEL>, shared);
+            bring<D, CHANNEL, false>(group, run, strip.state, at + STAGES<D, CHANNEL>, shared);
         }
         __syncwarp();
     }
@@ -284,7 +129,7 @@ static __device__ void run_team(const cuda_table *table, const chunk_group &grou
     if (run.first >= run.last)
         return;
     if (threadIdx.x == 0)
-        begin_records(group, run, strip.state, 1, shared);
+        begin_records<D, CHANNEL, false>(group, run, strip.state, 1, shared);
     team_state<D> state = {};
 #pragma unroll
     for (int n = 0; n < TILES; n++)
@@ -297,11 +142,16 @@ static __device__ void run_team(const cuda_table *table, const chunk_group &grou
         const kern_chunk chunk = table->chunk[run.first + at];
         const int32_t stage = at % STAGES<D, CHANNEL>;
         split_block u[1];
+        if (float *snapshot = recurrence_snapshot(a, run.first + at, strip.state))
+#pragma unroll
+            for (int n = 0; n < TILES; n++)
+                strip_places(a, strip, warp * TILES + n,
+                             [&](int half, int i, int64_t at) { snapshot[at] = state.s[n].v[half][i]; });
         strip_values(a, strip, chunk, warp, u[0]);
         cuda_mbarrier_wait(&shared.full[stage], at / STAGES<D, CHANNEL> % 2);
         team_chunk<D, CHANNEL, DELTA>(a, shared.record[stage], chunk, strip, warp, team, u, state);
         if (threadIdx.x == 0) // behind its last barrier
-            bring<D, CHANNEL>(group, run, strip.state, at + STAGES<D, CHANNEL>, shared);
+            bring<D, CHANNEL, false>(group, run, strip.state, at + STAGES<D, CHANNEL>, shared);
     }
 #pragma unroll
     for (int n = 0; n < TILES; n++)
@@ -319,7 +169,12 @@ static __global__ void __launch_bounds__(PREPARE_THREADS, 2)
     cuda_await();
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
     extern __shared__ __align__(128) char memory[];
-    prepare<D>(table, group, memory);
+    prepare_shared<D> &shared = *(prepare_shared<D> *)memory;
+    const int32_t state = blockIdx.x % group.a.states;
+    prepare_record<D>(table, group.a, table->chunk[group.first + blockIdx.x / group.a.states], state, true, shared);
+    if (threadIdx.x == 0)
+        cuda_bulk_store((recurrence_record<D, false> *)group.records + blockIdx.x, &shared.record,
+                        sizeof shared.record);
 #endif
 }
 
@@ -331,7 +186,7 @@ static __global__ void __launch_bounds__(CHANNEL_THREADS, 1)
     extern __shared__ __align__(128) char memory[];
     const recurrence &a = group.a;
     const int32_t state = blockIdx.x % a.states;
-    channel_prepare<D>(table, a, table->chunk[group.first + blockIdx.x / a.states], state,
+    channel_prepare<D>(table, a, table->chunk[group.first + blockIdx.x / a.states], state, true,
                        ((recurrence_record<D, true> *)group.records)[blockIdx.x], *(channel_shared<D> *)memory);
 }
 
@@ -363,15 +218,6 @@ static __global__ void __launch_bounds__(TEAM_THREADS, 1)
 // launching
 
 constexpr int DEPTH_LEAST = 64, DEPTH_MOST = 128;
-
-// sizeof(prepare_shared) and sizeof(states_shared) of a chip that has them.
-template <int D> constexpr size_t prepare_bytes(void) {
-    return sizeof(recurrence_record<D, false>) + sizeof(chunk_decay) + 2 * CHUNK * sizeof(float) +
-           sizeof(recurrence_triangle) + 128;
-}
-template <int D, bool CHANNEL> constexpr size_t states_bytes(void) {
-    return STAGES<D, CHANNEL> * sizeof(recurrence_record<D, CHANNEL>) + 128;
-}
 
 // Where strips are few each has a block, elsewhere the warps of a block share the records. Both have the same bits.
 template <int D, bool CHANNEL, bool DELTA> static kern_status launch_states(const cuda_step *step, chunk_group group) {

@@ -19,7 +19,8 @@ struct alignas(128) recurrence_record
     : std::conditional<CHANNEL, recurrence_channel_part<D>, recurrence_no_part>::type {
     split_tile k[CHUNK_TILES][D / SPLIT_TILE], q[CHUNK_TILES][D / SPLIT_TILE];
     split_tile pairs[CHUNK_LOWER];  // P = Q K^T times the decays
-    split_tile system[CHUNK_LOWER]; // delta: (I + A)^-1 diag(w), A = strict_tril(w K K^T times the decays)
+    split_tile system[CHUNK_LOWER]; // delta: (I + A)^-1 diag(w), A = strict_tril(w K K^T times the decays); backward
+                                    // it is not times w
     float key_start[CHUNK];         // what a product of the state with row i of k is multiplied with
     float query_start[CHUNK];       // the same of q
     float key_end[CHUNK];           // row i of k, or k_end, on its way to the state's end

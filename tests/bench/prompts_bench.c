@@ -4,7 +4,8 @@
 // Rows begin with zero states and leave none, as the kernels of flash-linear-attention are measured; a launch takes the
 // next operands of a pool larger than any cache. A round measures a copy of one operand of the pool, then the launches.
 // Figures are medians over the rounds. The floor of a case is the larger of two times: of its operands at the rate of
-// that copy, and of its products (each counted once, a solve's by its mean steps) at the rate that --tflops says.
+// that copy, and of its products (each counted once, a solve's by its mean steps) at the rate that --tflops says. With
+// --train a launch is forward, which leaves its states, and backward.
 #include <getopt.h>
 #include <math.h>
 #include <stdio.h>
@@ -14,7 +15,7 @@
 
 #include "kernels/kernels.h"
 
-enum { HEADS = 6, ROUNDS_MAX = 99, TOKENS = 65536, CPU_TOKENS = 2048, VECTORS = 6, CHUNK = 64 };
+enum { HEADS = 6, ROUNDS_MAX = 99, TOKENS = 65536, CPU_TOKENS = 2048, VECTORS = 11, SERVED = 6, CHUNK = 64 };
 
 typedef struct subject {
     const char *name;
@@ -46,12 +47,14 @@ typedef struct bench {
     kern_device *device;
     kern_stream *stream;
     kern_rows *rows;
-    float *vectors[VECTORS]; // q, k, v, o, log decays of channels, x: (tokens, HEADS, width)
-    float *g, *beta, *params;
+    // (tokens, HEADS, width): q, k, v, o, log decays of channels, x; to train dO, dq, dk, dv, those of the log decays
+    float *vectors[VECTORS];
+    float *g, *beta, *params, *dg, *dbeta, *dparams, *snapshots;
     kern_solve_report *report;
     size_t tokens;
     double least_seconds, flops;
     int rounds;
+    bool train;
     const char *what;
 } bench;
 
@@ -109,22 +112,31 @@ static float *make_operand(const bench *b, size_t count, size_t width, kind kind
 }
 
 static void make_operands(bench *b, size_t width) {
-    static const kind kinds[VECTORS] = {KEYS, KEYS, NUMBERS, NUMBERS, DECAYS, NUMBERS};
+    static const kind kinds[VECTORS] = {KEYS,    KEYS,    NUMBERS, NUMBERS, DECAYS, NUMBERS,
+                                        NUMBERS, NUMBERS, NUMBERS, NUMBERS, NUMBERS};
     uint64_t seed = 1;
     const size_t vectors = b->tokens * HEADS;
-    for (int i = 0; i < VECTORS; i++)
+    for (int i = 0; i < (b->train ? VECTORS : SERVED); i++)
         b->vectors[i] = make_operand(b, vectors * width, width, kinds[i], &seed);
     b->g = make_operand(b, vectors, 1, DECAYS, &seed);
     b->beta = make_operand(b, vectors, 1, WEIGHTS, &seed);
     b->params = make_operand(b, HEADS * width, 1, NUMBERS, &seed);
     check(kern_alloc(b->device, vectors * sizeof *b->report, (void **)&b->report), "reports");
+    if (!b->train)
+        return;
+    b->dg = make_operand(b, vectors, 1, NUMBERS, &seed);
+    b->dbeta = make_operand(b, vectors, 1, NUMBERS, &seed);
+    b->dparams = make_operand(b, HEADS * width, 1, NUMBERS, &seed);
+    const size_t chunks = b->tokens / (size_t)kern_device_describe(b->device)->chunk;
+    const size_t states = chunks * HEADS * width * 2 * width;
+    check(kern_alloc(b->device, states * sizeof(float), (void **)&b->snapshots), "states");
 }
 
 static void free_operands(bench *b) {
     for (int i = 0; i < VECTORS; i++)
         kern_free(b->device, b->vectors[i]);
-    float *others[] = {b->g, b->beta, b->params};
-    for (int i = 0; i < 3; i++)
+    float *others[] = {b->g, b->beta, b->params, b->dg, b->dbeta, b->dparams, b->snapshots};
+    for (int i = 0; i < 7; i++)
         kern_free(b->device, others[i]);
     kern_free(b->device, b->report);
 }
@@ -175,6 +187,8 @@ static arguments arguments_of(const work *w, size_t part) {
                                   .beta = beta,
                                   .lambda_params.f = b->params,
                                   .o = o,
+                                  .x.f = b->train ? b->vectors[5] + at : NULL,
+                                  .snapshots.f = b->snapshots,
                                   .report.p = b->report + gate,
                                   .mesa = {HEADS, width, width, 0.25f, KERN_STORE_F32}};
     else
@@ -186,6 +200,7 @@ static arguments arguments_of(const work *w, size_t part) {
                                                                                        : g,
                                               .beta = beta,
                                               .o = o,
+                                              .snapshots.f = b->snapshots,
                                               .family = {.decay = (int32_t)w->s->decay,
                                                          .update = (int32_t)w->s->update,
                                                          .weighted = 1,
@@ -196,9 +211,80 @@ static arguments arguments_of(const work *w, size_t part) {
     return a;
 }
 
+typedef union gradients {
+    kern_recurrence_backward_args recurrence;
+    kern_mesa_backward_args mesa;
+} gradients;
+
+static kern_op backward_of(const work *w) {
+    return w->s->op == KERN_OP_MESA ? KERN_OP_MESA_BACKWARD : KERN_OP_RECURRENCE_BACKWARD;
+}
+
+static gradients gradients_of(const work *w, const arguments *of, size_t part) {
+    const bench *b = w->b;
+    const size_t gate = part * w->tokens * HEADS, at = gate * w->width;
+    gradients d = {0};
+    const kern_ptr d_o = {.f = b->vectors[6] + at}, dq = {.f = b->vectors[7] + at}, dk = {.f = b->vectors[8] + at};
+    const kern_ptr dv = {.f = b->vectors[9] + at}, dg = {.f = b->dg + gate}, dbeta = {.f = b->dbeta + gate};
+    const kern_ptr channels = {.f = b->vectors[10] + at}, none = {0};
+    if (w->s->op == KERN_OP_MESA) {
+        const kern_mesa_args *a = &of->mesa;
+        d.mesa = (kern_mesa_backward_args){.q = a->q,
+                                           .k = a->k,
+                                           .v = a->v,
+                                           .g = a->g,
+                                           .beta = a->beta,
+                                           .lambda_params = a->lambda_params,
+                                           .o = a->o,
+                                           .x = a->x,
+                                           .snapshots = a->snapshots,
+                                           .d_o = d_o,
+                                           .dq = dq,
+                                           .dk = dk,
+                                           .dv = dv,
+                                           .dg = dg,
+                                           .dbeta = dbeta,
+                                           .grad_lambda_params.f = b->dparams,
+                                           .mesa = a->mesa,
+                                           .backward_tolerance = 1};
+    } else {
+        const kern_recurrence_args *a = &of->recurrence;
+        d.recurrence = (kern_recurrence_backward_args){.q = a->q,
+                                                       .k = a->k,
+                                                       .v = a->v,
+                                                       .g = a->g,
+                                                       .beta = a->beta,
+                                                       .snapshots = a->snapshots,
+                                                       .d_o = d_o,
+                                                       .dq = dq,
+                                                       .dk = dk,
+                                                       .dv = dv,
+                                                       .dg = w->s->decay == KERN_DECAY_NONE      ? none
+                                                             : w->s->decay == KERN_DECAY_CHANNEL ? channels
+                                                                                                 : dg,
+                                                       .dbeta = dbeta,
+                                                       .family = a->family};
+    }
+    return d;
+}
+
 static void run(work *w) {
-    const arguments a = arguments_of(w, w->next++ % w->parts);
+    const size_t part = w->next++ % w->parts;
+    const arguments a = arguments_of(w, part);
     check(kern_launch(w->b->stream, w->s->op, w->b->rows, &a), w->s->name);
+    if (!w->b->train)
+        return;
+    const gradients d = gradients_of(w, &a, part);
+    check(kern_launch(w->b->stream, backward_of(w), w->b->rows, &d), w->s->name);
+}
+
+static void reserve(const work *w) {
+    const arguments a = arguments_of(w, 0);
+    check(kern_reserve(w->b->device, w->s->op, &a), w->s->name);
+    if (!w->b->train)
+        return;
+    const gradients d = gradients_of(w, &a, 0);
+    check(kern_reserve(w->b->device, backward_of(w), &d), w->s->name);
 }
 
 static void run_copy(work *w) {
@@ -237,18 +323,29 @@ static double mean_steps(const work *w) {
 // ---------------------------------------------------------------------------------------------------------- measuring
 
 static double bytes_of(const work *w) {
-    const double vectors = w->s->decay == KERN_DECAY_CHANNEL ? 5 : 4;
-    return sizeof(float) * (double)w->tokens * HEADS * (vectors * (double)w->width + 2);
+    double vectors = w->s->decay == KERN_DECAY_CHANNEL ? 5 : 4, scalars = 2;
+    if (w->b->train) // and q, k, v, dO, dq, dk, dv
+        vectors += w->s->decay == KERN_DECAY_CHANNEL ? 9 : 7, scalars += 4;
+    return sizeof(float) * (double)w->tokens * HEADS * (vectors * (double)w->width + scalars);
 }
 
 // Floating-point operations: triangles are half of their squares.
 static double flops_of(const work *w, double steps) {
     const double d = (double)w->width, half = CHUNK / 2, state = 2 * d * d, pairs = 2 * half * d;
+    const double solve = (steps + 1) * (state + 2 * pairs), read = state + 2 * pairs;
+    // additive: K G, dO S^T, U G^T, the update of G; P, P^T dO, dO U^T, and products of that with K and Q
+    const double back = 4 * state + 5 * pairs;
     double token = 2 * state + 2 * pairs; // read and write the state, Q K^T, P U
-    if (w->s->op == KERN_OP_MESA)
-        token = 3 * state + 2 * pairs + (steps + 1) * (state + 2 * pairs);
-    else if (w->s->update == KERN_UPDATE_DELTA)
+    double trained = back;
+    if (w->s->op == KERN_OP_MESA) {
+        token = 3 * state + 2 * pairs + solve;
+        trained = read + solve + 2 * back; // right-hand sides, both states
+    } else if (w->s->update == KERN_UPDATE_DELTA) {
         token += state + 2 * pairs;
+        trained += 3 * state + 7 * pairs; // the errors again, M S^T, the update; two systems, K K^T, M U^T, twice Y K
+    }
+    if (w->b->train)
+        token += trained;
     return token * (double)w->tokens * HEADS;
 }
 
@@ -259,8 +356,7 @@ static void measure_case(const bench *b, const subject *s, size_t width, int32_t
         return;
     w.parts = b->tokens / w.tokens;
     fill_rows(&w, rows, length);
-    const arguments first = arguments_of(&w, 0);
-    check(kern_reserve(b->device, s->op, &first), s->name);
+    reserve(&w);
     run(&w); // once untimed: modules are loaded
     int launches = 1, copies = 1;
     for (int round = 0; round < b->rounds; round++) {
@@ -278,15 +374,18 @@ static void measure_case(const bench *b, const subject *s, size_t width, int32_t
 // ------------------------------------------------------------------------------------------------------------- program
 
 static void usage(FILE *to) {
-    fprintf(to, "usage: bench_prompts [--device NAME] [--rounds N] [--what PART-OF-A-NAME] [--tflops RATE]\n"
+    fprintf(to, "usage: bench_prompts [--device NAME] [--rounds N] [--what PART-OF-A-NAME] [--tflops RATE] [--train]\n"
                 "Defaults: cpu, 5 rounds, everything, 790. Prints a Markdown table.\n");
 }
 
 static bench read_options(int argc, char **argv, const char **device) {
-    static const struct option known[] = {
-        {"device", required_argument, NULL, 'd'}, {"rounds", required_argument, NULL, 'r'},
-        {"what", required_argument, NULL, 'w'},   {"tflops", required_argument, NULL, 't'},
-        {"help", no_argument, NULL, 'h'},         {0}};
+    static const struct option known[] = {{"device", required_argument, NULL, 'd'},
+                                          {"rounds", required_argument, NULL, 'r'},
+                                          {"what", required_argument, NULL, 'w'},
+                                          {"tflops", required_argument, NULL, 't'},
+                                          {"help", no_argument, NULL, 'h'},
+                                          {"train", no_argument, NULL, 'b'},
+                                          {0}};
     bench b = {.rounds = 5, .what = "", .flops = 790e12};
     bool valid = true;
     for (int option; (option = getopt_long(argc, argv, "", known, NULL)) != -1;) {
@@ -294,6 +393,8 @@ static bench read_options(int argc, char **argv, const char **device) {
         if (option == 'h') {
             usage(stdout);
             exit(0);
+        } else if (option == 'b') {
+            b.train = true;
         } else if (option == 'd') {
             *device = optarg;
         } else if (option == 'w') {
@@ -335,7 +436,8 @@ int main(int argc, char **argv) {
     const char *device = "cpu";
     bench b = read_options(argc, argv, &device);
     open_bench(&b, device);
-    printf("%s; %d heads, medians of %d rounds\n\n", kern_device_describe(b.device)->description, (int)HEADS, b.rounds);
+    printf("%s; %d heads, medians of %d rounds%s\n\n", kern_device_describe(b.device)->description, (int)HEADS,
+           b.rounds, b.train ? ", forward and backward" : "");
     printf("| operation | D = V | rows | us | Mtoken/s | memory, us | products, us | share of floor | TFLOP/s | steps "
            "|\n");
     printf("|---|---:|---:|---:|---:|---:|---:|---:|---:|---:|\n");

@@ -475,7 +475,7 @@ static Suite *attention_suite(void) {
     tcase_add_loop_test(tcase, sessions_equal_reference_however_cut, 0, KERNEL_TEST_DEVICES);
     tcase_add_loop_test(tcase, a_new_document_starts_the_cache_anew, 0, KERNEL_TEST_DEVICES);
     tcase_add_loop_test(tcase, far_tokens_do_not_depend_on_who_computes_them, 0, KERNEL_TEST_DEVICES);
-    tcase_add_loop_test(tcase, backward_equals_reference, 0, KERNEL_TEST_ISAS);
+    tcase_add_loop_test(tcase, backward_equals_reference, 0, KERNEL_TEST_DEVICES);
 #ifdef _OPENMP
     tcase_add_loop_test(tcase, threads_do_not_matter, 0, KERNEL_TEST_ISAS);
 #endif

@@ -189,7 +189,7 @@ static Suite *block_linear_suite(void) {
     TCase *tests = tcase_create("block_linear");
     tcase_add_loop_test(tests, forward_equals_reference, 0, KERNEL_TEST_DEVICES);
     tcase_add_loop_test(tests, token_alone_equals_token_in_batch, 0, KERNEL_TEST_DEVICES);
-    tcase_add_loop_test(tests, backward_equals_reference, 0, KERNEL_TEST_ISAS);
+    tcase_add_loop_test(tests, backward_equals_reference, 0, KERNEL_TEST_DEVICES);
     tcase_add_test(tests, refuses_what_it_cannot_do);
     tcase_add_test(tests, reference_backward_equals_differences);
     tcase_set_timeout(tests, 60);

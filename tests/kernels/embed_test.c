@@ -112,8 +112,7 @@ START_TEST(embed_equals_reference) {
     static const int32_t widths[] = {1, 33, 64, 768};
     for (int i = 0; i < 4; i++) {
         check_width(&test, widths[i]);
-        if (!test.cuda)
-            check_gradient(&test, widths[i]);
+        check_gradient(&test, widths[i]);
     }
     kernel_test_close(&test);
 }
@@ -182,7 +181,7 @@ static Suite *embed_suite(void) {
     Suite *suite = suite_create("embed");
     TCase *tests = tcase_create("embed");
     tcase_add_loop_test(tests, embed_equals_reference, 0, KERNEL_TEST_DEVICES);
-    tcase_add_loop_test(tests, gradient_is_free_of_threads, 0, KERNEL_TEST_ISAS);
+    tcase_add_loop_test(tests, gradient_is_free_of_threads, 0, KERNEL_TEST_DEVICES);
     tcase_add_test(tests, bad_ids_and_weights_are_refused);
     tcase_set_timeout(tests, 60);
     suite_add_tcase(suite, tests);

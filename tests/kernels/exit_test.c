@@ -159,7 +159,7 @@ START_TEST(losses_equal_reference) {
     args.dz.f = kernel_test_zero_floats(&test, LOOPS * STRIDE);
     kernel_test_assert_refused(&test, KERN_OP_EXIT_LOSS, &args, KERN_INVALID); // WEIGHTED has no gate
     for (args.objective = KERN_EXIT_EXPECTED; args.objective <= KERN_EXIT_PREVIOUS; args.objective++) {
-        args.entropy.f = args.objective == KERN_EXIT_EXPECTED ? (float *)(uintptr_t)entropy : NULL;
+        args.entropy.f = args.objective == KERN_EXIT_EXPECTED ? kernel_test_copy(&test, entropy, 1) : NULL;
         check_objective(&test, &args);
     }
     const kern_exit_probability_args probability = {{z}, {p}, LOOPS, STRIDE};
@@ -198,6 +198,9 @@ START_TEST(the_best_gate_of_known_losses) {
                                 .loops = 3,
                                 .stride = 1,
                                 .objective = KERN_EXIT_EXPECTED};
+    float *const lent[] = {losses, z, dz, loss, beta};
+    for (int i = 0; i < 5; i++)
+        kernel_test_lend(&test, lent[i], sizeof(float) * (i < 3 ? 3 : 1));
     kernel_test_clear_rows(&test);
     kernel_test_row(&test, KERN_ROW_PROMPT, -1, 1, 0);
     test.rows->target[0] = 0;
@@ -220,8 +223,8 @@ static Suite *exit_suite(void) {
     TCase *tests = tcase_create("exit");
     tcase_add_loop_test(tests, read_equals_reference, 0, KERNEL_TEST_DEVICES);
     tcase_add_loop_test(tests, far_ends_and_refusals, 0, KERNEL_TEST_DEVICES);
-    tcase_add_loop_test(tests, losses_equal_reference, 0, KERNEL_TEST_ISAS);
-    tcase_add_loop_test(tests, the_best_gate_of_known_losses, 0, KERNEL_TEST_ISAS);
+    tcase_add_loop_test(tests, losses_equal_reference, 0, KERNEL_TEST_DEVICES);
+    tcase_add_loop_test(tests, the_best_gate_of_known_losses, 0, KERNEL_TEST_DEVICES);
     suite_add_tcase(suite, tests);
     return suite;
 }

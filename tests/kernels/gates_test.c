@@ -123,8 +123,6 @@ static void check_gates(kernel_test *test, int law, int32_t tokens, int32_t head
     kernel_test_launch(test, KERN_OP_GATES, &forward);
     check_close("g", d.g, g, d.decays, has_parameters(&d.gates) ? 1e-5 : 2e-6); // e^A_log z may be a hundred
     check_close("beta", d.beta, beta, d.writes, 1e-6);
-    if (test->cuda)
-        return;
     kern_gates_backward_args backward = backward_args(&d);
     backward.da = backward.dg, backward.db = d.b ? backward.dbeta : backward.db; // in place
     kernel_test_launch(test, KERN_OP_GATES_BACKWARD, &backward);
@@ -215,8 +213,7 @@ START_TEST(bits_are_free_of_batch_and_threads) {
             kern_gates_args args = forward_args(&d);
             kern_gates_backward_args backward = backward_args(&d);
             kernel_test_launch(&test, KERN_OP_GATES, &args);
-            if (!test.cuda)
-                kernel_test_launch(&test, KERN_OP_GATES_BACKWARD, &backward);
+            kernel_test_launch(&test, KERN_OP_GATES_BACKWARD, &backward);
             rows_of(&test, 1);
             for (int t = 0; d.g && t < TOKENS; t += 37) {
                 kern_gates_args one = forward_args(&alone);

@@ -26,11 +26,9 @@ static void check_glu(kernel_test *test, int activation, int32_t tokens, int32_t
     }
     rows_of(test, tokens);
     kern_glu_backward_args backward = {{gate}, {up}, {dy}, {dy}, {dup}, width, activation}; // dgate is dy
-    if (!test->cuda) {
-        kernel_test_launch(test, KERN_OP_GLU_BACKWARD, &backward);
-        kernel_test_assert_norm(dy, dgate_want, count, 1e-6);
-        kernel_test_assert_norm(dup, dup_want, count, 5e-7);
-    }
+    kernel_test_launch(test, KERN_OP_GLU_BACKWARD, &backward);
+    kernel_test_assert_norm(dy, dgate_want, count, 1e-6);
+    kernel_test_assert_norm(dup, dup_want, count, 5e-7);
     kern_glu_args forward = {{gate}, {up}, {gate}, width, activation}; // y is gate
     kernel_test_launch(test, KERN_OP_GLU, &forward);
     kernel_test_assert_norm(gate, y, count, 5e-7);
@@ -82,16 +80,14 @@ START_TEST(bits_are_free_of_batch) {
     kern_glu_args forward = {{gate}, {up}, {got[0]}, WIDTH, KERN_SILU};
     kern_glu_backward_args backward = {{gate}, {up}, {dy}, {got[1]}, {got[2]}, WIDTH, KERN_SILU};
     kernel_test_launch(&test, KERN_OP_GLU, &forward);
-    if (!test.cuda)
-        kernel_test_launch(&test, KERN_OP_GLU_BACKWARD, &backward);
+    kernel_test_launch(&test, KERN_OP_GLU_BACKWARD, &backward);
     rows_of(&test, 1);
     for (int i = 0; i < COUNT; i += WIDTH) {
         kern_glu_args one = {{gate + i}, {up + i}, {alone[0] + i}, WIDTH, KERN_SILU};
         kern_glu_backward_args back = {{gate + i},     {up + i}, {dy + i}, {alone[1] + i},
                                        {alone[2] + i}, WIDTH,    KERN_SILU};
         kernel_test_launch(&test, KERN_OP_GLU, &one);
-        if (!test.cuda)
-            kernel_test_launch(&test, KERN_OP_GLU_BACKWARD, &back);
+        kernel_test_launch(&test, KERN_OP_GLU_BACKWARD, &back);
     }
     for (int i = 0; i < 3; i++)
         kernel_test_assert_same(got[i], alone[i], COUNT);
@@ -117,8 +113,7 @@ START_TEST(far_ends_and_refusals) {
     kern_add_args add = {{up}, {NULL}, 5};
     kernel_test_assert_refused(&test, KERN_OP_ADD, &add, KERN_INVALID);
     kern_glu_backward_args backward = {{gate}, {up}, {up}, {NULL}, {y}, 5, KERN_SILU};
-    if (!test.cuda)
-        kernel_test_assert_refused(&test, KERN_OP_GLU_BACKWARD, &backward, KERN_INVALID);
+    kernel_test_assert_refused(&test, KERN_OP_GLU_BACKWARD, &backward, KERN_INVALID);
     kernel_test_close(&test);
 }
 END_TEST

@@ -342,10 +342,10 @@ static Suite *head_suite(void) {
     tcase_set_timeout(tcase, 60);
     tcase_add_loop_test(tcase, logits_equal_reference, 0, KERNEL_TEST_DEVICES);
     tcase_add_loop_test(tcase, not_finite_is_told, 0, KERNEL_TEST_DEVICES);
-    tcase_add_loop_test(tcase, loss_equals_reference, 0, KERNEL_TEST_ISAS);
-    tcase_add_loop_test(tcase, bf16_loss_without_gradient, 0, KERNEL_TEST_ISAS);
-    tcase_add_loop_test(tcase, large_logits_stay_finite, 0, KERNEL_TEST_ISAS);
-    tcase_add_loop_test(tcase, factor_and_scale_are_weights, 0, KERNEL_TEST_ISAS);
+    tcase_add_loop_test(tcase, loss_equals_reference, 0, KERNEL_TEST_DEVICES);
+    tcase_add_loop_test(tcase, bf16_loss_without_gradient, 0, KERNEL_TEST_DEVICES);
+    tcase_add_loop_test(tcase, large_logits_stay_finite, 0, KERNEL_TEST_DEVICES);
+    tcase_add_loop_test(tcase, factor_and_scale_are_weights, 0, KERNEL_TEST_DEVICES);
 #ifdef _OPENMP
     tcase_add_loop_test(tcase, threads_do_not_matter, 0, KERNEL_TEST_ISAS);
 #endif

@@ -2,8 +2,8 @@
 // What the tests of the kernels share: a device of each instruction set and a CUDA device, row tables in a line, random
 // data, relative norms.
 //
-// A case that shall run on every device is a loop test over KERNEL_TEST_DEVICES, one of what CUDA does not do
-// (gradients, optimizers) over KERNEL_TEST_ISAS: libcheck forks it once a value of _i, so each process opens its device
+// A case that shall run on every device is a loop test over KERNEL_TEST_DEVICES, one of the CPU alone (its threads,
+// quantised weights) over KERNEL_TEST_ISAS: libcheck forks it once a value of _i, so each process opens its device
 // first thing and oneDNN takes the same limit. kernel_test_open returns false where the processor lacks the set, and
 // for the last value where there is no CUDA device.
 //
@@ -36,7 +36,7 @@ typedef struct kernel_test {
     kern_stream *stream;
     kern_rows *rows;
     uint64_t seed;
-    bool cuda; // forward only
+    bool cuda;
     kernel_test_memory memory[KERNEL_TEST_MEMORY];
     int memories;
 } kernel_test;
@@ -186,7 +186,9 @@ static inline bool kernel_test_is_weight(kern_op op, size_t operand) {
     case KERN_OP_EMBED:
         return operand == 0;
     case KERN_OP_LINEAR:
+    case KERN_OP_LINEAR_BACKWARD_INPUT:
     case KERN_OP_BLOCK_LINEAR:
+    case KERN_OP_BLOCK_LINEAR_BACKWARD:
     case KERN_OP_HEAD_LOGITS:
     case KERN_OP_HEAD_LOSS:
         return operand == 1;

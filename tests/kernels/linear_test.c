@@ -498,6 +498,55 @@ START_TEST(refuses_what_it_cannot_do) {
 }
 END_TEST
 
+// Products that may round their operands to bf16, of numbers that bf16 holds: as exact as others. The device of a test
+// is opened anew.
+static bool open_fast(kernel_test *test) {
+    if (!kernel_test_open(test, KERNEL_TEST_ISAS, "cuda:0"))
+        return false;
+    kern_rows_free(test->rows);
+    kern_stream_close(test->stream);
+    kern_device_close(test->device);
+    const kern_device_options options = {.name = "cuda:0", .fast = true};
+    ck_assert_int_eq(kern_device_open(&options, &test->device, NULL, 0), KERN_OK);
+    ck_assert_int_eq(kern_stream_open(test->device, &test->stream), KERN_OK);
+    ck_assert_int_eq(kern_rows_create(test->device, 64, 8192, 256, 256, 1024, 1024, &test->rows), KERN_OK);
+    return true;
+}
+
+static void round_to_bf16(float *x, size_t count) {
+    for (size_t i = 0; i < count; i++) {
+        uint32_t bits = float_bits(x[i]) & 0xffff0000u;
+        memcpy(&x[i], &bits, sizeof bits);
+    }
+}
+
+START_TEST(fast_products_of_bf16_numbers) {
+    static const struct { int rows, cols, tokens; } fast_shapes[] = {{5, 3, 7}, {129, 70, 40}, {390, 257, 300}};
+    for (size_t s = 0; s < sizeof fast_shapes / sizeof fast_shapes[0]; s++) {
+        kernel_test test;
+        if (!open_fast(&test))
+            MESA_TEST_SKIP("no device %s", "cuda:0");
+        layer l = make_layer(&test, fast_shapes[s].rows, fast_shapes[s].cols, fast_shapes[s].tokens, KERN_F32);
+        round_to_bf16(l.x, l.x_count);
+        round_to_bf16(l.residual, l.y_count);
+        kernel_test_clear_rows(&test);
+        kernel_test_row(&test, KERN_ROW_PROMPT, -1, l.tokens, 0);
+        test.rows->merge = true;
+        kernel_test_prepare(&test);
+        const kern_linear_args args = layer_args(&l, true, true);
+        kernel_test_launch(&test, KERN_OP_LINEAR, &args);
+        double *want = kernel_test_zero_doubles(&test, l.y_count);
+        kern_ref_linear(l.tokens, l.rows, l.cols, kernel_test_widened(&test, l.x, l.x_count),
+                        kernel_test_widened(&test, l.w, l.w_count), kernel_test_widened(&test, l.bias, (size_t)l.rows),
+                        kernel_test_widened(&test, l.residual, l.y_count), want);
+        kernel_test_assert_norm(l.y, want, l.y_count, 1e-6);
+        check_backward(&test, &l);
+        kern_weight_free(l.weight);
+        kernel_test_close(&test);
+    }
+}
+END_TEST
+
 static Suite *linear_suite(void) {
     Suite *suite = suite_create("kernels/linear");
     TCase *tcase = tcase_create("linear");
@@ -509,11 +558,12 @@ static Suite *linear_suite(void) {
     tcase_add_loop_test(tcase, very_many_vectors, 0, KERNEL_TEST_DEVICES);
     tcase_add_loop_test(tcase, slices_and_groups_equal_reference, 0, KERNEL_TEST_DEVICES);
     tcase_add_loop_test(tcase, row_of_groups_alone_equals_row_in_batch, 0, KERNEL_TEST_DEVICES);
-    tcase_add_loop_test(tcase, backward_equals_reference, 0, KERNEL_TEST_ISAS);
-    tcase_add_loop_test(tcase, gradients_of_slices_and_groups, 0, KERNEL_TEST_ISAS);
+    tcase_add_loop_test(tcase, backward_equals_reference, 0, KERNEL_TEST_DEVICES);
+    tcase_add_loop_test(tcase, gradients_of_slices_and_groups, 0, KERNEL_TEST_DEVICES);
 #ifdef _OPENMP
     tcase_add_loop_test(tcase, threads_do_not_matter, 0, KERNEL_TEST_ISAS);
 #endif
+    tcase_add_test(tcase, fast_products_of_bf16_numbers);
     tcase_add_test(tcase, reference_backward_equals_differences);
     tcase_add_test(tcase, refuses_what_it_cannot_do);
     suite_add_tcase(suite, tcase);

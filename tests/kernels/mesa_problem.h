@@ -136,7 +136,7 @@ static inline kern_mesa_args arguments(const problem *p, bool snapshots) {
                             .state.f = p->slots,
                             .o.f = p->o,
                             .x.f = p->x,
-                            .snapshots.f = snapshots && !p->test->cuda ? p->snapshots : NULL,
+                            .snapshots.f = snapshots ? p->snapshots : NULL,
                             .report.p = p->report,
                             .mesa = p->mesa};
 }

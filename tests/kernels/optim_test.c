@@ -13,6 +13,7 @@ static void check_adamw(kernel_test *test, int64_t length, bool scaled) {
     double *parameter_want = kernel_test_widened(test, parameter, count),
            *m_want = kernel_test_zero_doubles(test, count);
     double *v_want = kernel_test_zero_doubles(test, count);
+    kernel_test_lend(test, &grad_scale, sizeof grad_scale);
     for (int step = 1; step <= 5; step++) {
         float *grad = kernel_test_floats(test, count, -1, 1);
         kern_ref_adamw at = rule;
@@ -47,7 +48,8 @@ START_TEST(adamw_equals_reference) {
     check_adamw(&test, 1, false);
     check_adamw(&test, 37, true);
     check_adamw(&test, 20011, false);
-    kern_adamw_args nothing = {{&test}, {&test}, {&test}, {&test}, {NULL}, 0, 1, 0, 0, 1, 0, 1, 1};
+    float *none = kernel_test_zero_floats(&test, 1);
+    kern_adamw_args nothing = {{none}, {none}, {none}, {none}, {NULL}, 0, 1, 0, 0, 1, 0, 1, 1};
     kernel_test_launch(&test, KERN_OP_ADAMW, &nothing);
     kernel_test_close(&test);
 }
@@ -68,6 +70,7 @@ START_TEST(square_sum_is_double_and_fixed) {
             for (int64_t j = 0; j < counts[i]; j++)
                 exact += (long double)x[j] * (long double)x[j];
             const double want = (double)exact;
+            kernel_test_lend(&test, &sum, sizeof sum);
             kern_square_sum_args args = {{x}, {&sum}, counts[i]};
             kernel_test_launch(&test, KERN_OP_SQUARE_SUM, &args);
             ck_assert_double_le(fabs(sum - want), 1e-14 * want);
@@ -82,6 +85,8 @@ END_TEST
 
 static float scale_of(kernel_test *test, double sum, float clip) {
     float scale = -1;
+    kernel_test_lend(test, &sum, sizeof sum);
+    kernel_test_lend(test, &scale, sizeof scale);
     kern_clip_scale_args args = {{&sum}, {&scale}, clip};
     kernel_test_launch(test, KERN_OP_CLIP_SCALE, &args);
     return scale;
@@ -120,9 +125,9 @@ END_TEST
 static Suite *optim_suite(void) {
     Suite *suite = suite_create("optim");
     TCase *tests = tcase_create("optim");
-    tcase_add_loop_test(tests, adamw_equals_reference, 0, KERNEL_TEST_ISAS);
-    tcase_add_loop_test(tests, square_sum_is_double_and_fixed, 0, KERNEL_TEST_ISAS);
-    tcase_add_loop_test(tests, clip_scale, 0, KERNEL_TEST_ISAS);
+    tcase_add_loop_test(tests, adamw_equals_reference, 0, KERNEL_TEST_DEVICES);
+    tcase_add_loop_test(tests, square_sum_is_double_and_fixed, 0, KERNEL_TEST_DEVICES);
+    tcase_add_loop_test(tests, clip_scale, 0, KERNEL_TEST_DEVICES);
     tcase_add_test(tests, arguments_are_checked);
     suite_add_tcase(suite, tests);
     return suite;

@@ -108,7 +108,7 @@ static inline kern_recurrence_args arguments(const problem *p, bool snapshots) {
                                   .skip.f = p->family.skip_width ? p->skip : NULL,
                                   .state.p = p->stored ? (void *)p->stored : (void *)p->slots,
                                   .o.f = p->o,
-                                  .snapshots.f = snapshots && !p->test->cuda ? p->snapshots : NULL,
+                                  .snapshots.f = snapshots ? p->snapshots : NULL,
                                   .family = p->family};
 }
 

@@ -60,7 +60,7 @@ START_TEST(wide_states_match_reference) {
         kernel_test_prepare(&test);
         problem p;
         make_problem(&p, &test, wide[i], 0.8);
-        run_forward(&p, true);
+        run_forward(&p, !test.cuda);
         check_forward(&p, 1e-6);
         kernel_test_close(&test);
     }
@@ -108,7 +108,7 @@ START_TEST(extreme_decays_are_exact) {
         make_problem(&p, &test, with_law(shapes[0], law), 0.8);
         for (size_t t = 0; t < p.tokens * p.decay_row; t++)
             p.g[t] = decays[t * 31 % 7];
-        run_forward(&p, true);
+        run_forward(&p, !test.cuda);
         check_forward(&p, 1e-6);
         kernel_test_close(&test);
     }
@@ -384,7 +384,7 @@ START_TEST(impossible_shapes_are_refused) {
     kern_recurrence_args args = arguments(&p, false);
     args.beta.f = NULL;
     kernel_test_assert_refused(&test, KERN_OP_RECURRENCE, &args, KERN_INVALID);
-    run_forward(&p, true);
+    run_forward(&p, !test.cuda);
     p.v[3] = NAN;
     run_forward(&p, false);
     ck_assert(isnan(p.o[3]) && !isnan(p.o[64 + 3]));

@@ -291,7 +291,7 @@ static Suite *short_conv_suite(void) {
     TCase *tests = tcase_create("short_conv");
     tcase_add_loop_test(tests, forward_equals_reference, 0, KERNEL_TEST_DEVICES);
     tcase_add_loop_test(tests, cuts_change_nothing, 0, KERNEL_TEST_DEVICES);
-    tcase_add_loop_test(tests, backward_equals_reference, 0, KERNEL_TEST_ISAS);
+    tcase_add_loop_test(tests, backward_equals_reference, 0, KERNEL_TEST_DEVICES);
     tcase_add_loop_test(tests, bits_are_free_of_threads, 0, KERNEL_TEST_ISAS);
     tcase_add_test(tests, shapes_are_checked);
     tcase_add_test(tests, reference_gradients);

@@ -84,14 +84,10 @@ static void probability_range(const kern_cpu *cpu, const kern_rows *rows, const 
     }
 }
 
-static bool planes_are_valid(int32_t loops, int32_t stride) {
-    return loops >= 1 && loops <= KERN_MAX_LOOPS && stride >= 1;
-}
-
 KERN_PREPARE(exit_probability, kern_exit_probability_args) {
     (void)cpu;
     *thread_bytes = 0;
-    return planes_are_valid(a->loops, a->stride) && a->z.ref && a->p.ref ? KERN_OK : KERN_INVALID;
+    return kern_exit_probability_check(a);
 }
 
 KERN_RUN(exit_probability, kern_exit_probability_args) {
@@ -163,10 +159,7 @@ static void loss_range(const kern_cpu *cpu, const kern_rows *rows, const void *a
 KERN_PREPARE(exit_loss, kern_exit_loss_args) {
     (void)cpu;
     *thread_bytes = 0;
-    const bool known = a->objective >= KERN_EXIT_WEIGHTED && a->objective <= KERN_EXIT_PREVIOUS;
-    const bool operands = a->losses.ref && a->loss.ref && kern_operand_is(a->z, a->objective != KERN_EXIT_WEIGHTED) &&
-                          kern_operand_is(a->entropy, a->objective == KERN_EXIT_EXPECTED) && (a->z.ref || !a->dz.ref);
-    return planes_are_valid(a->loops, a->stride) && known && operands ? KERN_OK : KERN_INVALID;
+    return kern_exit_loss_check(a);
 }
 
 KERN_RUN(exit_loss, kern_exit_loss_args) {

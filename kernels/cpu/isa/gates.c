@@ -214,21 +214,10 @@ KERN_RUN(gates, kern_gates_args) {
 
 KERN_PREPARE(gates_backward, kern_gates_backward_args) {
     *thread_bytes = 0;
-    kern_status status = kern_gates_check(&a->gates);
-    if (status != KERN_OK)
-        return status;
-    kern_gates_operands has = kern_gates_operands_of(&a->gates);
-    bool trained_write = has.b || a->gates.write_law == KERN_WRITE_LAW_STEP;
-    bool complete = kern_operand_is(a->a, has.decay) && kern_operand_is(a->dg, has.decay) &&
-                    kern_operand_is(a->da, has.decay) && kern_operand_is(a->b, has.b) &&
-                    kern_operand_is(a->db, has.b) && (!trained_write || a->dbeta.ref) &&
-                    kern_operand_is(a->A_log, has.parameters) && kern_operand_is(a->dt_bias, has.parameters) &&
-                    kern_operand_is(a->grad_A_log, has.parameters) && kern_operand_is(a->grad_dt_bias, has.parameters);
-    if (!complete)
-        return KERN_INVALID;
-    if (has.parameters)
+    const kern_status status = kern_gates_backward_args_check(a);
+    if (status == KERN_OK && kern_gates_operands_of(&a->gates).parameters)
         *thread_bytes = kern_sum_workspace(cpu, sum_width(&a->gates));
-    return KERN_OK;
+    return status;
 }
 
 KERN_RUN(gates_backward, kern_gates_backward_args) {

@@ -1,0 +1,129 @@
+// SPDX-License-Identifier: Apache-2.0
+// Optimizer: AdamW, sum of squares of gradients, scale that clips their norm.
+//
+//     g = s grad;  m = b1 m + (1 - b1) g;  v = b2 v + (1 - b2) g^2
+//     p -= lr (m / c1 / (sqrt(v / c2) + eps) + weight_decay p),   c = 1 - b^step
+// The sum of squares is double: each block's threads add every other element in order, threads by halving, then one
+// block the blocks. The row table is not used.
+#include "kernels/cuda/elements.cuh"
+
+enum { THREADS = 256, QUAD = 4, SQUARE_BLOCKS = 1024 };
+
+static __global__ void __launch_bounds__(THREADS) adamw_kernel(const kern_adamw_args a, bool wide) {
+    cuda_begin();
+    cuda_await();
+    const int64_t i = ((int64_t)blockIdx.x * THREADS + threadIdx.x) * QUAD, left = a.count - i;
+    if (left <= 0)
+        return;
+    const float scale = a.grad_scale.f ? a.grad_scale.f[0] : 1.0f;
+    const float rest1 = 1.0f - a.beta1, rest2 = 1.0f - a.beta2;
+    const cuda_quad grad = cuda_load(a.grad.f + i, left, wide);
+    cuda_quad parameter = cuda_load(a.parameter.f + i, left, wide);
+    cuda_quad m = cuda_load(a.m.f + i, left, wide), v = cuda_load(a.v.f + i, left, wide);
+#pragma unroll
+    for (int j = 0; j < QUAD; j++) {
+        const float g = scale * grad.v[j];
+        m.v[j] = a.beta1 * m.v[j] + rest1 * g;
+        v.v[j] = a.beta2 * v.v[j] + rest2 * (g * g);
+        const float step = (m.v[j] / a.correction1) / (sqrtf(v.v[j] / a.correction2) + a.eps);
+        parameter.v[j] -= a.lr * (step + a.weight_decay * parameter.v[j]);
+    }
+    cuda_store(a.m.f + i, m, left, wide);
+    cuda_store(a.v.f + i, v, left, wide);
+    cuda_store(a.parameter.f + i, parameter, left, wide);
+}
+
+kern_status cuda_adamw_prepare(const kern_cuda *cuda, const void *args, size_t *workspace_bytes) {
+    (void)cuda;
+    (void)workspace_bytes;
+    const kern_adamw_args *a = (const kern_adamw_args *)args;
+    const bool complete = a->parameter.ref && a->grad.ref && a->m.ref && a->v.ref;
+    return !complete || a->count < 0 || !(a->correction1 > 0) || !(a->correction2 > 0) ? KERN_INVALID : KERN_OK;
+}
+
+kern_status cuda_adamw_run(const cuda_step *step, const void *args) {
+    const kern_adamw_args *a = (const kern_adamw_args *)args;
+    const bool wide =
+        cuda_is_wide(a->parameter.p) && cuda_is_wide(a->grad.p) && cuda_is_wide(a->m.p) && cuda_is_wide(a->v.p);
+    return cuda_start(step, adamw_kernel, cuda_blocks(a->count, THREADS * QUAD), THREADS, 0, *a, wide);
+}
+
+// ---------------------------------------------------------------------------------------------------- gradient norm
+
+// The sum over the block's threads; thread 0 has it.
+static __device__ __forceinline__ double block_sum(double x) {
+    __shared__ double shared[THREADS];
+    shared[threadIdx.x] = x;
+    for (int distance = THREADS / 2; distance > 0; distance /= 2) {
+        __syncthreads();
+        if ((int)threadIdx.x < distance)
+            shared[threadIdx.x] += shared[threadIdx.x + distance];
+    }
+    return shared[0];
+}
+
+static __global__ void __launch_bounds__(THREADS)
+    squares_kernel(const float *x, int64_t count, bool wide, double *partial) {
+    cuda_begin();
+    cuda_await();
+    double sum = 0;
+    for (int64_t i = ((int64_t)blockIdx.x * THREADS + threadIdx.x) * QUAD; i < count;
+         i += (int64_t)gridDim.x * THREADS * QUAD) {
+        const cuda_quad q = cuda_load(x + i, count - i, wide);
+#pragma unroll
+        for (int j = 0; j < QUAD; j++)
+            sum += (double)q.v[j] * (double)q.v[j];
+    }
+    sum = block_sum(sum);
+    if (threadIdx.x == 0)
+        partial[blockIdx.x] = sum;
+}
+
+static __global__ void __launch_bounds__(THREADS) add_squares_kernel(const double *partial, int blocks, double *total) {
+    cuda_begin();
+    cuda_await();
+    double sum = 0;
+    for (int i = threadIdx.x; i < blocks; i += THREADS)
+        sum += partial[i];
+    sum = block_sum(sum);
+    if (threadIdx.x == 0)
+        total[0] += sum;
+}
+
+kern_status cuda_square_sum_prepare(const kern_cuda *cuda, const void *args, size_t *workspace_bytes) {
+    (void)cuda;
+    const kern_square_sum_args *a = (const kern_square_sum_args *)args;
+    *workspace_bytes = sizeof(double) * SQUARE_BLOCKS;
+    return !a->x.ref || !a->sum.ref || a->count < 0 ? KERN_INVALID : KERN_OK;
+}
+
+kern_status cuda_square_sum_run(const cuda_step *step, const void *args) {
+    const kern_square_sum_args *a = (const kern_square_sum_args *)args;
+    double *partial = (double *)step->cuda->workspace;
+    const int wanted = cuda_blocks(a->count, THREADS * QUAD), blocks = wanted < SQUARE_BLOCKS ? wanted : SQUARE_BLOCKS;
+    const kern_status status =
+        cuda_start(step, squares_kernel, blocks, THREADS, 0, a->x.f, a->count, cuda_is_wide(a->x.p), partial);
+    return status ? status
+                  : cuda_start(step, add_squares_kernel, 1, THREADS, 0, (const double *)partial, blocks,
+                               (double *)a->sum.p);
+}
+
+// A norm that is not a number stays one in the scale, so that the caller's check of the step sees it.
+static __global__ void clip_kernel(const double *sum, float *scale, float clip) {
+    cuda_begin();
+    cuda_await();
+    const double wanted = clip > 0 ? (double)clip / (sqrt(sum[0]) + 1e-6) : 1.0;
+    scale[0] = wanted > 1.0 ? 1.0f : (float)wanted;
+}
+
+kern_status cuda_clip_scale_prepare(const kern_cuda *cuda, const void *args, size_t *workspace_bytes) {
+    (void)cuda;
+    (void)workspace_bytes;
+    const kern_clip_scale_args *a = (const kern_clip_scale_args *)args;
+    return a->sum.ref && a->scale.ref ? KERN_OK : KERN_INVALID;
+}
+
+kern_status cuda_clip_scale_run(const cuda_step *step, const void *args) {
+    const kern_clip_scale_args *a = (const kern_clip_scale_args *)args;
+    return cuda_start(step, clip_kernel, 1, 1, 0, (const double *)a->sum.p, a->scale.f, a->clip);
+}

@@ -1,0 +1,360 @@
+// SPDX-License-Identifier: Apache-2.0
+// The recurrence family's gradients chunk by chunk on the tensor cores (sm_90; models.md 11.4), with the operands and
+// strips of forward (recurrence_chunk.cu), B = (I + A)^-1 and E the decays between two tokens:
+//
+//   U = B w (V - e^c K S), or w V                       what the chunk's tokens write
+//   dU = e^(c_C - c) K G + scale P^T dO      M = B^T dU, or dU
+//   G = e^(c_C) G + scale (e^c Q)^T dO [- (e^c K)^T w M]
+//
+// prepare_kernel: a record for each chunk and state, and U by the delta rule, from the state before the chunk that
+// forward left. All chunks at once. states_kernel: a warp has 16 columns of G, transposed, in registers from a row's
+// last chunk to its first, and leaves M and the G of each chunk's end. pairs_kernel: all else of a chunk
+// (recurrence_pairs.cuh), all chunks at once.
+//
+// Groups of chunks, the row that is cut between two of them and numbers are those of recurrence_chunk.cu; groups go
+// backwards.
+#include "kernels/cuda/recurrence_backward_chunk.cuh"
+#include "kernels/cuda/recurrence_pairs.cuh"
+#include "kernels/cuda/recurrence_prepare.cuh"
+#include "kernels/cuda/recurrence_strip.cuh"
+
+constexpr int STATES_WARPS = 8;
+constexpr size_t GROUP_BYTES = (size_t)640 << 20;
+
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
+
+// --------------------------------------------------------------------------------------------------------------
+// written
+
+// U^T of a strip by a warp, from the state before the chunk.
+template <int D, bool CHANNEL>
+static __device__ __forceinline__ void write_strip(const gradients_group &group,
+                                                   const recurrence_record<D, CHANNEL> &record, const kern_chunk &chunk,
+                                                   int64_t item, const float *snapshot, const recurrence_strip &strip) {
+    const recurrence &a = group.b.a;
+    const int32_t lane = strip.lane;
+    split_block state[D / SPLIT_TILE] = {}, u[CHUNK_TILES];
+    split_powers powers, written_powers;
+    split_left s[D / SPLIT_TILE], written[CHUNK_TILES];
+#pragma unroll
+    for (int n = 0; n < D / SPLIT_TILE; n++)
+        strip_each(strip, [&](int half, int i, int32_t column) {
+            const int32_t d = n * SPLIT_TILE + column;
+            if (d < a.depth && strip.exists[i / 2])
+                state[n].v[half][i] = snapshot[(int64_t)d * group.b.snapshot_row + strip.column[i / 2]];
+        });
+    split_strip(state, powers, s);
+#pragma unroll
+    for (int n = 0; n < CHUNK_TILES; n++) {
+        strip_values(a, strip, chunk, n, u[n]);
+        strip_errors(record, strip, n, split_multiply_rows(s, record.k[n], lane), powers, u[n]);
+        strip_weigh(strip, n, record.weight, u[n]);
+    }
+    split_strip(u, written_powers, written);
+#pragma unroll
+    for (int n = 0; n < CHUNK_TILES; n++)
+        strip_solved(record, strip, n, strip_lower(written, record.system, n, lane), written_powers, u[n]);
+    store_tokens(group, strip, chunk, group.written, item, u);
+}
+
+// Every strip of the state; a record in shared memory.
+template <int D, bool CHANNEL>
+static __device__ void write_strips(const gradients_group &group, const recurrence_record<D, CHANNEL> &record,
+                                    const kern_chunk &chunk, int64_t item, int32_t state, int32_t warps) {
+    const recurrence &a = group.b.a;
+    const float *snapshot = gradients_snapshot(group.b, group.first + item / a.states, state);
+    for (int32_t number = threadIdx.x / CUDA_WARP; number * SPLIT_TILE < a.columns; number += warps)
+        write_strip(group, record, chunk, item, snapshot, recurrence_strip_of(a, state, number));
+}
+
+// --------------------------------------------------------------------------------------------------- states, backwards
+
+// Rows x (a tile of tokens each) times the transpose of a lower triangle: the sum over tiles n >= tile.
+static __device__ __forceinline__ split_sum strip_upper(const split_left (&x)[CHUNK_TILES], const split_tile *lower,
+                                                        int32_t tile, int32_t lane) {
+    split_sum sum = {};
+#pragma unroll
+    for (int n = 0; n < CHUNK_TILES; n++)
+        if (n >= tile)
+            split_multiply(sum, x[n], split_load_turned(lower[chunk_lower(n, tile)], lane));
+    return sum;
+}
+
+// dO^T of a tile of tokens.
+static __device__ __forceinline__ void load_outputs(const gradients_group &group, const recurrence_strip &strip,
+                                                    const kern_chunk &chunk, int n, split_block &o) {
+    const recurrence &a = group.b.a;
+    const float *from = gradients_output(group.b, chunk.token0, strip.state, 0);
+    strip_tokens(strip, chunk, from, (int64_t)a.outputs * a.columns, n,
+                 [&](int half, int c, bool exists, const float *row) {
+#pragma unroll
+                     for (int r = 0; r < 2; r++)
+                         o.v[half][2 * r + c] = exists && strip.exists[r] ? row[8 * r] : 0;
+                 });
+}
+
+// G^T less what the errors' readings give: (e^c K)^T w M; m: M^T.
+template <int D, bool CHANNEL>
+static __device__ __forceinline__ void retreat_by_keys(const recurrence_record<D, CHANNEL> &record,
+                                                       const recurrence_strip &strip, split_block (&m)[CHUNK_TILES],
+                                                       split_block (&grad)[D / SPLIT_TILE]) {
+    split_powers powers;
+    split_left left[CHUNK_TILES];
+#pragma unroll
+    for (int n = 0; n < CHUNK_TILES; n++)
+        strip_each(strip, [&](int half, int i, int32_t column) {
+            const int32_t token = n * SPLIT_TILE + column;
+            m[n].v[half][i] *= -record.weight[token] * record.key_start[token];
+        });
+    split_strip(m, powers, left);
+#pragma unroll
+    for (int n = 0; n < D / SPLIT_TILE; n++) {
+        const split_sum sum = strip_keys<D>(left, record.k, n, strip.lane);
+        strip_each(strip, [&](int half, int i, int32_t) {
+            grad[n].v[half][i] = fmaf(split_total(sum, half, i), powers.row[i / 2].inverse, grad[n].v[half][i]);
+        });
+    }
+}
+
+// One chunk of a strip by a warp.
+template <int D, bool CHANNEL, bool DELTA>
+static __device__ __forceinline__ void
+retreat(const gradients_group &group, const recurrence_record<D, CHANNEL> &record, const kern_chunk &chunk,
+        int64_t item, const recurrence_strip &strip, split_block (&grad)[D / SPLIT_TILE]) {
+    const int32_t lane = strip.lane;
+    const float scale = group.b.a.scale;
+    split_block m[CHUNK_TILES], x[CHUNK_TILES];
+    split_powers powers;
+    split_left left[CHUNK_TILES];
+    {
+        split_left g[D / SPLIT_TILE];
+        split_strip(grad, powers, g);
+#pragma unroll
+        for (int n = 0; n < CHUNK_TILES; n++) {
+            const split_sum sum = split_multiply_rows(g, recurrence_keys_to_end(record)[n], lane);
+            strip_each(strip, [&](int half, int i, int32_t column) {
+                m[n].v[half][i] =
+                    split_total(sum, half, i) * powers.row[i / 2].inverse * record.key_end[n * SPLIT_TILE + column];
+            });
+        }
+    }
+#pragma unroll
+    for (int n = 0; n < CHUNK_TILES; n++) {
+        load_outputs(group, strip, chunk, n, x[n]);
+        strip_each(strip, [&](int half, int i, int32_t) { x[n].v[half][i] *= scale * record.pairs_inverse[n]; });
+    }
+    split_strip(x, powers, left);
+#pragma unroll
+    for (int n = 0; n < CHUNK_TILES; n++) {
+        const split_sum sum = strip_upper(left, record.pairs, n, lane);
+        strip_each(strip, [&](int half, int i, int32_t) {
+            m[n].v[half][i] = fmaf(split_total(sum, half, i), powers.row[i / 2].inverse, m[n].v[half][i]);
+            if (DELTA)
+                m[n].v[half][i] *= record.system_inverse[n];
+        });
+    }
+    if (DELTA) {
+        split_strip(m, powers, left);
+#pragma unroll
+        for (int n = 0; n < CHUNK_TILES; n++) {
+            const split_sum sum = strip_upper(left, record.system, n, lane);
+            strip_each(strip, [&](int half, int i, int32_t) {
+                m[n].v[half][i] = split_total(sum, half, i) * powers.row[i / 2].inverse;
+            });
+        }
+    }
+    store_tokens(group, strip, chunk, group.answers, item, m);
+#pragma unroll
+    for (int n = 0; n < CHUNK_TILES; n++) {
+        load_outputs(group, strip, chunk, n, x[n]);
+        strip_each(strip, [&](int half, int i, int32_t column) {
+            x[n].v[half][i] *= scale * record.query_start[n * SPLIT_TILE + column];
+        });
+    }
+    split_strip(x, powers, left);
+#pragma unroll
+    for (int n = 0; n < D / SPLIT_TILE; n++)
+        strip_advance(record, strip, n, strip_keys<D>(left, record.q, n, lane), powers, grad[n]);
+    if constexpr (DELTA)
+        retreat_by_keys(record, strip, m, grad);
+}
+
+// Strips of a state by a warp each; item: a state and a slice of it.
+template <int D, bool CHANNEL, bool DELTA>
+static __device__ void run_states(const cuda_table *table, const gradients_group &group, int32_t row, int32_t slice,
+                                  states_shared<D, CHANNEL> &shared) {
+    const recurrence &a = group.b.a;
+    const int32_t warps = blockDim.x / CUDA_WARP, warp = threadIdx.x / CUDA_WARP;
+    const recurrence_strip strip = recurrence_strip_of(a, slice / a.slices, slice % a.slices * warps + warp);
+    const chunk_group records = {a, group.first, group.count, group.records, group.carry};
+    const chunk_run<float> run =
+        chunk_run_of(table, row, group.first, group.count, gradients_dstate(group.b, row, strip.state),
+                     group.carry + (int64_t)strip.state * a.depth * a.columns);
+    if (run.first >= run.last)
+        return;
+    if (threadIdx.x == 0)
+        begin_records<D, CHANNEL, true>(records, run, strip.state, warps, shared);
+    split_block grad[D / SPLIT_TILE] = {};
+#pragma unroll
+    for (int n = 0; n < D / SPLIT_TILE; n++)
+        if (run.to)
+            strip_places(a, strip, n, [&](int half, int i, int64_t at) { grad[n].v[half][i] = run.to[at]; });
+    __syncthreads();
+    for (int32_t at = 0; run.first + at < run.last; at++) {
+        const int32_t index = run.last - 1 - at, stage = at % STAGES<D, CHANNEL>;
+        const uint32_t parity = at / STAGES<D, CHANNEL> % 2;
+        const int64_t item = (int64_t)(index - group.first) * a.states + strip.state;
+        float *keep = group.grads + item * a.depth * group.pitch;
+#pragma unroll
+        for (int n = 0; n < D / SPLIT_TILE; n++)
+            strip_each(strip, [&](int half, int i, int32_t column) {
+                const int32_t d = n * SPLIT_TILE + column;
+                if (d < a.depth && strip.exists[i / 2])
+                    keep[(int64_t)d * group.pitch + strip.column[i / 2]] = grad[n].v[half][i];
+            });
+        cuda_mbarrier_wait(&shared.full[stage], parity);
+        retreat<D, CHANNEL, DELTA>(group, shared.record[stage], table->chunk[index], item, strip, grad);
+        __syncwarp();
+        if (strip.lane == 0)
+            cuda_mbarrier_arrive(&shared.empty[stage]);
+        if (threadIdx.x == 0) {
+            cuda_mbarrier_wait(&shared.empty[stage], parity);
+            bring<D, CHANNEL, true>(records, run, strip.state, at + STAGES<D, CHANNEL>, shared);
+        }
+        __syncwarp();
+    }
+#pragma unroll
+    for (int n = 0; n < D / SPLIT_TILE; n++)
+        if (run.from)
+            strip_places(a, strip, n, [&](int half, int i, int64_t at) { run.from[at] = grad[n].v[half][i]; });
+}
+
+#endif
+
+// ------------------------------------------------------------------------------------------------------------- kernels
+
+template <int D, bool DELTA>
+static __global__ void __launch_bounds__(PREPARE_THREADS, 2)
+    prepare_kernel(const cuda_table *table, const gradients_group group) {
+    cuda_begin();
+    cuda_await();
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
+    extern __shared__ __align__(128) char memory[];
+    prepare_shared<D> &shared = *(prepare_shared<D> *)memory;
+    const recurrence &a = group.b.a;
+    const int32_t state = blockIdx.x % a.states;
+    const kern_chunk chunk = table->chunk[group.first + blockIdx.x / a.states];
+    prepare_record<D>(table, a, chunk, state, false, shared);
+    if (threadIdx.x == 0)
+        cuda_bulk_store((recurrence_record<D, false> *)group.records + blockIdx.x, &shared.record,
+                        sizeof shared.record);
+    if (DELTA)
+        write_strips(group, shared.record, chunk, blockIdx.x, state, PREPARE_THREADS / CUDA_WARP);
+#endif
+}
+
+template <int D, bool CHANNEL, bool DELTA>
+static __global__ void __launch_bounds__(STATES_WARPS *CUDA_WARP, 1)
+    states_kernel(const cuda_table *table, const gradients_group group, int32_t first_row) {
+    cuda_begin();
+    cuda_await();
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
+    extern __shared__ __align__(128) char memory[];
+    const int32_t items = group.b.a.states * group.b.a.slices;
+    run_states<D, CHANNEL, DELTA>(table, group, first_row + blockIdx.x / items, blockIdx.x % items,
+                                  *(states_shared<D, CHANNEL> *)memory);
+#endif
+}
+
+template <int D, bool DELTA>
+static __global__ void __launch_bounds__(PAIRS_THREADS, 1)
+    pairs_kernel(const cuda_table *table, const gradients_group group, int32_t shared_by) {
+    cuda_begin();
+    cuda_await();
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
+    extern __shared__ __align__(128) char memory[];
+    const int32_t states = group.b.a.states, teams = states / shared_by, at = blockIdx.x / teams;
+    for (int32_t i = 0; i < shared_by; i++) {
+        const int32_t state = blockIdx.x % teams * shared_by + i;
+        pairs_run<D, DELTA>(table, group, group.first + at, state, *(pairs_shared<D> *)memory);
+    }
+#endif
+}
+
+// ----------------------------------------------------------------------------------------------------------- launching
+
+constexpr int DEPTH_LEAST = 64, DEPTH_MOST = 128;
+
+// Bytes of a chunk and state in the workspace.
+template <int D> static size_t item_bytes(const gradients_group &group) {
+    const recurrence &a = group.b.a;
+    const size_t tokens = (a.delta ? 2 : 1) * CHUNK * (size_t)group.pitch,
+                 state = (size_t)a.depth * (size_t)group.pitch;
+    return sizeof(recurrence_record<D, false>) + sizeof(float) * (tokens + state);
+}
+
+template <int D, bool DELTA> static kern_status launch_group(const cuda_step *step, gradients_group group) {
+    const recurrence &a = group.b.a;
+    const int32_t strips = (a.columns + SPLIT_TILE - 1) / SPLIT_TILE, rows = step->rows;
+    const int32_t shared_by = cuda_gradients_group(a);
+    const int warps = strips < STATES_WARPS ? strips : STATES_WARPS;
+    group.b.a.slices = (strips + warps - 1) / warps;
+    kern_status status = cuda_start(step, prepare_kernel<D, DELTA>, group.count * a.states, PREPARE_THREADS,
+                                    prepare_bytes<D>(), step->table, group);
+    if (!status)
+        status = cuda_start(step, states_kernel<D, false, DELTA>, rows * a.states * group.b.a.slices, warps * CUDA_WARP,
+                            states_bytes<D, false>(), step->table, group, 0);
+    return status ? status
+                  : cuda_start(step, pairs_kernel<D, DELTA>, group.count * (a.states / shared_by), PAIRS_THREADS,
+                               sizeof(pairs_shared<D>), step->table, group, shared_by);
+}
+
+template <int D, bool DELTA> static kern_status launch_groups(const cuda_step *step, gradients_group group) {
+    const recurrence &a = group.b.a;
+    const int32_t most = (int32_t)(GROUP_BYTES / (item_bytes<D>(group) * (size_t)a.states));
+    kern_status status = cuda_allow_shared(prepare_kernel<D, DELTA>, prepare_bytes<D>());
+    if (!status)
+        status = cuda_allow_shared(states_kernel<D, false, DELTA>, states_bytes<D, false>());
+    if (!status)
+        status = cuda_allow_shared(pairs_kernel<D, DELTA>, sizeof(pairs_shared<D>));
+    for (int32_t end = step->chunks; !status && end > 0; end = group.first) {
+        group.count = end < most ? end : most;
+        group.first = end - group.count;
+        const size_t items = (size_t)group.count * (size_t)a.states, tokens = CHUNK * (size_t)group.pitch;
+        float *floats = (float *)(group.records + items * sizeof(recurrence_record<D, false>));
+        group.grads = floats;
+        group.answers = floats + items * (size_t)a.depth * (size_t)group.pitch;
+        group.written = a.delta ? group.answers + items * tokens : NULL;
+        status = launch_group<D, DELTA>(step, group);
+    }
+    return status;
+}
+
+static int32_t pitch_of(const recurrence &a) {
+    return (a.columns + 3) / 4 * 4;
+}
+
+bool cuda_gradients_have_chunks(const kern_cuda *cuda, const recurrence &a) {
+    gradients_group group = {};
+    group.b.a = a;
+    group.pitch = pitch_of(a);
+    return cuda->overlaps && cuda->shared_limit >= sizeof(pairs_shared<DEPTH_MOST>) &&
+           cuda->shared_limit >= states_bytes<DEPTH_MOST, false>() && a.decay != KERN_DECAY_CHANNEL &&
+           a.depth <= DEPTH_MOST && a.readers == 1 && item_bytes<DEPTH_MOST>(group) * (size_t)a.states <= GROUP_BYTES;
+}
+
+size_t cuda_gradients_chunk_workspace(const recurrence &a) {
+    return GROUP_BYTES + sizeof(float) * (size_t)a.states * (size_t)a.depth * (size_t)a.columns;
+}
+
+kern_status cuda_gradients_chunks(const cuda_step *step, const recurrence_gradients &b, char *workspace) {
+    gradients_group group = {};
+    group.b = b;
+    group.pitch = pitch_of(b.a);
+    group.records = workspace;
+    group.carry = (float *)(workspace + GROUP_BYTES);
+    if (b.a.depth <= DEPTH_LEAST)
+        return b.a.delta ? launch_groups<DEPTH_LEAST, true>(step, group)
+                         : launch_groups<DEPTH_LEAST, false>(step, group);
+    return b.a.delta ? launch_groups<DEPTH_MOST, true>(step, group) : launch_groups<DEPTH_MOST, false>(step, group);
+}

@@ -1,0 +1,37 @@
+// SPDX-License-Identifier: Apache-2.0
+// What the kernels of the gradients' chunk form hand to each other (recurrence_backward_chunk.cu): records, U, M and G
+// of a group of chunks in the workspace.
+#ifndef KERNELS_CUDA_RECURRENCE_BACKWARD_CHUNK_CUH
+#define KERNELS_CUDA_RECURRENCE_BACKWARD_CHUNK_CUH
+
+#include "kernels/cuda/recurrence_backward.cuh"
+#include "kernels/cuda/recurrence_strip.cuh"
+
+// A group of chunks. An *item* is a chunk of it and a state; rows of V' floats lie `pitch` apart.
+struct gradients_group {
+    recurrence_gradients b;
+    int32_t first, count; // chunks
+    int32_t pitch;
+    char *records;  // (count, states)
+    float *carry;   // (states, D, V'): dL/dS of the row that is cut between two groups
+    float *grads;   // (items, D): G at the chunk's end
+    float *answers; // (items, CHUNK): M
+    float *written; // (items, CHUNK): U by the delta rule
+};
+
+// A strip of (tokens, V'), transposed.
+static __device__ __forceinline__ void store_tokens(const gradients_group &group, const recurrence_strip &strip,
+                                                    const kern_chunk &chunk, float *to, int64_t item,
+                                                    const split_block (&x)[CHUNK_TILES]) {
+    to += item * CHUNK * group.pitch;
+#pragma unroll
+    for (int n = 0; n < CHUNK_TILES; n++)
+        strip_tokens(strip, chunk, to, group.pitch, n, [&](int half, int c, bool exists, float *row) {
+#pragma unroll
+            for (int r = 0; r < 2; r++)
+                if (exists && strip.exists[r])
+                    row[8 * r] = x[n].v[half][2 * r + c];
+        });
+}
+
+#endif

@@ -1,0 +1,129 @@
+// SPDX-License-Identifier: Apache-2.0
+// Backward of the depthwise causal convolution, of rows without earlier state: with z[t,c] = bias[c] + sum_j
+// weight[c,j] x[t-W+1+j,c],
+//     dz = dy act'(z)    dx[t,c] = sum_l weight[c,W-1-l] dz[t+l,c]    dweight[c,j] += sum_t dz[t,c] x[t-W+1+j,c]
+// A thread owns a channel of some neighbouring tokens and goes through them from the last: it holds the W inputs that a
+// token sees and the dz of the W - 1 tokens behind it, which it makes again where they are another block's. Its sums
+// over tokens are in that order.
+#include "kernels/cuda/sums.cuh"
+
+enum { MAX_TAPS = 32, THREADS = 128, LEAST_TOKENS = 16 };
+
+// TAPS 0: as many as the arguments say, the windows in local memory.
+template <int TAPS> struct conv_windows {
+    static constexpr int ROOM = TAPS ? TAPS : MAX_TAPS;
+    float weight[ROOM], input[ROOM], dz[ROOM], dweight[ROOM], dbias;
+};
+
+// The token before: windows move by one; input[0] and dz[0] are to be filled.
+template <int TAPS> static __device__ __forceinline__ void move_windows(conv_windows<TAPS> &w, int32_t taps) {
+#pragma unroll
+    for (int j = conv_windows<TAPS>::ROOM - 1; j > 0; j--)
+        if (TAPS || j < taps) {
+            w.input[j] = w.input[j - 1];
+            w.dz[j] = w.dz[j - 1];
+        }
+}
+
+// dz of token t; its inputs are those of the window that its document has.
+template <int TAPS>
+static __device__ __forceinline__ float output_gradient(const kern_short_conv_backward_args &a,
+                                                        const conv_windows<TAPS> &w, int32_t taps, int32_t t,
+                                                        int32_t start, int32_t c, float bias) {
+    const float dy = a.dy.f[(int64_t)t * a.channels + c];
+    if (a.activation == KERN_IDENTITY)
+        return dy;
+    float z = bias, value;
+#pragma unroll
+    for (int j = 0; j < conv_windows<TAPS>::ROOM; j++)
+        if ((TAPS || j < taps) && t - taps + 1 + j >= start)
+            z = fmaf(w.weight[j], w.input[j], z);
+    return dy * cuda_activation_slope(a.activation, z, &value);
+}
+
+// dx of token t and what it adds to the weight's gradient.
+template <int TAPS>
+static __device__ __forceinline__ void token_gradients(const cuda_table *table, const kern_short_conv_backward_args &a,
+                                                       conv_windows<TAPS> &w, int32_t taps, int32_t t, int32_t start,
+                                                       int32_t tokens, int32_t c) {
+    float dx = 0;
+#pragma unroll
+    for (int l = 0; l < conv_windows<TAPS>::ROOM; l++)
+        if ((TAPS || l < taps) && t + l < tokens && table->token_start[t + l] <= t)
+            dx = fmaf(w.weight[taps - 1 - l], w.dz[l], dx);
+    a.dx.f[(int64_t)t * a.channels + c] = dx;
+#pragma unroll
+    for (int j = 0; j < conv_windows<TAPS>::ROOM; j++)
+        if ((TAPS || j < taps) && t - taps + 1 + j >= start)
+            w.dweight[j] = fmaf(w.dz[0], w.input[j], w.dweight[j]);
+    w.dbias = __fadd_rn(w.dbias, w.dz[0]);
+}
+
+// partial: (blocks, channels * taps, then channels).
+template <int TAPS>
+static __global__ void __launch_bounds__(THREADS)
+    conv_backward_kernel(const cuda_table *table, const kern_short_conv_backward_args a, int32_t each, float *partial) {
+    cuda_begin();
+    cuda_await();
+    const int32_t taps = TAPS ? TAPS : a.taps, c = (int32_t)(blockIdx.y * THREADS + threadIdx.x);
+    const int32_t tokens = table->n_tokens, first = (int32_t)blockIdx.x * each;
+    const int32_t end = first + each < tokens ? first + each : tokens;
+    const int32_t last = end + taps - 1 < tokens ? end + taps - 1 : tokens; // dz is needed up to here
+    if (c >= a.channels || first >= tokens)
+        return;
+    conv_windows<TAPS> w = {};
+    const int64_t row = (int64_t)a.channel0 + c;
+    const float bias = a.bias.f ? a.bias.f[row] : 0.0f;
+#pragma unroll
+    for (int j = 0; j < conv_windows<TAPS>::ROOM; j++)
+        if (TAPS || j < taps)
+            w.weight[j] = a.weight.f[row * taps + j];
+#pragma unroll
+    for (int j = 1; j < conv_windows<TAPS>::ROOM; j++) // input[j] of the token behind the last is input[j - 1] here
+        if ((TAPS || j < taps) && last - taps + j >= 0)
+            w.input[j - 1] = a.x.f[(int64_t)(last - taps + j) * a.channels + c];
+    for (int32_t t = last - 1; t >= first; t--) {
+        const int32_t start = table->token_start[t], source = t - taps + 1;
+        move_windows<TAPS>(w, taps);
+        w.input[0] = source >= 0 ? a.x.f[(int64_t)source * a.channels + c] : 0.0f;
+        w.dz[0] = output_gradient<TAPS>(a, w, taps, t, start, c, bias);
+        if (t < end)
+            token_gradients<TAPS>(table, a, w, taps, t, start, tokens, c);
+    }
+    float *own = partial + (int64_t)blockIdx.x * a.channels * (taps + 1);
+#pragma unroll
+    for (int j = 0; j < conv_windows<TAPS>::ROOM; j++)
+        if (TAPS || j < taps)
+            own[(int64_t)c * taps + j] = w.dweight[j];
+    own[(int64_t)a.channels * taps + c] = w.dbias;
+}
+
+kern_status cuda_short_conv_backward_prepare(const kern_cuda *cuda, const void *args, size_t *workspace_bytes) {
+    (void)cuda;
+    const kern_short_conv_backward_args *a = (const kern_short_conv_backward_args *)args;
+    if (!a->x.ref || !a->weight.ref || !a->dy.ref || !a->dx.ref || !a->grad_weight.ref || a->dx.ref == a->x.ref ||
+        a->dx.ref == a->dy.ref)
+        return KERN_INVALID;
+    if (a->channels < 1 || a->channel0 < 0 || a->taps < 1 || !kern_activation_is_valid(a->activation))
+        return KERN_INVALID;
+    *workspace_bytes = cuda_sum_bytes((int64_t)a->channels * (a->taps + 1), CUDA_SUM_BLOCKS);
+    return a->taps > MAX_TAPS ? KERN_UNSUPPORTED : KERN_OK;
+}
+
+kern_status cuda_short_conv_backward_run(const cuda_step *step, const void *args) {
+    const kern_short_conv_backward_args *a = (const kern_short_conv_backward_args *)args;
+    const cuda_sum_cut cut = cuda_sum_cut_of(step->tokens, LEAST_TOKENS, CUDA_SUM_BLOCKS);
+    const dim3 grid((unsigned)cut.blocks, (unsigned)cuda_blocks(a->channels, THREADS));
+    float *partial = (float *)step->cuda->workspace;
+    const int32_t weights = a->channels * a->taps;
+    const int64_t stride = (int64_t)weights + a->channels;
+    auto *kernel = a->taps == 4 ? conv_backward_kernel<4> : conv_backward_kernel<0>;
+    kern_status status = cuda_start(step, kernel, grid, THREADS, 0, step->table, *a, cut.each, partial);
+    float *grad = a->grad_weight.f + (int64_t)a->channel0 * a->taps;
+    if (!status)
+        status = cuda_add_partials(step, {partial, grad, stride, cut.blocks, weights, 1, 1});
+    if (!status && a->grad_bias.f)
+        status = cuda_add_partials(
+            step, {partial + weights, a->grad_bias.f + a->channel0, stride, cut.blocks, a->channels, 1, 1});
+    return status;
+}
