@@ -2,8 +2,7 @@
 // The table of options and the four sources that fill it, weakest first: defaults, file, environment, command line.
 //
 // One row an option: its name, how its value is read, where it is kept, its range, its default and its help. Help, the
-// printed configuration, the environment's names and the file's keys all come from the row. Main thread, before any
-// other thread runs.
+// printed configuration, the environment's names and the file's keys all come from the row. One thread at a time.
 #include "server/config_private.h"
 
 #include <ctype.h>
@@ -668,7 +667,7 @@ static eng_status resolve_credentials(srv_config *config, char *const *environme
 
 eng_status srv_config_load(srv_config *config, int argument_count, char *const *argument_values,
                            char *const *environment, srv_config_action *action, eng_error *error) {
-    *config = (srv_config){0};
+    *config = (srv_config){.argument_count = argument_count, .arguments = argument_values, .environment = environment};
     *action = SRV_CONFIG_RUN;
     loader loader = {.config = config, .error = error};
     const arguments arguments = {.count = argument_count, .next = 1, .values = argument_values};
