@@ -106,6 +106,8 @@ typedef struct eng_model_info {
     int32_t eos_id;              // the first of the end-of-text ids; -1: none
     const char *chat_template;   // its text; NULL: none
     bool has_tokenizer, has_mesa;
+    bool fast;                     // as opened
+    uint64_t prefix_audit;         // as opened; 0 with fast
     bool has_loops, has_exit_gate; // max_loops, exit_threshold choose the loop at which a token's output is read
     int32_t max_rows, chunk;       // rows a step; tokens of a chunk
     int32_t prompt_tokens;         // of prompts a step beside generated tokens

@@ -265,13 +265,15 @@ static eng_status start_serving(const eng_options *options, pool_size size, eng_
     engine->info.max_rows = size.slots;
     engine->info.prompt_tokens = size.prompt_chunks * engine->info.chunk;
     engine->info.pool_bytes = size.bytes;
+    engine->info.fast = options->fast;
+    engine->info.prefix_audit = options->fast ? 0 : options->prefix_audit;
     eng_scheduler_options scheduler = {
         .rules = {.model = model, .tokenizer = engine->tokenizer, .context_length = engine->info.context_length},
         .pool = engine->pool,
         .timelines = engine->timelines,
         .durable = engine->durable,
         .prefix = engine->prefix,
-        .audit = options->fast ? 0 : options->prefix_audit,
+        .audit = engine->info.prefix_audit,
         .batch = engine->batch,
         .stream = engine->stream,
         .chunk = engine->info.chunk,
