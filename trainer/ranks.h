@@ -19,9 +19,10 @@ typedef struct trn_ranks trn_ranks;
 
 // Meets the other ranks. wait: seconds that a rank is waited for, now and later. *out is NULL where place->ranks is 1.
 ENG_CHECKED eng_status trn_ranks_open(const trn_rank_place *place, double wait, trn_ranks **out, eng_error *error);
-// Parts. status and error: how this rank ends, which the others are told of when it is a failure of its own; after
-// ENG_OK it first waits for all of them.
-void trn_ranks_close(trn_ranks *ranks, eng_status status, const eng_error *error);
+// Parts. status and *error: how this rank ends, which the others are told of when it is a failure of its own; after
+// ENG_OK it first waits for all of them. Returns what the run ends with here: a failure that came of another rank's end
+// gives way to that, in *error too.
+ENG_CHECKED eng_status trn_ranks_close(trn_ranks *ranks, eng_status status, eng_error *error);
 
 int32_t trn_ranks_own(const trn_ranks *ranks);
 int32_t trn_ranks_count(const trn_ranks *ranks);

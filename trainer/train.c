@@ -69,8 +69,7 @@ static eng_status train(const train_options *o, const sigset_t *signals, trn_ran
         status = trn_ranks_open(place, o->rank_wait, &ranks, error);
     if (status == ENG_OK)
         status = train_as(o, ranks, signals, error);
-    trn_ranks_close(ranks, status, error);
-    return status;
+    return trn_ranks_close(ranks, status, error);
 }
 
 static eng_status check_options(const train_options *o, eng_error *error) {

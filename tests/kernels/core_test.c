@@ -62,6 +62,22 @@ START_TEST(names_that_are_refused) {
 }
 END_TEST
 
+START_TEST(a_device_without_groups_says_so) {
+    kern_device *device = NULL;
+    kern_group *group = NULL;
+    unsigned char id[KERN_GROUP_ID] = {0};
+    char reason[160] = "";
+    ck_assert_int_eq(kern_device_open(&(kern_device_options){.name = "cpu"}, &device, NULL, 0), KERN_OK);
+    ck_assert_int_eq(kern_group_name(device, id, reason, sizeof reason), KERN_UNSUPPORTED);
+    ck_assert_str_eq(reason, "this device has no groups");
+    ck_assert_int_eq(kern_group_open(device, id, 0, 2, &group, NULL, 0), KERN_UNSUPPORTED);
+    ck_assert_int_eq(kern_group_open(device, id, 2, 2, &group, NULL, 0), KERN_INVALID);
+    ck_assert_ptr_null(group);
+    kern_group_close(NULL);
+    kern_device_close(device);
+}
+END_TEST
+
 START_TEST(cpu_describes_itself) {
     static const struct {
         const char *name;
@@ -490,6 +506,7 @@ static Suite *core_suite(void) {
     tcase_add_test(tests, operations_have_names_and_sizes);
     tcase_add_test(tests, statuses_have_texts);
     tcase_add_test(tests, names_that_are_refused);
+    tcase_add_test(tests, a_device_without_groups_says_so);
     tcase_add_test(tests, cpu_describes_itself);
     tcase_add_loop_test(tests, instruction_set_is_chosen, 0, KERNEL_TEST_ISAS);
     tcase_add_test(tests, memory);
