@@ -206,7 +206,8 @@ static eng_status open_device(trn_run *run, eng_error *error) {
         snprintf(own, sizeof own, "cuda:%d", trn_ranks_local(run->ranks));
         name = own;
     }
-    kern_status opened = kern_device_open(&(kern_device_options){.name = name}, &run->device, reason, sizeof reason);
+    kern_status opened = kern_device_open(&(kern_device_options){.name = name, .threads = (int32_t)run->config.threads},
+                                          &run->device, reason, sizeof reason);
     if (opened != KERN_OK)
         return eng_fail(error, ENG_DEVICE, "device %s: %s", name, reason[0] ? reason : kern_status_text(opened));
     return trn_ranks_use(run->ranks, run->device, error);

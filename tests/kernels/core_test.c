@@ -231,6 +231,20 @@ static const char a_module[] =
     "                                            .open = open_it, .close = close_it};\n"
     "const struct kern_backend *kern_module_v1(const kern_host *h) { return h->abi == KERN_ABI ? &backend : NULL; }\n";
 
+START_TEST(a_team_is_as_small_as_asked) {
+    kern_device *device = NULL;
+    const kern_device_options one = {.name = "cpu", .threads = 1}, many = {.name = "cpu", .threads = 4096};
+    kernel_test_threads(2);
+    ck_assert_int_eq(kern_device_open(&one, &device, NULL, 0), KERN_OK);
+    ck_assert_int_eq(kern_device_describe(device)->threads, 1);
+    kern_device_close(device);
+    kernel_test_threads(2);
+    ck_assert_int_eq(kern_device_open(&many, &device, NULL, 0), KERN_OK);
+    ck_assert_int_le(kern_device_describe(device)->threads, 2);
+    kern_device_close(device);
+}
+END_TEST
+
 START_TEST(modules) {
     char folder[64], text[2048];
     snprintf(text, sizeof text, "#define CHANGE 0\n%s", a_module);
@@ -512,6 +526,7 @@ static Suite *core_suite(void) {
     tcase_add_test(tests, memory);
     tcase_add_test(tests, memory_is_taken_when_it_is_touched);
     tcase_add_test(tests, launch_never_allocates);
+    tcase_add_test(tests, a_team_is_as_small_as_asked);
     tcase_add_test(tests, modules);
     tcase_add_test(tests, rows_are_cut_at_the_grid);
     tcase_add_test(tests, chunk_capacity_suffices);
