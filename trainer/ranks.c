@@ -310,7 +310,6 @@ eng_status trn_ranks_agree(trn_ranks *ranks, const char *what, const char *text,
 // parting
 
 static void release(trn_ranks *ranks) {
-    kern_group_close(ranks->group);
     for (int32_t r = 0; ranks->control && r < ranks->ranks; r++)
         trn_link_close(&ranks->control[r]);
     trn_link_close(&ranks->next);

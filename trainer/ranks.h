@@ -48,6 +48,9 @@ trn_part trn_rank_part(int64_t floats, int32_t rank, int32_t ranks);
 
 // Chooses the way for the memory of this device.
 ENG_CHECKED eng_status trn_ranks_use(trn_ranks *ranks, kern_device *device, eng_error *error);
+// Gives the way up, and what of it is not done, which would keep the device from freeing memory when a rank was lost.
+// Before the device is closed.
+void trn_ranks_leave(trn_ranks *ranks);
 // data: device memory, `floats` of them, the same block in every rank. Sum: this rank's part becomes the sum of all
 // ranks'; what the other parts hold then is of no use. Gather: the other parts become what their ranks hold. Both
 // follow what the stream was given, and may go on beside what it is given afterwards until it is joined.

@@ -303,6 +303,7 @@ eng_status trn_run_resume(trn_run *run, const char *dir, const trn_run_state *st
 }
 
 void trn_run_close(trn_run *run) {
+    trn_ranks_leave(run->ranks);
     for (int32_t i = 0; run->row && i < run->own_rows; i++)
         trn_row_free(&run->row[i]);
     free(run->row);
