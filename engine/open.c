@@ -161,8 +161,7 @@ static eng_status check_pool(const kern_device_info *device, pool_size size, eng
 
 // Bytes that may be taken, as far as anybody counts them; 0: nobody does.
 static uint64_t memory_left(const eng_options *options, const kern_device_info *device) {
-    const uint64_t free = device->memory_free, limit = options->memory_limit;
-    return free == 0 || (limit > 0 && limit < free) ? limit : free;
+    return device->memory_free ? device->memory_free : options->memory_limit;
 }
 
 // What is too large is refused before anything is loaded; all of it where it is counted what is free.

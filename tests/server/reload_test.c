@@ -179,6 +179,23 @@ START_TEST(a_queue_grows) {
 }
 END_TEST
 
+// Of connections that come later: one that is silent is closed.
+START_TEST(times_take_effect) {
+    answer answer;
+
+    start("idle_time = 3600\n");
+    write_config("idle_time = 1\n");
+    reload(true);
+    const int client = client_connect(&server);
+    client_ask(client, "GET", "/health", "", NULL);
+    client_read(client, &answer, false);
+    answer_free(&answer);
+    ck_assert(client_closed(client));
+    close(client);
+    ck_assert_int_eq(fixture_stop(&server), 0);
+}
+END_TEST
+
 START_TEST(some_options_need_a_restart) {
     start("max_tokens = 5\n");
     write_config("max_tokens = 6\nsocket_mode = 0600\nstore = /tmp/elsewhere\ndevice = cpu,cpu\nconnections = 7\n"
@@ -569,6 +586,7 @@ static Suite *reload_suite(void) {
     tcase_add_checked_fixture(tests, make_config, remove_config);
     tcase_add_test(tests, options_take_effect);
     tcase_add_test(tests, a_queue_grows);
+    tcase_add_test(tests, times_take_effect);
     tcase_add_test(tests, some_options_need_a_restart);
     tcase_add_test(tests, a_wrong_file_changes_nothing);
     tcase_add_test(tests, an_unchanged_model_is_not_touched);
