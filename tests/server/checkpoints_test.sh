@@ -24,7 +24,7 @@ truncate -s -64 "$folder/damaged/model.safetensors"
 # ---- asking ----------------------------------------------------------------------------------------------------------
 
 ask() { # METHOD PATH [BODY]: the answer, a line with its status behind it
-    curl -sS --max-time 100 --unix-socket "$folder/socket" -w '\n%{http_code}' -X "$1" \
+    curl -sS --max-time 600 --unix-socket "$folder/socket" -w '\n%{http_code}' -X "$1" \
         -H 'Content-Type: application/json' ${3:+--data-binary "$3"} "http://localhost$2"
 }
 expect() { # STATUS PATTERN WHAT ANSWER
@@ -52,7 +52,7 @@ figure() { # SAMPLE: its value
 wait_for() { # WHAT COMMAND...
     local what=$1
     shift
-    for _ in $(seq 1200); do
+    for _ in $(seq 6000); do
         "$@" && return 0
         kill -0 "$server" 2>/dev/null || break
         sleep 0.05
@@ -87,7 +87,7 @@ live() { # STORE
     configure
     "$build/mesa-server" "${options[@]}" --listen "unix:$folder/socket" >"$folder/server.log" 2>&1 &
     server=$!
-    wait_for "readiness" curl -fsS -o "$folder/ready" --max-time 5 --unix-socket "$folder/socket" \
+    wait_for "readiness" curl -fsS -o "$folder/ready" --max-time 60 --unix-socket "$folder/socket" \
         http://localhost/health/ready 2>/dev/null || return
     expected=$(text "$(ask POST /v1/completions "{\"model\":\"moving\",$long}")")
     still=$(create still) moving=$(create moving)
@@ -97,7 +97,7 @@ live() { # STORE
     before=$(model_field moving .meta.fingerprint) created=$(model_field still .created)
 
     # Another checkpoint, while a stream of the old one runs.
-    curl -sSN --max-time 100 --unix-socket "$folder/socket" -H 'Content-Type: application/json' \
+    curl -sSN --max-time 600 --unix-socket "$folder/socket" -H 'Content-Type: application/json' \
         -d "{\"model\":\"moving\",$long,\"stream\":true}" http://localhost/v1/completions >"$folder/stream" &
     stream=$!
     wait_for "the stream begins" test -s "$folder/stream"

@@ -16,6 +16,7 @@ enum { ROWS = 4, CHUNK = 64 };
 struct eng_engine {
     eng_model_info info;
     uint64_t queue_requests, next_id, count;
+    int number;           // the first that was opened is 1
     char bytes[FAKE_BOS]; // of eng_token_bytes
     fake_request *first;  // oldest first
     bool stepping;
@@ -98,7 +99,7 @@ eng_status eng_open(const eng_options *options, eng_engine **out, eng_error *err
     for (int i = 0; i < FAKE_BOS; i++)
         engine->bytes[i] = (char)i;
     describe_folder(dir, &engine->info.fingerprint);
-    atomic_fetch_add(&controls.opened, 1);
+    engine->number = atomic_fetch_add(&controls.opened, 1) + 1;
     *out = engine;
     return ENG_OK;
 }
@@ -325,12 +326,16 @@ static void drop_ended(eng_engine *engine) {
     }
 }
 
-static void begin_step(void) {
+static bool is_held(const eng_engine *engine) {
+    return atomic_load(&controls.held) == engine->number;
+}
+
+static void begin_step(const eng_engine *engine) {
     const int step_us = atomic_load(&controls.step_us);
 
     while (atomic_load(&controls.stuck))
         sleep_us(1000);
-    sleep_us(step_us == 0 && atomic_load(&controls.held) ? 1000 : step_us);
+    sleep_us(step_us == 0 && is_held(engine) ? 1000 : step_us);
 }
 
 eng_status eng_step(eng_engine *engine, eng_event_fn on_event, void *context, bool *worked, eng_error *error) {
@@ -346,9 +351,9 @@ eng_status eng_step(eng_engine *engine, eng_event_fn on_event, void *context, bo
         if (at->paused)
             continue;
         if (!*worked)
-            begin_step();
+            begin_step(engine);
         *worked = true;
-        if (atomic_load(&controls.held) || must_wait(at))
+        if (is_held(engine) || must_wait(at))
             continue;
         advance(engine, at, on_event, context);
     }

@@ -21,7 +21,7 @@ typedef struct fake_engine_controls {
     atomic_int refuse_open; // there is no memory for one more engine
     atomic_int revision;    // of the files in folders with "demo" in their name
     atomic_int stuck;       // a step lasts as long as it is set
-    atomic_int held;        // steps come and go, and nothing is read or drawn in them
+    atomic_int held;        // number of the engine whose steps come and go with nothing read or drawn; 0: none
     atomic_int step_us;
     atomic_int text_bytes;        // letters: bytes of each token's text; 0: one
     atomic_int fail_step;         // the next step fails as a lost device does

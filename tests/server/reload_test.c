@@ -95,10 +95,7 @@ static int ask(const char *body) {
     return status;
 }
 
-static int wanted_active, wanted_closed, wanted_opening;
-static bool enough_active(void) {
-    return atomic_load(&fake_engine()->active) >= wanted_active;
-}
+static int wanted_closed, wanted_opening;
 static bool enough_closed(void) {
     return atomic_load(&fake_engine()->closed) >= wanted_closed;
 }
@@ -158,18 +155,15 @@ START_TEST(a_queue_grows) {
     atomic_store(&fake_engine()->step_us, 2000);
     const int running = client_connect(&server), first = client_connect(&server);
     client_post(running, "/v1/completions", "{\"max_tokens\":60000,\"stream\":true}");
-    wanted_active = 1;
-    wait_for(enough_active, "it runs");
+    wait_engine_active(1);
     client_post(first, "/v1/completions", "{\"max_tokens\":60000,\"stream\":true}");
-    wanted_active = 2;
-    wait_for(enough_active, "one waits");
+    wait_engine_active(2); // one waits
     ck_assert_int_eq(ask("{}"), 429);
     write_config("queue_requests = 2\nrows = 1\n");
     reload(true);
     const int second = client_connect(&server);
     client_post(second, "/v1/completions", "{\"max_tokens\":60000,\"stream\":true}");
-    wanted_active = 3;
-    wait_for(enough_active, "two wait");
+    wait_engine_active(3); // two wait
     ck_assert_int_eq(ask("{}"), 429);
     close(running);
     close(first);
@@ -264,7 +258,7 @@ START_TEST(what_runs_ends_on_the_old_engine) {
     sse sse;
 
     start("");
-    atomic_store(&fake_engine()->step_us, 5000);
+    atomic_store(&fake_engine()->held, 1);
     int clients[6];
     for (int i = 0; i < 6; i++)
         clients[i] = client_connect(&server);
@@ -274,8 +268,7 @@ START_TEST(what_runs_ends_on_the_old_engine) {
                     : i == 2 ? "{\"max_tokens\":40,\"n\":2,\"seed\":7}"
                              : "{\"max_tokens\":40,\"seed\":7}");
     client_post(clients[4], "/v1/completions", "{\"max_tokens\":40,\"seed\":7}");
-    wanted_active = 6;
-    wait_for(enough_active, "all run or wait");
+    wait_engine_active(6); // all run or wait
     client_puts(clients[5], "POST /v1/completions HTTP/1.1\r\nHost: t\r\nContent-Type: application/json\r\n"
                             "Content-Length: 16\r\n\r\n{");
     char *before = fingerprint();
@@ -286,6 +279,7 @@ START_TEST(what_runs_ends_on_the_old_engine) {
     ck_assert_int_eq(atomic_load(&fake_engine()->opened), 2);
     expect_ready();
     ck_assert_int_eq(ask("{\"max_tokens\":1}"), 200); // does not wait for those
+    atomic_store(&fake_engine()->held, 0);
     client_puts(clients[5], body + 1);
     client_read(clients[5], &answer, false);
     ck_assert_int_eq(answer.status, 200);
@@ -359,15 +353,15 @@ START_TEST(models_come_and_go) {
     reload(true);
     ck_assert_int_eq(ask("{\"model\":\"plain\"}"), 200);
     ck_assert_int_eq(atomic_load(&fake_engine()->opened), 2);
-    atomic_store(&fake_engine()->step_us, 5000);
+    atomic_store(&fake_engine()->held, 1);
     const int client = client_connect(&server);
     client_post(client, "/v1/completions", "{\"model\":\"demo\",\"max_tokens\":30}");
-    wanted_active = 1;
-    wait_for(enough_active, "it runs");
+    wait_engine_active(1);
     write_config("model = plain=/models/plain\n");
     reload(true);
     ck_assert_int_eq(ask("{\"model\":\"demo\"}"), 404);
     ck_assert_int_eq(ask("{}"), 200); // plain is the first now
+    atomic_store(&fake_engine()->held, 0);
     client_read(client, &answer, false);
     ck_assert_int_eq(answer.status, 200);
     answer_free(&answer);
@@ -476,16 +470,16 @@ START_TEST(a_signal_while_the_server_ends_does_nothing) {
     answer answer;
 
     start("");
-    atomic_store(&fake_engine()->step_us, 5000);
+    atomic_store(&fake_engine()->held, 1);
     const int client = client_connect(&server);
     client_post(client, "/v1/completions", "{\"max_tokens\":60}");
-    wanted_active = 1;
-    wait_for(enough_active, "it runs");
+    wait_engine_active(1);
     atomic_store(&fake_engine()->revision, 1);
     srv_server_stop(server.server);
     wait_for_log("no new requests");
     srv_server_reload(server.server);
     wait_for_log("nothing is read again: the server ends");
+    atomic_store(&fake_engine()->held, 0);
     client_read(client, &answer, false);
     ck_assert_int_eq(answer.status, 200);
     answer_free(&answer);
