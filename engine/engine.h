@@ -62,12 +62,12 @@ typedef struct eng_options {
     eng_state_storage state_storage; // BF16: on a GPU alone
     uint64_t state_budget;           // bytes for states and KV pages; 0: room for max_rows states and 2^16 KV tokens.
                                      // A looped model's tokens that wait for loops are part of a state here
-    uint64_t memory_limit;           // more bytes than this are refused before any is taken; 0: what the device has
-    uint64_t session_budget;         // bytes for timelines that are kept: ids, states, KV pages; 0: 2^30
-    int64_t session_history;         // ids that are kept of a timeline; 0: 2^20
-    uint64_t prefix_budget;          // bytes for states that prompts which begin alike start from; 0: none are kept
-    int32_t snapshot_tokens;         // between those along a prompt, at least; 0: 1024
-    uint64_t prefix_audit;           // every so many starts one state is read again and compared; 0, or with fast: none
+    uint64_t memory_limit;   // of a device that does not tell what is free (a CPU): more is refused before any is taken
+    uint64_t session_budget; // bytes for timelines that are kept: ids, states, KV pages; 0: 2^30
+    int64_t session_history; // ids that are kept of a timeline; 0: 2^20
+    uint64_t prefix_budget;  // bytes for states that prompts which begin alike start from; 0: none are kept
+    int32_t snapshot_tokens; // between those along a prompt, at least; 0: 1024
+    uint64_t prefix_audit;   // every so many starts one state is read again and compared; 0, or with fast: none
     int32_t prompt_tokens;   // of prompts a step beside generated tokens, in whole chunks; 0: what suits the device
     uint64_t queue_requests; // requests that may wait; 0: 256
     uint64_t queue_tokens;   // prompt ids that may wait in all; 0: 2^20
@@ -106,6 +106,8 @@ typedef struct eng_model_info {
     int32_t eos_id;              // the first of the end-of-text ids; -1: none
     const char *chat_template;   // its text; NULL: none
     bool has_tokenizer, has_mesa;
+    bool fast;                     // as opened
+    uint64_t prefix_audit;         // as opened; 0 with fast
     bool has_loops, has_exit_gate; // max_loops, exit_threshold choose the loop at which a token's output is read
     int32_t max_rows, chunk;       // rows a step; tokens of a chunk
     int32_t prompt_tokens;         // of prompts a step beside generated tokens

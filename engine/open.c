@@ -161,8 +161,7 @@ static eng_status check_pool(const kern_device_info *device, pool_size size, eng
 
 // Bytes that may be taken, as far as anybody counts them; 0: nobody does.
 static uint64_t memory_left(const eng_options *options, const kern_device_info *device) {
-    const uint64_t free = device->memory_free, limit = options->memory_limit;
-    return free == 0 || (limit > 0 && limit < free) ? limit : free;
+    return device->memory_free ? device->memory_free : options->memory_limit;
 }
 
 // What is too large is refused before anything is loaded; all of it where it is counted what is free.
@@ -265,13 +264,15 @@ static eng_status start_serving(const eng_options *options, pool_size size, eng_
     engine->info.max_rows = size.slots;
     engine->info.prompt_tokens = size.prompt_chunks * engine->info.chunk;
     engine->info.pool_bytes = size.bytes;
+    engine->info.fast = options->fast;
+    engine->info.prefix_audit = options->fast ? 0 : options->prefix_audit;
     eng_scheduler_options scheduler = {
         .rules = {.model = model, .tokenizer = engine->tokenizer, .context_length = engine->info.context_length},
         .pool = engine->pool,
         .timelines = engine->timelines,
         .durable = engine->durable,
         .prefix = engine->prefix,
-        .audit = options->fast ? 0 : options->prefix_audit,
+        .audit = engine->info.prefix_audit,
         .batch = engine->batch,
         .stream = engine->stream,
         .chunk = engine->info.chunk,

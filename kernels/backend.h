@@ -10,7 +10,7 @@
 
 #include "kernels/kernels.h"
 
-enum { KERN_ABI = 10 };
+enum { KERN_ABI = 11 };
 
 // The head of every backend's device; a backend's own struct begins with it.
 struct kern_device {
@@ -38,7 +38,8 @@ typedef struct kern_host { // given to a module, which keeps nothing of it
 // The one symbol of a module; NULL when the host's ABI is not its own.
 typedef const struct kern_backend *kern_module_function(const kern_host *host);
 
-// A plan whose operands are device pointers. It stays as it is until calls_forget.
+// A plan whose operands are device pointers, or a part of one (with the plan's `made`). The calls stay as they are
+// until calls_forget, the struct around them does not.
 typedef struct kern_call {
     kern_op op;
     const void *args;

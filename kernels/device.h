@@ -57,6 +57,7 @@ typedef struct kern_device_info {
 typedef struct kern_device_options {
     const char *name; // see kern_device_open
     bool fast; // products may round activations to bfloat16; nothing changes on a device that would not gain by it
+    int32_t threads; // of a CPU's team at most; 0: as many as OpenMP gives the thread that opens it
 } kern_device_options;
 
 // Opens a device: "cpu", "cpu:16" (C = 16, 32 or 64), "cuda:N", "auto" (CUDA if a module and a device are there, else

@@ -35,8 +35,10 @@ struct srv_completion {
     srv_exchange *exchange;
     srv_request_kind kind; // COMPLETION, CHAT; of what makes a session: SESSION, FORK
     srv_request request;
-    srv_problem problem; // of the preparation
-    const srv_model *model;
+    srv_problem problem;    // of the preparation
+    srv_setup *setup;       // under which it began; held until it is admitted, then NULL
+    srv_bounds bounds;      // its
+    const srv_model *model; // the setup's, and from then on the exchange's
     eng_knobs knobs;
     unsigned ignored; // SRV_GIVEN_*
     bool fail_unconverged, degraded;
@@ -92,7 +94,8 @@ srv_choice *srv_completion_first(const srv_choice *choice);
 // completions.c
 void srv_completion_fail(srv_completion *completion, const srv_problem *problem); // its answer, unless it has one
 void srv_completion_start(srv_completion *completion); // submits what is prepared; or its problem is the answer
-void srv_completion_note(srv_completion *completion);  // figures for the log
+void srv_completion_use(srv_completion *completion, const srv_model *model);
+void srv_completion_note(srv_completion *completion); // figures for the log
 void srv_completion_cancel_jobs(srv_completion *completion);
 
 // session_make.c

@@ -17,7 +17,7 @@ static void refuse_memory(srv_completion *completion) {
 void srv_completion_settle(srv_completion *completion) {
     const eng_model_info *info = eng_info(srv_worker_engine(completion->model->worker));
     const srv_knobs *asked = &completion->request.knobs;
-    const srv_bounds *bounds = &completion->exchange->server->bounds;
+    const srv_bounds *bounds = &completion->bounds;
     eng_knobs knobs = info->default_knobs;
     const unsigned solver =
         SRV_GIVEN_CG_TOLERANCE | SRV_GIVEN_CG_MAX_STEPS | SRV_GIVEN_CG_MODE | SRV_GIVEN_ON_UNCONVERGED;
@@ -153,7 +153,7 @@ static void take_ids(srv_completion *completion, const eng_engine *engine, srv_p
 }
 
 static void check_length(srv_completion *completion, const eng_model_info *info, size_t count) {
-    const srv_bounds *bounds = &completion->exchange->server->bounds;
+    const srv_bounds *bounds = &completion->bounds;
 
     if (count > (size_t)bounds->max_prompt_tokens)
         srv_refuse(&completion->problem, 400, "prompt_too_long", "prompt",
@@ -220,7 +220,7 @@ static void encode_messages(srv_completion *completion, const eng_engine *engine
 // What the context leaves for an answer whose length nobody gave.
 static void settle_length(srv_completion *completion, const eng_model_info *info) {
     srv_request *request = &completion->request;
-    const int64_t most = completion->exchange->server->bounds.max_tokens,
+    const int64_t most = completion->bounds.max_tokens,
                   left = info->context_length < 0 ? INT64_MAX : info->context_length - completion->prompt_tokens;
 
     if (request->max_tokens >= 0)
@@ -276,7 +276,7 @@ static void check_answer(srv_completion *completion) {
 }
 
 static void check_whole(srv_completion *completion, const eng_model_info *info) {
-    const srv_server *server = completion->exchange->server;
+    const srv_config *config = &completion->setup->config;
     const srv_request *request = &completion->request;
 
     check_vocabulary(completion, info, "stop_token_ids", request->stop_ids, request->stop_id_count);
@@ -284,16 +284,16 @@ static void check_whole(srv_completion *completion, const eng_model_info *info) 
         if (request->biases[i].id >= info->vocab_size)
             srv_refuse(&completion->problem, 400, "out_of_range", "logit_bias",
                        "a key of logit_bias is outside the vocabulary of %d", info->vocab_size);
-    if (completion->prompt_tokens > server->config->queue_tokens) // what may never wait would be refused for ever
+    if (completion->prompt_tokens > config->queue_tokens) // what may never wait would be refused for ever
         srv_refuse(&completion->problem, 400, "prompt_too_long", "prompt",
                    "the prompts have %lld tokens in all; this server takes %lld", (long long)completion->prompt_tokens,
-                   (long long)server->config->queue_tokens);
+                   (long long)config->queue_tokens);
     check_answer(completion);
 }
 
 static eng_status parse(srv_completion *completion) {
     const srv_buf *body = &completion->exchange->body;
-    const srv_bounds *bounds = &completion->exchange->server->bounds;
+    const srv_bounds *bounds = &completion->bounds;
     srv_request *request = &completion->request;
     srv_problem *problem = &completion->problem;
 
@@ -307,12 +307,11 @@ static eng_status parse(srv_completion *completion) {
 void srv_completion_prepare(void *context) {
     srv_completion *completion = context;
     const srv_exchange *exchange = completion->exchange;
-    const srv_server *server = exchange->server;
     const srv_request *request = &completion->request;
 
     if (parse(completion) || completion->kind == SRV_REQUEST_FORK)
         return;
-    completion->model = srv_server_model(server, exchange->key, request->model, &completion->problem);
+    completion->model = srv_setup_model(completion->setup, exchange->key, request->model, &completion->problem);
     if (!completion->model)
         return;
     const eng_engine *engine = srv_worker_engine(completion->model->worker);

@@ -93,6 +93,17 @@ void srv_completions_event(srv_worker *worker, srv_event *event) {
         srv_completion_answer(completion);
 }
 
+void srv_completion_use(srv_completion *completion, const srv_model *model) {
+    completion->model = model;
+    srv_exchange_use(completion->exchange, model);
+}
+
+// What is prepared holds no more models than the one that works for it.
+static void drop_setup(srv_completion *completion) {
+    srv_setup_release(completion->setup);
+    completion->setup = NULL;
+}
+
 // ---- admission: loop thread ----------------------------------------------------------------------------------------
 
 static eng_request engine_request(const srv_completion *completion, const int32_t *ids, size_t count) {
@@ -197,7 +208,7 @@ static void make_head(srv_completion *completion) {
              (unsigned)random[1]);
     head->object = !chat ? "text_completion" : completion->request.stream ? "chat.completion.chunk" : "chat.completion";
     head->created = (int64_t)time(NULL);
-    head->model = completion->model->path->name;
+    head->model = completion->model->slot->name;
     // 53 bits: every client's JSON reader gives the same number back.
     head->seed = completion->request.seed_given ? completion->request.seed : (int64_t)(random[2] >> 11);
     srv_head_settle(head);
@@ -257,7 +268,7 @@ static void join_session(srv_completion *completion, srv_session *session) {
 
     completion->session = session;
     completion->reached = session->position;
-    completion->model = session->model;
+    srv_completion_use(completion, session->model);
     srv_knobs_inherit(&completion->request.knobs, &session->knobs);
     srv_completion_settle(completion);
     if (request->session_position >= 0 && request->session_position != session->position) {
@@ -269,8 +280,14 @@ static void join_session(srv_completion *completion, srv_session *session) {
         begin_session(completion);
 }
 
-static void refuse_model(srv_completion *completion) {
-    srv_refuse(&completion->problem, 400, "invalid_value", "model", "the session is of another model; name it");
+// The prompt's ids are those of the model that it was prepared for.
+static void check_model(srv_completion *completion, const srv_session *session) {
+    const srv_model *prepared = completion->model, *its = session->model;
+
+    if (strcmp(its->slot->name, prepared->slot->name) != 0)
+        srv_refuse(&completion->problem, 400, "invalid_value", "model", "the session is of another model; name it");
+    else if (strcmp(srv_model_fingerprint(its), srv_model_fingerprint(prepared)) != 0)
+        srv_refuse_engine(&completion->problem, ENG_BUSY, "the model has just been replaced; ask again");
 }
 
 // A session that was looked for in the store is here, or not.
@@ -281,8 +298,8 @@ static void reached(void *context, srv_session *session, const srv_problem *prob
     completion->reach = NULL;
     if (problem->status)
         completion->problem = *problem;
-    else if (session->model->path != completion->model->path)
-        refuse_model(completion);
+    else
+        check_model(completion, session);
     if (session && (completion->ended || completion->problem.status))
         srv_session_let_go(server, session);
     else if (session)
@@ -307,13 +324,13 @@ static void seek(srv_completion *completion, srv_session *session) {
 static bool take_session(srv_completion *completion) {
     const char *id = completion->request.session;
     srv_problem *problem = &completion->problem;
-    srv_session *session =
-        srv_session_find(completion->exchange, id, strlen(id), srv_server_least_used(completion->model), problem);
+    srv_session *session = srv_session_find(completion->exchange, id, strlen(id),
+                                            srv_setup_least_used(completion->setup, completion->model), problem);
 
-    if (session && session->timeline && session->model->path != completion->model->path)
-        refuse_model(completion);
-    else if (session && srv_session_take(session, problem)) {
-        if (!session->timeline) {
+    if (session && srv_session_is_here(session, completion->model))
+        check_model(completion, session);
+    if (session && !problem->status && srv_session_take(session, problem)) {
+        if (!srv_session_is_here(session, completion->model)) {
             seek(completion, session);
             return false;
         }
@@ -369,7 +386,7 @@ static void submit_or_refuse(srv_completion *completion) {
     srv_exchange *exchange = completion->exchange;
     srv_no_room why = {0};
 
-    exchange->model = completion->model;
+    completion->form.engine = srv_worker_engine(completion->model->worker);
     make_head(completion);
     exchange->log_id = completion->head.id;
     relieve(completion);
@@ -379,7 +396,7 @@ static void submit_or_refuse(srv_completion *completion) {
     else
         srv_refuse_engine(&completion->problem, status, NULL);
     if (!status && completion->degraded)
-        exchange->server->metrics.degraded[completion->model - exchange->server->models]++;
+        exchange->model->slot->degraded++;
 }
 
 void srv_completion_start(srv_completion *completion) {
@@ -401,7 +418,7 @@ static void admit(srv_completion *completion) {
     if (!completion->problem.status && completion->request.session && !take_session(completion))
         return;
     if (!completion->problem.status && !completion->session)
-        completion->model = srv_server_least_used(completion->model);
+        srv_completion_use(completion, srv_setup_least_used(completion->setup, completion->model));
     srv_completion_start(completion);
 }
 
@@ -411,9 +428,10 @@ static void prepared(void *context) {
     srv_http *http = exchange->server->http;
 
     srv_exchange_drop_body(exchange);
-    exchange->model = completion->model;
+    srv_exchange_use(exchange, completion->model);
     if (srv_exchange_open(exchange) && !completion->ended)
         admit(completion);
+    drop_setup(completion);
     srv_exchange_release(exchange);
     srv_http_flush(http);
 }
@@ -458,6 +476,7 @@ static void abandon_completion(void *context) {
 static void free_completion(void *context) {
     srv_completion *completion = context;
 
+    drop_setup(completion);
     leave_session(completion, false);
     srv_stream_clear(completion);
     for (size_t i = 0; i < completion->choice_count; i++)
@@ -477,12 +496,13 @@ static void free_completion(void *context) {
 // With no place for any more requests the body need not be looked at: a refusal comes at once, however long it is.
 static bool refuse_full(srv_exchange *exchange, srv_problem *problem) {
     const srv_server *server = exchange->server;
+    const srv_setup *setup = server->setup;
 
     const srv_room room = {.owner = exchange->key ? exchange->key->id : 0, .share = share_of(server), .places = 1};
     srv_no_room why = {0};
 
-    for (size_t i = 0; i < server->model_count; i++)
-        if (srv_worker_has_room(server->models[i].worker, &room, &why))
+    for (size_t i = 0; i < setup->model_count; i++)
+        if (srv_worker_has_room(setup->models[i]->worker, &room, &why))
             return false;
     refuse_room(problem, &why);
     return true;
@@ -505,6 +525,8 @@ static void handle(srv_exchange *exchange, srv_request_kind kind) {
     if (completion) {
         completion->exchange = exchange;
         completion->kind = kind;
+        completion->setup = srv_setup_hold(exchange->server->setup);
+        completion->bounds = completion->setup->bounds;
         srv_buf_init(&completion->scratch, SRV_MAX_ANSWER_BYTES);
         srv_buf_init(&completion->answer, SRV_MAX_ANSWER_BYTES);
         srv_exchange_attach(exchange, &ops, completion);

@@ -2,8 +2,7 @@
 // The table of options and the four sources that fill it, weakest first: defaults, file, environment, command line.
 //
 // One row an option: its name, how its value is read, where it is kept, its range, its default and its help. Help, the
-// printed configuration, the environment's names and the file's keys all come from the row. Main thread, before any
-// other thread runs.
+// printed configuration, the environment's names and the file's keys all come from the row. One thread at a time.
 #include "server/config_private.h"
 
 #include <ctype.h>
@@ -54,7 +53,7 @@ const srv_option srv_config_options[] = {
      "prompt tokens that are read between two tokens of a request, one chunk of each prompt; auto: 32 on the CPU, "
      "512 on CUDA"},
     {"state_budget", SRV_OPTION_AUTO_BYTES, AT(state_budget), 1, 1e15, "auto", "BYTES",
-     "device memory for states; auto: what the rows need"},
+     "device memory for states, and on a CPU what waits for a looped model's loops; auto: what the rows need"},
     {"session_budget", SRV_OPTION_BYTES, AT(session_budget), 65536, 1e15, SRV_DEFAULT_SESSION_BUDGET, "BYTES",
      "memory a model for the sessions that are kept: their ids, states and pages of attention"},
     {"session_history", SRV_OPTION_INTEGER, AT(session_history), 1, 1e9, SRV_DEFAULT_SESSION_HISTORY, "N",
@@ -668,7 +667,7 @@ static eng_status resolve_credentials(srv_config *config, char *const *environme
 
 eng_status srv_config_load(srv_config *config, int argument_count, char *const *argument_values,
                            char *const *environment, srv_config_action *action, eng_error *error) {
-    *config = (srv_config){0};
+    *config = (srv_config){.argument_count = argument_count, .arguments = argument_values, .environment = environment};
     *action = SRV_CONFIG_RUN;
     loader loader = {.config = config, .error = error};
     const arguments arguments = {.count = argument_count, .next = 1, .values = argument_values};

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// The server's configuration: one struct, filled once, constant afterwards.
+// The server's configuration: one struct, filled once, constant afterwards; a reload fills another.
 //
 // Every option is one row of a table in config.c and has three spellings: --queue-tokens N on the command line,
 // MESA_QUEUE_TOKENS=N in the environment, queue_tokens = N in section [server] of the file named by --config. The
@@ -49,6 +49,9 @@ typedef struct srv_config {
     double min_cg_tolerance;
     int64_t max_cg_steps, max_loops;
     bool allow_exact;
+    // Where it was read from; borrowed.
+    int argument_count;
+    char *const *arguments, *const *environment;
 } srv_config;
 
 typedef enum srv_config_action {
@@ -65,6 +68,11 @@ typedef enum srv_config_action {
 ENG_CHECKED eng_status srv_config_load(srv_config *config, int argument_count, char *const *arguments,
                                        char *const *environment, srv_config_action *action, eng_error *error);
 void srv_config_free(srv_config *config);
+// Reads the sources of old again, arguments and environment as they were then. Options that cannot change in a running
+// server keep old's value; kept gets their names, separated by commas. On failure as srv_config_load.
+ENG_CHECKED eng_status srv_config_reload(const srv_config *old, srv_config *fresh, char *kept, size_t size,
+                                         eng_error *error);
+bool srv_config_is_fixed(const char *name); // one of those; of a path only whether there is one
 // The names in config->device, and one of them.
 size_t srv_config_devices(const srv_config *config);
 void srv_config_device(const srv_config *config, size_t index, char out[SRV_DEVICE_BYTES]);

@@ -57,8 +57,8 @@ void srv_config_help(FILE *out) {
           "NAME in $CREDENTIALS_DIRECTORY.\n\n"
           "A new key: openssl rand -hex 32 | tee key | mesa-server --hash-key, then a line \"NAME HASH\" for --keys.\n"
           "Without --keys the server listens only where other machines do not reach it.\n\n"
-          "SIGTERM and SIGINT finish the running requests, a second one ends at once; SIGHUP reads keys and\n"
-          "certificates again.\n"
+          "SIGTERM and SIGINT finish the running requests, a second one ends at once; SIGHUP reads the\n"
+          "configuration, keys, certificates and checkpoints again.\n"
           "Exit status: 0 ended as asked, 1 a fault while serving, 2 usage or configuration, 3 cannot listen,\n"
           "4 a model cannot be loaded.\n",
           out);

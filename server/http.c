@@ -55,7 +55,8 @@ static srv_connection *open_connection(srv_listener *listener, struct MHD_Connec
 
     if (!connection)
         return NULL;
-    *connection = (srv_connection){.listener = listener, .mhd = mhd, .descriptor = info->connect_fd};
+    *connection = (srv_connection){
+        .listener = listener, .mhd = mhd, .descriptor = info->connect_fd, .idle_time_ms = listener->idle_time_ms};
     connection->deadline_ms = srv_loop_now(http->server->loop) + (uint64_t)http->server->config->header_time_ms;
     connection->next = listener->first;
     if (listener->first)
@@ -94,6 +95,17 @@ static void on_connection(void *closure, struct MHD_Connection *mhd, void **cont
     }
 }
 
+static unsigned whole_seconds(int64_t milliseconds) {
+    return (unsigned)((milliseconds + 999) / 1000);
+}
+
+// The library learns of another time with the next request.
+static void settle_idle_time(srv_connection *connection, int64_t idle_time_ms) {
+    if (connection->idle_time_ms != idle_time_ms &&
+        MHD_set_connection_option(connection->mhd, MHD_CONNECTION_OPTION_TIMEOUT, whole_seconds(idle_time_ms)))
+        connection->idle_time_ms = idle_time_ms;
+}
+
 // The library hands paths over as strings, which end at a NUL.
 static bool holds_nul(const char *uri) {
     const char *nul = strstr(uri, "%00");
@@ -110,6 +122,7 @@ static void *on_request_line(void *closure, const char *uri, struct MHD_Connecti
         srv_connection *connection = info->socket_context;
         connection->deadline_ms = srv_loop_now(server->loop) + (uint64_t)server->config->header_time_ms;
         connection->cut_path = holds_nul(uri);
+        settle_idle_time(connection, server->config->idle_time_ms);
     }
     return NULL;
 }
@@ -195,7 +208,6 @@ static void on_message(void *closure, const char *format, va_list arguments) {
 
 static struct MHD_Daemon *start_daemon(srv_listener *listener) {
     const srv_config *config = listener->http->server->config;
-    const int64_t idle_seconds = (config->idle_time_ms + 999) / 1000;
     struct MHD_OptionItem extra[] = {
         srv_tls_option(),
         {MHD_OPTION_HTTPS_PRIORITIES, 0, (char *)"NORMAL:-VERS-ALL:+VERS-TLS1.3:+VERS-TLS1.2"},
@@ -208,7 +220,7 @@ static struct MHD_Daemon *start_daemon(srv_listener *listener) {
         MHD_USE_EPOLL | MHD_ALLOW_SUSPEND_RESUME | MHD_USE_ERROR_LOG | (listener->tls ? MHD_USE_TLS : 0), 0, NULL, NULL,
         srv_http_on_request, listener, MHD_OPTION_EXTERNAL_LOGGER, on_message, listener, MHD_OPTION_LISTEN_SOCKET,
         listener->descriptor, MHD_OPTION_CONNECTION_LIMIT, (unsigned)config->connections, MHD_OPTION_CONNECTION_TIMEOUT,
-        (unsigned)idle_seconds, MHD_OPTION_CONNECTION_MEMORY_LIMIT,
+        whole_seconds(config->idle_time_ms), MHD_OPTION_CONNECTION_MEMORY_LIMIT,
         (size_t)config->max_headers + SRV_CONNECTION_SPARE_BYTES, MHD_OPTION_NOTIFY_COMPLETED, srv_http_on_completed,
         listener, MHD_OPTION_NOTIFY_CONNECTION, on_connection, listener, MHD_OPTION_URI_LOG_CALLBACK, on_request_line,
         listener, MHD_OPTION_SIGPIPE_HANDLED_BY_APP, 1, MHD_OPTION_ARRAY, extra, MHD_OPTION_END);
@@ -250,6 +262,7 @@ static eng_status start_listener(srv_http *http, const char *where, bool admin, 
         memcpy(listener->address, "https", 5);
     }
     http->count++; // from here on srv_http_free cleans up
+    listener->idle_time_ms = server->config->idle_time_ms;
     listener->daemon = start_daemon(listener);
     if (!listener->daemon)
         return eng_fail(error, ENG_IO, "the HTTP library does not start on %s", where);

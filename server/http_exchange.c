@@ -31,9 +31,17 @@ void srv_exchange_release(srv_exchange *exchange) {
     if (exchange->ops)
         exchange->ops->free(exchange->task);
     srv_exchange_drop_body(exchange);
+    srv_model_release(exchange->model);
     free(exchange->reply.body);
     free(exchange->rest);
     free(exchange);
+}
+
+void srv_exchange_use(srv_exchange *exchange, const srv_model *model) {
+    if (!model || model == exchange->model)
+        return;
+    srv_model_release(exchange->model);
+    exchange->model = srv_model_hold(model);
 }
 
 void srv_exchange_attach(srv_exchange *exchange, const srv_task_ops *ops, void *task) {
@@ -386,7 +394,7 @@ static void log_exchange(const srv_exchange *exchange, bool left) {
         .id = exchange->log_id,
         .route = exchange->route ? exchange->route->path : "(none)",
         .method = exchange->route ? exchange->route->method : "(any)",
-        .model = model ? model->path->name : NULL,
+        .model = model ? model->slot->name : NULL,
         .key = exchange->key ? exchange->key->name : NULL,
         .status = left && !exchange->queued ? 0
                   : exchange->reply.status  ? exchange->reply.status
@@ -397,8 +405,7 @@ static void log_exchange(const srv_exchange *exchange, bool left) {
         .completion_tokens = exchange->log_completion_tokens,
     };
     srv_log_access(server->log, &access);
-    srv_metrics_count(&exchange->server->metrics, model ? (size_t)(model - server->models) : SRV_NO_MODEL,
-                      access.status);
+    srv_metrics_count(model ? model->slot->requests : exchange->server->metrics.requests, access.status);
 }
 
 void srv_http_on_completed(void *closure, struct MHD_Connection *mhd, void **slot,

@@ -32,6 +32,7 @@ typedef struct srv_listener {
     int descriptor; // -1 once the library has given it back
     srv_watch *watch;
     srv_timer *timer;
+    int64_t idle_time_ms; // that the library was told
     bool due, quiet;
     unsigned closed; // connections that ended in the present run
     struct srv_connection *first;
@@ -46,6 +47,7 @@ typedef struct srv_connection {
     srv_watch *hangup; // made at the first suspend
     srv_exchange *exchange;
     uint64_t deadline_ms; // 0: none. For a header, a body, or the next request
+    int64_t idle_time_ms; // that the library was told
     bool cut_path;        // of the request that is read: what stands behind a %00 is not seen
 } srv_connection;
 

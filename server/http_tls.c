@@ -153,9 +153,7 @@ struct MHD_OptionItem srv_tls_option(void) {
     return (struct MHD_OptionItem){MHD_OPTION_HTTPS_CERT_CALLBACK, 0, (void *)retrieve};
 }
 
-eng_status srv_http_reload_tls(srv_http *http, eng_error *error) {
-    const srv_config *config = http->server->config;
-
+eng_status srv_http_reload_tls(srv_http *http, const srv_config *config, eng_error *error) {
     if (!http->tls)
         return ENG_OK;
     return srv_tls_load(config->tls_cert, config->tls_key, http->tls, &http->tls, error);

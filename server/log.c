@@ -5,6 +5,7 @@
 
 #include <pthread.h>
 #include <stdarg.h>
+#include <stdatomic.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -24,7 +25,7 @@ struct repeats {
 
 struct srv_log {
     int descriptor;
-    eng_log_level level;
+    atomic_int level;     // eng_log_level
     pthread_mutex_t lock; // guards events
     struct repeats events[EVENT_SLOTS];
 };
@@ -34,12 +35,20 @@ srv_log *srv_log_create(int descriptor, eng_log_level level) {
     if (!log)
         return NULL;
     log->descriptor = descriptor;
-    log->level = level;
+    atomic_init(&log->level, (int)level);
     if (pthread_mutex_init(&log->lock, NULL) != 0) {
         free(log);
         return NULL;
     }
     return log;
+}
+
+void srv_log_set_level(srv_log *log, eng_log_level level) {
+    atomic_store_explicit(&log->level, (int)level, memory_order_relaxed);
+}
+
+static bool is_below(const srv_log *log, eng_log_level level) {
+    return (int)level < atomic_load_explicit(&log->level, memory_order_relaxed);
 }
 
 void srv_log_free(srv_log *log) {
@@ -103,7 +112,7 @@ static void write_message(srv_log *log, eng_log_level level, const char *event, 
 }
 
 void srv_log_write(srv_log *log, eng_log_level level, const char *event, const char *format, ...) {
-    if (level < log->level)
+    if (is_below(log, level))
         return;
     va_list arguments;
     va_start(arguments, format);
@@ -140,7 +149,7 @@ static bool may_write(srv_log *log, const char *event, unsigned *left_out) {
 void srv_log_repeated(srv_log *log, eng_log_level level, const char *event, const char *format, ...) {
     unsigned left_out;
 
-    if (level < log->level || !may_write(log, event, &left_out))
+    if (is_below(log, level) || !may_write(log, event, &left_out))
         return;
     va_list arguments;
     va_start(arguments, format);
@@ -155,7 +164,7 @@ void srv_log_engine(void *context, eng_log_level level, const char *text) {
 void srv_log_access(srv_log *log, const srv_access *access) {
     srv_buf line;
 
-    if (access->level < log->level)
+    if (is_below(log, access->level))
         return;
     begin_line(&line, access->level, "request");
     srv_buf_printf(&line, ",\"method\":\"%s\",\"route\":\"%s\",\"status\":%d,\"ms\":%llu", access->method,

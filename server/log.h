@@ -18,6 +18,7 @@ typedef struct srv_log srv_log;
 // Lines below level are dropped. The descriptor stays the caller's. NULL: no memory.
 srv_log *srv_log_create(int descriptor, eng_log_level level);
 void srv_log_free(srv_log *log);
+void srv_log_set_level(srv_log *log, eng_log_level level);
 
 void srv_log_write(srv_log *log, eng_log_level level, const char *event, const char *format, ...) ENG_PRINTF(4, 5);
 void srv_log_repeated(srv_log *log, eng_log_level level, const char *event, const char *format, ...) ENG_PRINTF(4, 5);

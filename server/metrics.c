@@ -8,8 +8,8 @@
 #include <stdlib.h>
 #include <string.h>
 #include <sys/resource.h>
-#include <unistd.h>
 
+#include "server/memory.h"
 #include "server/server.h"
 #include "server/stats.h"
 
@@ -24,7 +24,7 @@ static const int statuses[] = {200, 400, 401, 403, 404, 405, 408, 409, 413, 415,
 enum { STATUS_COUNT = sizeof statuses / sizeof *statuses };
 _Static_assert((int)STATUS_COUNT <= (int)SRV_STATUS_SLOTS, "a slot for each status");
 
-void srv_metrics_count(srv_metrics *metrics, size_t model, int status) {
+void srv_metrics_count(uint64_t requests[SRV_STATUS_SLOTS], int status) {
     enum { CLIENT_LEFT = 499 };
     size_t slot = 0;
 
@@ -32,7 +32,7 @@ void srv_metrics_count(srv_metrics *metrics, size_t model, int status) {
         status = CLIENT_LEFT;
     while (slot < STATUS_COUNT - 1 && statuses[slot] != status)
         slot++;
-    metrics->requests[model][slot]++;
+    requests[slot]++;
 }
 
 // ---- wording -------------------------------------------------------------------------------------------------------
@@ -54,8 +54,8 @@ static void write_label_value(srv_buf *out, const char *value) {
     }
 }
 
-static const srv_model_path no_path = {.name = (char[]){""}};
-static const srv_model no_model = {.path = &no_path, .replicas = 1};
+static const srv_slot no_slot = {.name = (char[]){""}, .replicas = 1};
+static const srv_model no_model = {.slot = (srv_slot *)&no_slot};
 
 // One sample. model NULL: none of its own, of several devices each with its label; label NULL: no other label.
 static void begin_sample(srv_buf *out, const char *name, const srv_model *model, const char *label, const char *value) {
@@ -67,9 +67,9 @@ static void begin_sample(srv_buf *out, const char *name, const srv_model *model,
     srv_buf_puts(out, "{");
     if (model) {
         srv_buf_puts(out, "model=\"");
-        write_label_value(out, model->path->name);
-        if (model->replicas > 1)
-            srv_buf_printf(out, "\",device=\"%s", model->device);
+        write_label_value(out, model->slot->name);
+        if (model->slot->replicas > 1)
+            srv_buf_printf(out, "\",device=\"%s", model->slot->device);
         srv_buf_puts(out, label ? "\"," : "\"");
     }
     if (label)
@@ -83,20 +83,51 @@ static void write_count(srv_buf *out, const char *name, const srv_model *model, 
     srv_buf_printf(out, "%llu\n", (unsigned long long)count);
 }
 
+static void write_statuses(srv_buf *out, const srv_model *model, const uint64_t requests[SRV_STATUS_SLOTS]) {
+    for (size_t slot = 0; slot < STATUS_COUNT; slot++) {
+        char status[16] = "other";
+        if (requests[slot] == 0)
+            continue;
+        if (statuses[slot])
+            snprintf(status, sizeof status, "%d", statuses[slot]);
+        write_count(out, "mesa_requests_total", model, "status", status, requests[slot]);
+    }
+}
+
 static void write_requests(const srv_server *server, srv_buf *out) {
     describe(out, "mesa_requests_total", "counter",
              "Requests that ended, by HTTP status; 499: the client left before an answer.");
-    for (size_t model = 0; model <= SRV_NO_MODEL; model++)
-        for (size_t slot = 0; slot < STATUS_COUNT; slot++) {
-            const uint64_t count = server->metrics.requests[model][slot];
-            char status[16] = "other";
-            if (count == 0)
-                continue;
-            if (statuses[slot])
-                snprintf(status, sizeof status, "%d", statuses[slot]);
-            write_count(out, "mesa_requests_total", model == SRV_NO_MODEL ? &no_model : &server->models[model],
-                        "status", status, count);
-        }
+    for (size_t k = 0; k < server->setup->model_count; k++)
+        write_statuses(out, server->setup->models[k], server->setup->models[k]->slot->requests);
+    write_statuses(out, &no_model, server->metrics.requests);
+}
+
+// What is served, since when, and what became of the signals to look again.
+static void write_reloads(const srv_server *server, srv_buf *out) {
+    const srv_setup *setup = server->setup;
+    uint64_t retired = 0;
+
+    describe(out, "mesa_model_info", "gauge", "The fingerprint of the checkpoint that is served.");
+    for (size_t k = 0; k < setup->model_count; k++) {
+        const eng_engine *engine = srv_worker_engine(setup->models[k]->worker);
+        if (engine)
+            write_count(out, "mesa_model_info", setup->models[k], "fingerprint", eng_info(engine)->fingerprint.states,
+                        1);
+    }
+    describe(out, "mesa_model_loaded_timestamp_seconds", "gauge", "When it was loaded, since the epoch in seconds.");
+    for (size_t k = 0; k < setup->model_count; k++)
+        write_count(out, "mesa_model_loaded_timestamp_seconds", setup->models[k], NULL, NULL,
+                    (uint64_t)setup->models[k]->loaded);
+    for (const srv_model *model = server->alive; model; model = model->next)
+        retired += model->retired;
+    describe(out, "mesa_models_retired", "gauge", "Engines that were replaced and finish what they run.");
+    write_count(out, "mesa_models_retired", NULL, NULL, NULL, retired);
+    describe(out, "mesa_reloads_total", "counter", "Times that configuration and checkpoints were read again.");
+    write_count(out, "mesa_reloads_total", NULL, "result", "done", server->metrics.reloads);
+    write_count(out, "mesa_reloads_total", NULL, "result", "failed", server->metrics.failed_reloads);
+    describe(out, "mesa_reload_timestamp_seconds", "gauge",
+             "Since when the present configuration holds, since the epoch in seconds.");
+    write_count(out, "mesa_reload_timestamp_seconds", NULL, NULL, NULL, (uint64_t)server->metrics.configured);
 }
 
 // A metric with one sample a model, read at an offset of srv_stats.
@@ -142,9 +173,9 @@ static void write_rows(const srv_server *server, srv_buf *out) {
     };
     for (size_t i = 0; i < sizeof rows / sizeof *rows; i++) {
         describe(out, rows[i].name, rows[i].type, rows[i].help);
-        for (size_t k = 0; k < server->model_count; k++)
-            write_count(out, rows[i].name, &server->models[k], NULL, NULL,
-                        srv_counter_read(counter_at(&server->models[k], rows[i].offset)));
+        for (size_t k = 0; k < server->setup->model_count; k++)
+            write_count(out, rows[i].name, server->setup->models[k], NULL, NULL,
+                        srv_counter_read(counter_at(server->setup->models[k], rows[i].offset)));
     }
 }
 
@@ -158,35 +189,37 @@ static void write_labelled(const srv_server *server, srv_buf *out) {
 
     describe(out, "mesa_tokens_total", "counter",
              "Tokens: of prompts (what choices share counts once), of these read from a cache, and generated.");
-    for (size_t k = 0; k < server->model_count; k++)
+    for (size_t k = 0; k < server->setup->model_count; k++)
         for (size_t i = 0; i < sizeof kinds / sizeof *kinds; i++)
-            write_count(out, "mesa_tokens_total", &server->models[k], "kind", kinds[i].value,
-                        srv_counter_read(counter_at(&server->models[k], kinds[i].offset)));
+            write_count(out, "mesa_tokens_total", server->setup->models[k], "kind", kinds[i].value,
+                        srv_counter_read(counter_at(server->setup->models[k], kinds[i].offset)));
     describe(out, "mesa_degraded_total", "counter",
              "Requests that ran with a looser solve, as they permit, because much waited.");
-    for (size_t k = 0; k < server->model_count; k++)
-        write_count(out, "mesa_degraded_total", &server->models[k], NULL, NULL, server->metrics.degraded[k]);
+    for (size_t k = 0; k < server->setup->model_count; k++)
+        write_count(out, "mesa_degraded_total", server->setup->models[k], NULL, NULL,
+                    server->setup->models[k]->slot->degraded);
     describe(out, "mesa_states", "gauge", "States of requests and of sessions, by where they are.");
-    for (size_t k = 0; k < server->model_count; k++) {
-        const srv_stats *stats = srv_worker_stats(server->models[k].worker);
-        write_count(out, "mesa_states", &server->models[k], "residence", "device",
+    for (size_t k = 0; k < server->setup->model_count; k++) {
+        const srv_stats *stats = srv_worker_stats(server->setup->models[k]->worker);
+        write_count(out, "mesa_states", server->setup->models[k], "residence", "device",
                     srv_counter_read(&stats->states_used) + srv_counter_read(&stats->kept_on_device));
-        write_count(out, "mesa_states", &server->models[k], "residence", "host",
+        write_count(out, "mesa_states", server->setup->models[k], "residence", "host",
                     srv_counter_read(&stats->kept_on_host));
     }
     if (server->store)
         write_count(out, "mesa_states", &no_model, "residence", "store", srv_store_usage(server->store)->sessions);
     describe(out, "mesa_memory_bytes", "gauge", "Memory, by what it is for.");
-    for (size_t k = 0; k < server->model_count; k++) {
-        const eng_engine *engine = srv_worker_engine(server->models[k].worker);
+    for (size_t k = 0; k < server->setup->model_count; k++) {
+        const eng_engine *engine = srv_worker_engine(server->setup->models[k]->worker);
         if (!engine)
             continue;
-        write_count(out, "mesa_memory_bytes", &server->models[k], "what", "weights", eng_info(engine)->weight_bytes);
-        write_count(out, "mesa_memory_bytes", &server->models[k], "what", "states", eng_info(engine)->pool_bytes);
-        write_count(out, "mesa_memory_bytes", &server->models[k], "what", "prefixes",
-                    srv_counter_read(&srv_worker_stats(server->models[k].worker)->prefix_bytes));
-        write_count(out, "mesa_memory_bytes", &server->models[k], "what", "sessions",
-                    srv_counter_read(&srv_worker_stats(server->models[k].worker)->kept_bytes));
+        write_count(out, "mesa_memory_bytes", server->setup->models[k], "what", "weights",
+                    eng_info(engine)->weight_bytes);
+        write_count(out, "mesa_memory_bytes", server->setup->models[k], "what", "states", eng_info(engine)->pool_bytes);
+        write_count(out, "mesa_memory_bytes", server->setup->models[k], "what", "prefixes",
+                    srv_counter_read(&srv_worker_stats(server->setup->models[k]->worker)->prefix_bytes));
+        write_count(out, "mesa_memory_bytes", server->setup->models[k], "what", "sessions",
+                    srv_counter_read(&srv_worker_stats(server->setup->models[k]->worker)->kept_bytes));
     }
     write_count(out, "mesa_memory_bytes", &no_model, "what", "bodies", srv_http_body_bytes(server->http));
 }
@@ -218,10 +251,10 @@ static void write_histogram(const srv_server *server, srv_buf *out, const char *
     char sample[64], bound[32];
 
     describe(out, name, "histogram", help);
-    for (size_t k = 0; k < server->model_count; k++) {
-        const srv_model *model = &server->models[k];
+    for (size_t k = 0; k < server->setup->model_count; k++) {
+        const srv_model *model = server->setup->models[k];
         const srv_histogram *histogram =
-            (const srv_histogram *)((const char *)srv_worker_stats(server->models[k].worker) + offset);
+            (const srv_histogram *)((const char *)srv_worker_stats(server->setup->models[k]->worker) + offset);
         uint64_t count = 0;
         snprintf(sample, sizeof sample, "%s_bucket", name);
         for (size_t i = 0; i <= bounds->count; i++) {
@@ -263,19 +296,6 @@ static uint64_t count_descriptors(void) {
     return count - 3; // ".", "..", and the folder itself
 }
 
-// The second number of the file is the resident pages.
-static uint64_t read_resident(void) {
-    FILE *file = fopen("/proc/self/statm", "re");
-    char line[128] = "", *at = line;
-
-    if (!file)
-        return 0;
-    if (fgets(line, sizeof line, file))
-        (void)strtoull(line, &at, 10);
-    fclose(file);
-    return strtoull(at, NULL, 10) * (uint64_t)sysconf(_SC_PAGESIZE);
-}
-
 static double seconds_of(struct timeval time) {
     return (double)time.tv_sec + (double)time.tv_usec / 1e6;
 }
@@ -289,7 +309,7 @@ static void write_process(const srv_server *server, srv_buf *out) {
     describe(out, "mesa_connections", "gauge", "Open connections.");
     write_count(out, "mesa_connections", NULL, NULL, NULL, srv_http_connections(server->http));
     describe(out, "process_resident_memory_bytes", "gauge", "Resident memory size in bytes.");
-    write_count(out, "process_resident_memory_bytes", NULL, NULL, NULL, read_resident());
+    write_count(out, "process_resident_memory_bytes", NULL, NULL, NULL, srv_memory_resident());
     describe(out, "process_cpu_seconds_total", "counter", "Total user and system CPU time spent in seconds.");
     srv_buf_printf(out, "process_cpu_seconds_total %.6f\n", seconds_of(usage.ru_utime) + seconds_of(usage.ru_stime));
     describe(out, "process_open_fds", "gauge", "Number of open file descriptors.");
@@ -308,6 +328,7 @@ void srv_handle_metrics(srv_exchange *exchange) {
 
     srv_buf_init(&out, SRV_MAX_ANSWER_BYTES);
     write_requests(server, &out);
+    write_reloads(server, &out);
     write_labelled(server, &out);
     write_rows(server, &out);
     write_store(server, &out);

@@ -6,9 +6,9 @@
 #include "server/server.h"
 
 static size_t view_all(const srv_server *server, srv_model_view *views) {
-    for (size_t i = 0; i < server->model_count; i++)
-        srv_server_view(server, i, &views[i]);
-    return server->model_count;
+    for (size_t i = 0; i < server->setup->model_count; i++)
+        srv_setup_view(server->setup, i, &views[i]);
+    return server->setup->model_count;
 }
 
 static const char *phase_name(const srv_server *server) {
@@ -53,12 +53,12 @@ void srv_handle_ready(srv_exchange *exchange) {
 
 // The models that the exchange's key may use.
 static size_t view_permitted(const srv_exchange *exchange, srv_model_view *views) {
-    const srv_server *server = exchange->server;
+    const srv_setup *setup = exchange->server->setup;
     size_t count = 0;
 
-    for (size_t i = 0; i < server->model_count; i++)
-        if (server->models[i].replica == 0 && srv_key_may_use(exchange->key, server->models[i].path->name))
-            srv_server_view(server, i, &views[count++]);
+    for (size_t i = 0; i < setup->model_count; i++)
+        if (setup->models[i]->slot->replica == 0 && srv_key_may_use(exchange->key, setup->models[i]->slot->name))
+            srv_setup_view(setup, i, &views[count++]);
     return count;
 }
 
@@ -93,14 +93,14 @@ void srv_handle_model(srv_exchange *exchange) {
 
 void srv_handle_tokenizer_info(srv_exchange *exchange) {
     srv_problem problem = {0};
-    const srv_model *model = srv_server_model(exchange->server, exchange->key, NULL, &problem);
+    const srv_model *model = srv_setup_model(exchange->server->setup, exchange->key, NULL, &problem);
     srv_buf json;
 
     if (!model) {
         srv_exchange_refuse(exchange, &problem);
         return;
     }
-    exchange->model = model;
+    srv_exchange_use(exchange, model);
     srv_buf_init(&json, SRV_MAX_ANSWER_BYTES);
     srv_write_tokenizer(&json, srv_worker_engine(model->worker));
     srv_exchange_reply(exchange, 200, &json);

@@ -147,8 +147,8 @@ static void write_prompt_parts(const srv_server *server, srv_buf *out) {
     int64_t vocabulary = INT32_MAX;
     bool bos = true;
 
-    for (size_t i = 0; i < server->model_count; i++) {
-        const eng_engine *engine = srv_worker_engine(server->models[i].worker);
+    for (size_t i = 0; i < server->setup->model_count; i++) {
+        const eng_engine *engine = srv_worker_engine(server->setup->models[i]->worker);
         if (!engine)
             continue;
         if (eng_info(engine)->vocab_size < vocabulary)
@@ -160,7 +160,7 @@ static void write_prompt_parts(const srv_server *server, srv_buf *out) {
     srv_json_literal(out, "},'prompt_text':{'type':'string'");
     srv_json_literal(out, bos ? "}" : ",'minLength':1}");
     srv_json_literal(out, ",'prompt_list':{'type':'array','minItems':1,'maxItems':");
-    srv_json_integer(out, server->bounds.max_prompts);
+    srv_json_integer(out, server->setup->bounds.max_prompts);
     srv_json_literal(out, "}");
 }
 
@@ -180,7 +180,7 @@ static void write_schemas(const srv_server *server, srv_buf *out) {
         srv_buf_puts(out, ",");
         srv_json_text(out, requests[i].name);
         srv_buf_puts(out, ":");
-        srv_request_write_schema(out, requests[i].kind, &server->bounds);
+        srv_request_write_schema(out, requests[i].kind, &server->setup->bounds);
     }
     for (size_t i = 0; i < sizeof answers / sizeof *answers; i++) {
         srv_buf_puts(out, ",");
@@ -296,8 +296,8 @@ static void write_operation(srv_buf *out, const operation *row, bool has_keys) {
 
 // Whether any model has a chat template; without one every chat is refused.
 static bool converses(const srv_server *server) {
-    for (size_t i = 0; i < server->model_count; i++) {
-        const eng_engine *engine = srv_worker_engine(server->models[i].worker);
+    for (size_t i = 0; i < server->setup->model_count; i++) {
+        const eng_engine *engine = srv_worker_engine(server->setup->models[i]->worker);
         if (engine && eng_info(engine)->chat_template)
             return true;
     }

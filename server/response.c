@@ -291,8 +291,12 @@ static void write_meta(srv_buf *out, const srv_model_view *model) {
     member_length(out, "trained_length", info->trained_length);
     member_text(out, "device", info->device);
     member_text(out, "numeric_profile", info->numeric_profile);
+    member_text(out, "fingerprint", info->fingerprint.states);
     member_integer(out, "rows", info->max_rows);
     member_integer(out, "chunk", info->chunk);
+    srv_buf_puts(out, ",\"fast\":");
+    srv_json_bool(out, info->fast);
+    member_integer(out, "prefix_audit", (int64_t)info->prefix_audit);
     srv_buf_puts(out, ",\"has_tokenizer\":");
     srv_json_bool(out, info->has_tokenizer);
     write_knobs(out, model);

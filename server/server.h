@@ -73,7 +73,7 @@ struct srv_exchange {
     const srv_task_ops *ops; // with task; NULL: none
     void *task;
     const char *log_id;                               // lives as long as the task; for the log
-    const struct srv_model *model;                    // NULL: not known; for the log and the metrics
+    const struct srv_model *model;                    // held; NULL: not known. By srv_exchange_use alone
     int64_t log_prompt_tokens, log_completion_tokens; // -1: none
 
     // The HTTP files' own.
@@ -107,6 +107,8 @@ void srv_exchange_stream(srv_exchange *exchange);
 void srv_exchange_reply_as(srv_exchange *exchange, const char *type, srv_buf *text);
 // The stream's read has something.
 void srv_exchange_wake(srv_exchange *exchange);
+// The model that works for it, as long as it lives or until it uses another. NULL is accepted: nothing changes.
+void srv_exchange_use(srv_exchange *exchange, const struct srv_model *model);
 void srv_exchange_hold(srv_exchange *exchange);
 void srv_exchange_release(srv_exchange *exchange);   // NULL is accepted
 void srv_exchange_drop_body(srv_exchange *exchange); // as soon as it is parsed
@@ -117,8 +119,8 @@ void srv_exchange_drop_body(srv_exchange *exchange); // as soon as it is parsed
 ENG_CHECKED eng_status srv_http_create(srv_server *server, srv_http **out, eng_error *error);
 // What a start would find wrong with the files of TLS. *error names the file.
 ENG_CHECKED eng_status srv_http_check_tls(const srv_config *config, eng_error *error);
-// Reads the files of TLS again; a bad one changes nothing. Without TLS it does nothing.
-ENG_CHECKED eng_status srv_http_reload_tls(srv_http *http, eng_error *error);
+// Reads the files of TLS that the configuration names again; a bad one changes nothing. Without TLS it does nothing.
+ENG_CHECKED eng_status srv_http_reload_tls(srv_http *http, const srv_config *config, eng_error *error);
 void srv_http_free(srv_http *http); // NULL is accepted; ends what is open
 size_t srv_http_count(const srv_http *http);
 const char *srv_http_address(const srv_http *http, size_t index); // "http://127.0.0.1:8080", "unix:/run/mesa.sock"
@@ -139,35 +141,105 @@ ENG_CHECKED eng_status srv_listen(const char *where, int64_t mode, int *descript
 // Whether only this machine reaches the address.
 ENG_CHECKED eng_status srv_listen_local(const char *where, bool *local, eng_error *error);
 
-// ---- server.c ----
+// ---- setup.c: what the server runs with, and who holds what of it ----
 
-// One engine. A model has one a device, next to each other in the server's list.
-typedef struct srv_model {
-    const srv_model_path *path;
+// The name and device under which engines serve in turn. Counted.
+typedef struct srv_slot {
+    unsigned references; // of models
+    char *name;          // as requests spell it
     char device[SRV_DEVICE_BYTES];
-    size_t replica, replicas; // number among its model's, and how many these are
+    size_t replica, replicas;            // number among its model's, one a device, and how many these are
+    uint64_t requests[SRV_STATUS_SLOTS]; // that ended (metrics.c)
+    uint64_t degraded;
+} srv_slot;
+
+// One engine and its worker. Counted: by setups, exchanges and sessions.
+typedef struct srv_model {
+    srv_slot *slot;
+    char *folder;
     srv_worker *worker;
+    uint64_t stamp; // of the folder, before it was read
+    // Loop thread.
+    struct srv_server *server;
+    struct srv_model *next; // of all that are alive
+    unsigned references;
     srv_worker_state seen; // the state that was acted upon
-    int64_t created;
+    int64_t loaded;        // Unix seconds
+    bool retired;          // in no setup any more: nothing new is begun on it
+    bool ending;
 } srv_model;
+
+// Constant while anybody but its maker holds it.
+typedef struct srv_setup {
+    unsigned references; // loop thread
+    srv_config config;
+    bool owns; // what config points to
+    srv_bounds bounds;
+    size_t model_count;
+    srv_model *models[SRV_MAX_MODELS]; // those of one name next to each other
+} srv_setup;
+
+// One holder's: the caller's. It takes config's members, also what they point to if it owns them; no model is in it
+// yet. NULL: no memory.
+srv_setup *srv_setup_create(const srv_config *config, bool owns);
+srv_setup *srv_setup_hold(srv_setup *setup);
+void srv_setup_release(srv_setup *setup); // NULL is accepted
+// How a model is opened while another serves.
+typedef struct srv_model_again {
+    uint64_t memory_limit; // eng_options
+    const char *known;     // srv_worker_options; NULL: none
+} srv_model_again;
+// Starts the worker of the model of this number; again NULL: at the start.
+ENG_CHECKED eng_status srv_setup_open(srv_server *server, srv_setup *setup, size_t index, const srv_model_again *again,
+                                      eng_error *error);
+void srv_setup_take(srv_setup *setup, size_t index, const srv_model *model); // of another setup
+// Whether engines of one folder would be the same under both.
+bool srv_setup_same_engines(const srv_config *a, const srv_config *b);
+
+// The functions that only read may be called on any thread by who holds the setup.
+const srv_model *srv_setup_at(const srv_setup *setup, const char *name, size_t replica); // NULL: none
+// The model of this name (NULL: the first) if it is ready and the key may use it; NULL with a refusal.
+const srv_model *srv_setup_model(const srv_setup *setup, const srv_key *key, const char *name, srv_problem *problem);
+// The same model on the device with the fewest choices that run or wait.
+const srv_model *srv_setup_least_used(const srv_setup *setup, const srv_model *model);
+void srv_setup_view(const srv_setup *setup, size_t index, srv_model_view *view); // loop thread
+
+const char *srv_model_fingerprint(const srv_model *model); // of its states; it is loaded. Any thread
+srv_model *srv_model_hold(const srv_model *model);
+void srv_model_release(const srv_model *model); // NULL is accepted
+// Ends the retired ones that nobody holds and nothing runs on, and frees those that have ended.
+void srv_models_reap(srv_server *server);
+void srv_models_free(srv_server *server); // all; their workers have stopped
+
+// ---- reload.c ----
+
+typedef struct srv_reload srv_reload;
+// Reads configuration, keys, certificates and checkpoints again, or once more when that is done.
+void srv_reload_begin(srv_server *server);
+void srv_reload_go_on(srv_server *server);                              // something has happened to a model
+bool srv_reload_owns(const srv_server *server, const srv_model *model); // it is being opened
+void srv_reload_free(srv_server *server);                               // gives up what is under way
+
+// ---- server.c ----
 
 // FAILING: a device is lost; no new requests, those on other devices finish, health can still be asked.
 typedef enum srv_phase { SRV_LOADING, SRV_SERVING, SRV_FAILING, SRV_DRAINING, SRV_ENDING } srv_phase;
 
 struct srv_server {
-    // Constant.
-    const srv_config *config;
     srv_log *log;
-    srv_bounds bounds;
-    srv_keys *keys; // NULL: none are needed
     // Loop thread.
+    srv_setup *setup;         // the present one
+    const srv_config *config; // its
+    srv_model *alive;         // all models, of whatever setup
+    srv_reload *reloading;    // NULL: none is under way
+    bool reload_again;        // once that is done, or the start
+    bool moving;              // sessions go over to other engines (session_move.c)
+    srv_keys *keys;           // NULL: none are needed
     srv_metrics metrics;
     srv_loop *loop;
     srv_http *http;
     srv_sessions *sessions;
     srv_store *store; // NULL: sessions live in memory
-    srv_model *models;
-    size_t model_count;
     srv_phase phase;
     int exit_status;
     bool announced;  // READY was said
@@ -179,32 +251,28 @@ struct srv_server {
     srv_wake *events, *stop, *reload;
 };
 
-// Binds the addresses; ENG_IO: cannot listen. config and log outlive the server.
+// Binds the addresses; ENG_IO: cannot listen. config, what it was read from, and log outlive the server.
 ENG_CHECKED eng_status srv_server_create(const srv_config *config, srv_log *log, srv_server **out, eng_error *error);
 // The first of SIGTERM and SIGINT drains, the second ends the process with status 1; SIGHUP reloads.
 ENG_CHECKED eng_status srv_server_handle_signals(srv_server *server);
 // Loads the models and serves until it is drained. Returns the exit status (config.c's help lists them). Models that
 // are still loading are left to it: srv_server_free waits for them.
 int srv_server_run(srv_server *server);
-bool srv_server_loading(const srv_server *server); // after run: a model's load is still in flight
-void srv_server_stop(srv_server *server);          // drain; any thread, until srv_server_free
-void srv_server_reload(srv_server *server);        // read keys and certificates again; as srv_server_stop
-void srv_server_free(srv_server *server);          // NULL is accepted
+bool srv_server_loading(const srv_server *server);                      // after run: a model's load is still in flight
+void srv_server_stop(srv_server *server);                               // drain; any thread, until srv_server_free
+void srv_server_reload(srv_server *server);                             // as SIGHUP; any thread, as srv_server_stop
+void srv_server_free(srv_server *server);                               // NULL is accepted
 const char *srv_server_address(const srv_server *server, size_t index); // NULL: none
 // Whether no new completion is taken any more, and why.
 bool srv_server_refuses(const srv_server *server, srv_problem *problem);
-
-// The model of this name (NULL: the first) if it is ready and the key may use it; NULL with a refusal. Any thread.
-const srv_model *srv_server_model(const srv_server *server, const srv_key *key, const char *name, srv_problem *problem);
-// The same model on the device with the fewest choices that run or wait.
-const srv_model *srv_server_least_used(const srv_model *model);
-void srv_server_view(const srv_server *server, size_t index, srv_model_view *view);
 
 // ---- session.c ----
 
 void srv_sessions_free(srv_sessions *sessions); // NULL is accepted; after the workers have stopped
 // Parks those that the store has and nobody uses, some at a time; true: none is left.
 bool srv_sessions_park(srv_server *server);
+// Those of retired models that nobody uses go over to the present ones, some at a time (session_move.c).
+void srv_sessions_move(srv_server *server);
 
 // ---- handlers ----
 

@@ -115,6 +115,17 @@ srv_session *srv_session_known(const srv_exchange *exchange, const char *id, siz
     return session && !is_over(exchange->server, session) ? session : NULL;
 }
 
+bool srv_session_is_here(const srv_session *session, const srv_model *prepared) {
+    return session->timeline && (!session->model->retired || session->model == prepared);
+}
+
+void srv_session_use(srv_session *session, const srv_model *model) {
+    const srv_model *before = session->model;
+
+    session->model = model ? srv_model_hold(model) : NULL;
+    srv_model_release(before);
+}
+
 bool srv_session_take(srv_session *session, srv_problem *problem) {
     if (session->busy)
         srv_refuse_engine(problem, ENG_BUSY, "another request is on the session");
@@ -250,11 +261,13 @@ void srv_session_drop(srv_server *server, srv_session *session) {
 
 void srv_session_write(const srv_server *server, const srv_session *session, const eng_timeline_info *info,
                        const unsigned char *digest, srv_buf *out) {
+    const srv_model *model = session->model; // NULL: its state went with its engine a moment ago
+
     srv_write_session(
         out, &(srv_session_view){.id = session->id,
-                                 .model = session->model->path->name,
+                                 .model = model ? model->slot->name : session->foreign->model,
                                  .position = info ? info->position : session->position,
-                                 .state_bytes = eng_info(srv_worker_engine(session->model->worker))->state_bytes,
+                                 .state_bytes = model ? eng_info(srv_worker_engine(model->worker))->state_bytes : 0,
                                  .expires_at = srv_session_expires_at(server, session),
                                  .info = info,
                                  .digest = digest});
@@ -302,6 +315,7 @@ static void on_sweep(void *context) {
         else if (shares && idle_ms(at, srv_loop_now(server->loop)) >= patience && may_park(sessions, at))
             park(sessions, at);
     }
+    srv_sessions_move(sessions->server);
 }
 
 static srv_sessions *sessions_of(srv_server *server) {
@@ -336,7 +350,7 @@ static srv_session *add_row(srv_exchange *exchange, const eng_name *name, const 
     srv_session_print_name(name, session->id);
     session->owner = srv_session_owner(exchange);
     session->name = *name;
-    session->model = model;
+    srv_session_use(session, model);
     session->ttl_s = SRV_SESSION_TTL_S;
     session->stored = exchange->server->store;
     session->busy = true;
@@ -366,12 +380,12 @@ srv_session *srv_session_add(srv_exchange *exchange, const srv_model *model, int
 
 // The first that the key may use.
 static const srv_model *first_model(const srv_exchange *exchange) {
-    const srv_server *server = exchange->server;
+    const srv_setup *setup = exchange->server->setup;
 
-    for (size_t i = 0; i < server->model_count; i++)
-        if (srv_key_may_use(exchange->key, server->models[i].path->name) &&
-            srv_worker_read_state(server->models[i].worker) == SRV_WORKER_READY)
-            return srv_server_least_used(&server->models[i]);
+    for (size_t i = 0; i < setup->model_count; i++)
+        if (srv_key_may_use(exchange->key, setup->models[i]->slot->name) &&
+            srv_worker_read_state(setup->models[i]->worker) == SRV_WORKER_READY)
+            return srv_setup_least_used(setup, setup->models[i]);
     return NULL;
 }
 
@@ -380,6 +394,11 @@ srv_session *srv_session_find(srv_exchange *exchange, const char *id, size_t len
     srv_session *session = find_row(exchange, id, length);
     eng_name name;
 
+    if (session && session->foreign) {
+        if (!srv_session_refuse_foreign(exchange->server, session->foreign, problem))
+            srv_session_refuse(problem, ENG_NOT_FOUND, NULL, 0);
+        return NULL;
+    }
     if (session && !is_over(exchange->server, session))
         return session;
     if (!model)
@@ -396,9 +415,15 @@ srv_session *srv_session_find(srv_exchange *exchange, const char *id, size_t len
     return session;
 }
 
+static void free_session(srv_session *session) {
+    srv_session_use(session, NULL);
+    free(session->foreign);
+    free(session);
+}
+
 void srv_session_release(srv_session *session) {
     if (--session->calls == 0 && session->gone)
-        free(session);
+        free_session(session);
 }
 
 void srv_session_remove(srv_server *server, srv_session *session) {
@@ -437,7 +462,7 @@ void srv_sessions_free(srv_sessions *sessions) {
         return;
     for (srv_session *at = sessions->first, *next; at; at = next) {
         next = at->next;
-        free(at);
+        free_session(at);
     }
     srv_timer_close(sessions->sweep);
     free(sessions);

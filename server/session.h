@@ -6,8 +6,8 @@
 // dropped when nobody has used it for its time.
 //
 // With a store the table holds what this server has used of late; any other session may be in the store. A session
-// without a timeline is one that is looked for there (session_store.c) before it is used. Loop thread, but for what
-// says otherwise.
+// without a timeline is one that is looked for there (session_store.c) before it is used; one whose engine a reload has
+// replaced goes over to the new one first (session_move.c). Loop thread, but for what says otherwise.
 #ifndef SERVER_SESSION_H
 #define SERVER_SESSION_H
 
@@ -15,15 +15,22 @@
 
 enum { SRV_SESSION_ID_BYTES = 40 };
 
+// What is known of a session whose state went with its engine.
+typedef struct srv_foreign {
+    char fingerprint[ENG_FINGERPRINT_BYTES];
+    char model[]; // the name
+} srv_foreign;
+
 typedef struct srv_session {
     struct srv_session *next, *previous; // of all
     struct srv_session *chain;           // of those whose names fall together
     char id[SRV_SESSION_ID_BYTES];
-    uint64_t owner; // the key's id; 0: there are no keys
-    eng_name name;  // in the store
-    const srv_model *model;
-    uint64_t timeline; // of the model's engine; 0: not here, or not yet
-    int64_t position;  // as of the last request
+    uint64_t owner;         // the key's id; 0: there are no keys
+    eng_name name;          // in the store
+    const srv_model *model; // held; NULL: foreign
+    srv_foreign *foreign;   // NULL: it is not
+    uint64_t timeline;      // of the model's engine; 0: not here, or not yet
+    int64_t position;       // as of the last request
     int64_t ttl_s;
     uint64_t expires_ms; // by the loop's clock
     unsigned calls;      // that point to it
@@ -44,6 +51,10 @@ srv_session *srv_session_known(const srv_exchange *exchange, const char *id, siz
 // key may use). NULL with a refusal.
 srv_session *srv_session_find(srv_exchange *exchange, const char *id, size_t length, const srv_model *model,
                               srv_problem *problem);
+// Whether a request can begin on it at once: also on a retired model, if it is one that it was prepared for (else
+// NULL).
+bool srv_session_is_here(const srv_session *session, const srv_model *prepared);
+void srv_session_use(srv_session *session, const srv_model *model); // from now on; NULL: none
 // Takes it for one request: no other may use it until it is let go. False with a 409.
 bool srv_session_take(srv_session *session, srv_problem *problem);
 void srv_session_let_go(srv_server *server, srv_session *session); // its time begins anew
@@ -81,12 +92,22 @@ void srv_session_refuse(srv_problem *problem, eng_status status, const char *tex
 // One that came from the store may have to leave again before it is used, if memory is short: so often it is fetched.
 enum { SRV_SESSION_SEEKS = 4 };
 
-// Brings one that was taken here from the store; then calls back, once. On failure it is out of the table and NULL, and
-// the problem says why. What is returned is for srv_session_unreach; NULL: no memory, and nothing will be called.
+// Brings one that was taken here, from the store or a retired model; then calls back, once. On failure it is NULL, the
+// caller's no more, and the problem says why. What is returned is for srv_session_unreach; NULL: no memory, and nothing
+// will be called.
 typedef struct srv_reach srv_reach;
 typedef void srv_reached(void *context, srv_session *session, const srv_problem *problem);
 srv_reach *srv_session_reach(srv_server *server, srv_session *session, srv_reached *reached, void *context);
 // Nobody waits any more: it is let go once it is here. NULL is accepted.
 void srv_session_unreach(srv_reach *reach);
+
+// ---- session_move.c
+
+// 409 that names both fingerprints; false: they are the same.
+bool srv_session_refuse_foreign(const srv_server *server, const srv_foreign *foreign, srv_problem *problem);
+
+// From a retired model to the present one of its name, where it is (timeline 0: in the store, to be fetched); calls
+// back likewise. False: no memory, and nothing will be called.
+bool srv_session_move(srv_server *server, srv_session *session, srv_reached *moved, void *context);
 
 #endif

@@ -231,7 +231,7 @@ static void begin(session_call *call) {
     srv_session *session = call->session;
     srv_problem problem = {0};
 
-    if (session && session->timeline == 0 && call->taken && call->action != DROP) {
+    if (session && call->taken && call->action != DROP && !srv_session_is_here(session, NULL)) {
         call->sought++;
         if (srv_session_reach(call->server, session, reached, call))
             return;
@@ -287,7 +287,7 @@ static void ask(srv_exchange *exchange, const session_call *what, const eng_name
     call->owner = srv_session_owner(exchange);
     call->stored = exchange->server->store;
     if (call->session) {
-        exchange->model = call->session->model;
+        srv_exchange_use(exchange, call->session->model);
         call->session->calls++;
     }
     if (name)
@@ -319,6 +319,21 @@ static srv_session *take(srv_exchange *exchange, srv_problem *problem) {
     return session && srv_session_take(session, problem) ? session : NULL;
 }
 
+// Of one whose state went with its engine there is only the name.
+static void handle_foreign(srv_exchange *exchange, action action, srv_session *session, srv_problem *problem) {
+    srv_buf nothing;
+
+    if (action == DROP) {
+        srv_session_remove(exchange->server, session);
+        srv_buf_init(&nothing, 1);
+        srv_exchange_reply(exchange, 204, &nothing);
+        return;
+    }
+    if (!srv_session_refuse_foreign(exchange->server, session->foreign, problem))
+        srv_session_refuse(problem, ENG_NOT_FOUND, NULL, 0);
+    finish_early(exchange, problem);
+}
+
 // What looks at a session or drops it need not bring it here.
 static void handle(srv_exchange *exchange, action action) {
     srv_problem problem = {0};
@@ -328,8 +343,12 @@ static void handle(srv_exchange *exchange, action action) {
     if (may_begin(exchange, &problem)) {
         srv_session *session = srv_session_known(exchange, exchange->rest, length);
         const bool can_be = srv_session_name(exchange, exchange->rest, length, &name) && exchange->server->store;
+        if (session && session->foreign) {
+            handle_foreign(exchange, action, session, &problem);
+            return;
+        }
         if (!session && can_be)
-            exchange->model = srv_server_model(exchange->server, NULL, NULL, &problem);
+            srv_exchange_use(exchange, srv_setup_model(exchange->server->setup, NULL, NULL, &problem));
         else if (!session)
             srv_session_refuse(&problem, ENG_NOT_FOUND, NULL, 0);
         const bool takes = session && action == DROP && srv_session_take(session, &problem);
@@ -367,8 +386,8 @@ void srv_handle_session_rollback(srv_exchange *exchange) {
     srv_request request = {0};
 
     if (may_begin(exchange, &problem) &&
-        !srv_session_parse(SRV_REQUEST_ROLLBACK, exchange->body.data, exchange->body.length, &exchange->server->bounds,
-                           &request, &problem)) {
+        !srv_session_parse(SRV_REQUEST_ROLLBACK, exchange->body.data, exchange->body.length,
+                           &exchange->server->setup->bounds, &request, &problem)) {
         srv_session *session = take(exchange, &problem);
         if (session)
             ask(exchange,

@@ -73,7 +73,7 @@ static void run(srv_call *base, eng_engine *engine) {
 // ---- the answer ----------------------------------------------------------------------------------------------------
 
 static bool is_listed(const srv_exchange *exchange, const srv_session *session) {
-    return session->owner == srv_session_owner(exchange) && session->known &&
+    return session->owner == srv_session_owner(exchange) && session->known && !session->foreign &&
            (session->busy || session->expires_ms > srv_loop_now(exchange->server->loop));
 }
 
@@ -171,7 +171,7 @@ void srv_handle_session_list(srv_exchange *exchange) {
         return;
     }
     if (!srv_server_refuses(exchange->server, &problem))
-        model = srv_server_model(exchange->server, NULL, NULL, &problem);
+        model = srv_setup_model(exchange->server->setup, NULL, NULL, &problem);
     if (model)
         ask(exchange, model);
     else

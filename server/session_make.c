@@ -168,7 +168,6 @@ static void begin(srv_completion *completion, srv_session *original) {
     srv_exchange *exchange = completion->exchange;
     making *making = malloc(sizeof *making);
 
-    exchange->model = completion->model;
     if (making) {
         *making = (struct srv_making){
             .call = {.run = run, .done = made},
@@ -199,7 +198,7 @@ static void begin(srv_completion *completion, srv_session *original) {
 
 // The original is here, and taken.
 static void begin_fork(srv_completion *completion, srv_session *original) {
-    completion->model = original->model;
+    srv_completion_use(completion, original->model);
     completion->request.knobs = original->knobs;
     if (completion->request.session_ttl_s == 0)
         completion->request.session_ttl_s = original->ttl_s;
@@ -255,7 +254,7 @@ static void fork_session(srv_completion *completion) {
 
     if (!original || !srv_session_take(original, problem))
         srv_completion_fail(completion, problem);
-    else if (original->timeline)
+    else if (srv_session_is_here(original, NULL))
         begin_fork(completion, original);
     else
         seek(completion, original);
@@ -266,6 +265,6 @@ void srv_session_make(srv_completion *completion) {
         fork_session(completion);
         return;
     }
-    completion->model = srv_server_least_used(completion->model);
+    srv_completion_use(completion, srv_setup_least_used(completion->setup, completion->model));
     begin(completion, NULL);
 }

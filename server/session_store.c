@@ -40,7 +40,7 @@ static uint32_t hash_name(const char *name) {
 
 static void write_note(const srv_session *session, unsigned char note[ENG_NOTE_BYTES]) {
     const srv_knobs *knobs = &session->knobs;
-    const uint32_t model = hash_name(session->model->path->name);
+    const uint32_t model = hash_name(session->model->slot->name);
     unsigned char *at = note;
 
     memset(note, 0, ENG_NOTE_BYTES);
@@ -102,9 +102,9 @@ const srv_model *srv_session_model(const srv_server *server, const eng_record *s
     srv_knobs knobs;
     const uint32_t model = read_note(stored->note, &knobs);
 
-    for (size_t i = 0; i < server->model_count; i++)
-        if (hash_name(server->models[i].path->name) == model)
-            return &server->models[i];
+    for (size_t i = 0; i < server->setup->model_count; i++)
+        if (hash_name(server->setup->models[i]->slot->name) == model)
+            return server->setup->models[i];
     return NULL;
 }
 
@@ -115,7 +115,7 @@ void srv_session_write_stored(const srv_server *server, const eng_record *stored
     srv_session_print_name(&stored->name, id);
     srv_write_session(
         out, &(srv_session_view){.id = id,
-                                 .model = model ? model->path->name : NULL,
+                                 .model = model ? model->slot->name : NULL,
                                  .position = stored->position,
                                  .state_bytes = model ? eng_info(srv_worker_engine(model->worker))->state_bytes : 0,
                                  .expires_at = stored->expires_ms / 1000,
@@ -201,15 +201,24 @@ static void run(srv_call *call, eng_engine *engine) {
 
 // Another of this server's models; NULL: all were tried.
 static const srv_model *next_model(srv_reach *reach) {
-    const srv_server *server = reach->server;
+    const srv_setup *setup = reach->server->setup;
 
-    while (reach->tried < server->model_count) {
-        const srv_model *model = &server->models[reach->tried++];
-        if (model->path != reach->session->model->path && model->replica == 0 &&
+    while (reach->tried < setup->model_count) {
+        const srv_model *model = setup->models[reach->tried++];
+        if (strcmp(model->slot->name, reach->session->model->slot->name) != 0 && model->slot->replica == 0 &&
             srv_worker_read_state(model->worker) == SRV_WORKER_READY)
-            return srv_server_least_used(model);
+            return srv_setup_least_used(setup, model);
     }
     return NULL;
+}
+
+// session NULL: it is the caller's no more.
+static void finish(srv_reach *reach, srv_session *session, const srv_problem *problem) {
+    if (reach->reached)
+        reach->reached(reach->context, session, problem);
+    else if (session)
+        srv_session_let_go(reach->server, session);
+    free(reach);
 }
 
 static void done(srv_call *call) {
@@ -219,7 +228,7 @@ static void done(srv_call *call) {
     srv_problem problem = {0};
 
     if (other) {
-        session->model = other;
+        srv_session_use(session, other);
         srv_worker_call(other->worker, call);
         return;
     }
@@ -232,11 +241,30 @@ static void done(srv_call *call) {
         session->profile_changed = reach->profile_changed;
         srv_session_restore(session, &reach->stored);
     }
-    if (reach->reached)
-        reach->reached(reach->context, session, &problem);
-    else if (session)
-        srv_session_let_go(reach->server, session);
-    free(reach);
+    finish(reach, session, &problem);
+}
+
+static void fetch(srv_reach *reach) {
+    srv_session *session = reach->session;
+
+    if (session->model->retired) { // the engine that has its place, or any: it says whose the session is
+        const srv_setup *setup = reach->server->setup;
+        const srv_model *now = srv_setup_at(setup, session->model->slot->name, 0);
+        srv_session_use(session, srv_setup_least_used(setup, now ? now : setup->models[0]));
+    }
+    srv_session_errand(session, ENG_ERRAND_FETCH, &reach->errand);
+    reach->errand.done = fetched;
+    reach->errand.user = reach;
+    srv_worker_call(session->model->worker, &reach->call);
+}
+
+static void moved(void *context, srv_session *session, const srv_problem *problem) {
+    srv_reach *reach = context;
+
+    if (session && !session->timeline)
+        fetch(reach);
+    else
+        finish(reach, session, problem);
 }
 
 srv_reach *srv_session_reach(srv_server *server, srv_session *session, srv_reached *reached, void *context) {
@@ -249,10 +277,12 @@ srv_reach *srv_session_reach(srv_server *server, srv_session *session, srv_reach
                          .session = session,
                          .reached = reached,
                          .context = context};
-    srv_session_errand(session, ENG_ERRAND_FETCH, &reach->errand);
-    reach->errand.done = fetched;
-    reach->errand.user = reach;
-    srv_worker_call(session->model->worker, &reach->call);
+    if (!session->timeline)
+        fetch(reach);
+    else if (!srv_session_move(server, session, moved, reach)) {
+        free(reach);
+        return NULL;
+    }
     return reach;
 }
 

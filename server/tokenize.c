@@ -8,6 +8,7 @@
 typedef struct token_task {
     srv_exchange *exchange;
     bool detokenize;
+    srv_setup *setup;       // under which it began; held
     const srv_model *model; // NULL: none was found
     srv_buf json;
     srv_problem problem;
@@ -55,15 +56,14 @@ static void detokenize(const eng_engine *engine, const srv_token_request *reques
 
 static void work(void *context) {
     token_task *task = context;
-    const srv_server *server = task->exchange->server;
     const srv_buf *body = &task->exchange->body;
     srv_token_request request;
 
     const eng_status status =
         srv_token_request_parse(task->detokenize ? SRV_REQUEST_DETOKENIZE : SRV_REQUEST_TOKENIZE, body->data,
-                                body->length, &server->bounds, &request, &task->problem);
+                                body->length, &task->setup->bounds, &request, &task->problem);
     const srv_model *model =
-        status ? NULL : srv_server_model(server, task->exchange->key, request.model, &task->problem);
+        status ? NULL : srv_setup_model(task->setup, task->exchange->key, request.model, &task->problem);
     task->model = model;
     if (model && task->detokenize)
         detokenize(srv_worker_engine(model->worker), &request, &task->json, &task->problem);
@@ -78,7 +78,7 @@ static void done(void *context) {
     srv_http *http = exchange->server->http;
 
     srv_exchange_drop_body(exchange);
-    exchange->model = task->model;
+    srv_exchange_use(exchange, task->model);
     if (srv_exchange_open(exchange) && !task->ended) {
         task->ended = true;
         if (task->problem.status)
@@ -108,6 +108,7 @@ static void abandon_task(void *context) {
 
 static void free_task(void *context) {
     token_task *task = context;
+    srv_setup_release(task->setup);
     srv_buf_free(&task->json);
     free(task);
 }
@@ -118,7 +119,8 @@ static void handle(srv_exchange *exchange, bool is_detokenize) {
     srv_problem problem = {0};
 
     if (task) {
-        *task = (token_task){.exchange = exchange, .detokenize = is_detokenize};
+        *task = (token_task){
+            .exchange = exchange, .detokenize = is_detokenize, .setup = srv_setup_hold(exchange->server->setup)};
         srv_buf_init(&task->json, SRV_MAX_ANSWER_BYTES);
         srv_exchange_attach(exchange, &ops, task);
         srv_exchange_hold(exchange);

@@ -76,6 +76,7 @@ void srv_worker_call(srv_worker *worker, srv_call *call) {
     call->next = NULL;
     call->worker = worker;
     call->waits = false;
+    worker->calls++;
     pthread_mutex_lock(&worker->lock);
     *worker->asked_end = call;
     worker->asked_end = &call->next;
@@ -89,6 +90,8 @@ srv_call *srv_worker_take_calls(srv_worker *worker) {
     worker->answered = NULL;
     worker->answered_end = &worker->answered;
     pthread_mutex_unlock(&worker->lock);
+    for (const srv_call *call = calls; call; call = call->next)
+        worker->calls--;
     return calls;
 }
 
@@ -111,6 +114,17 @@ uint64_t srv_worker_places(srv_worker *worker) {
     const uint64_t places = worker->places;
     pthread_mutex_unlock(&worker->lock);
     return places;
+}
+
+bool srv_worker_is_quiet(srv_worker *worker) {
+    return worker->calls == 0 && srv_worker_places(worker) == 0;
+}
+
+void srv_worker_set_queue(srv_worker *worker, uint64_t requests, uint64_t tokens) {
+    pthread_mutex_lock(&worker->lock);
+    worker->options.queue_requests = requests;
+    worker->options.queue_tokens = tokens;
+    pthread_mutex_unlock(&worker->lock);
 }
 
 void srv_worker_cancel(srv_worker *worker, srv_job *job) {
@@ -594,14 +608,33 @@ static void wait_for_stop(srv_worker *worker) {
     pthread_mutex_unlock(&worker->lock);
 }
 
-static void *engine_thread(void *context) {
-    srv_worker *worker = context;
+// Opens the engine of a folder that is not as it was known, and that stays the same meanwhile.
+static srv_worker_state open_engine(srv_worker *worker) {
+    const srv_worker_options *options = &worker->options;
+    eng_fingerprint found;
 
+    if (options->reads_first && eng_read_fingerprint(options->engine.model_dir, &found, &worker->error))
+        return SRV_WORKER_UNLOADABLE;
+    if (options->reads_first && strcmp(found.whole, options->known) == 0)
+        return SRV_WORKER_UNCHANGED;
+    if (eng_open(&options->engine, &worker->engine, &worker->error))
+        return SRV_WORKER_UNLOADABLE;
+    if (options->reads_first && strcmp(found.whole, eng_info(worker->engine)->fingerprint.whole) != 0) {
+        eng_close(worker->engine);
+        worker->engine = NULL;
+        eng_fail(&worker->error, ENG_CONFLICT, "%s: changed while it was read", options->engine.model_dir);
+        return SRV_WORKER_UNLOADABLE;
+    }
+    return SRV_WORKER_READY;
+}
+
+static void live(srv_worker *worker) {
     atomic_store_explicit(&worker->busy_since, monotonic_ms(), memory_order_relaxed);
-    if (eng_open(&worker->options.engine, &worker->engine, &worker->error)) {
+    const srv_worker_state state = open_engine(worker);
+    if (state != SRV_WORKER_READY) {
         atomic_store_explicit(&worker->busy_since, 0, memory_order_relaxed);
-        set_state(worker, SRV_WORKER_UNLOADABLE);
-        return NULL;
+        set_state(worker, state);
+        return;
     }
     pthread_mutex_lock(&worker->lock);
     worker->rows = (uint64_t)eng_info(worker->engine)->max_rows;
@@ -620,6 +653,14 @@ static void *engine_thread(void *context) {
     drop_all(worker);
     eng_close(worker->engine);
     end_waiting_calls(worker);
+}
+
+static void *engine_thread(void *context) {
+    srv_worker *worker = context;
+
+    live(worker);
+    atomic_store_explicit(&worker->ended, true, memory_order_release);
+    worker->options.wake(worker->options.wake_context);
     return NULL;
 }
 
@@ -673,13 +714,21 @@ free_worker:
     return eng_fail(error, ENG_NO_MEMORY, "an engine thread cannot be started");
 }
 
-void srv_worker_stop(srv_worker *worker) {
-    if (!worker)
-        return;
+void srv_worker_end(srv_worker *worker) {
     pthread_mutex_lock(&worker->lock);
     worker->stop = true;
     pthread_cond_signal(&worker->news);
     pthread_mutex_unlock(&worker->lock);
+}
+
+bool srv_worker_ended(const srv_worker *worker) {
+    return atomic_load_explicit(&worker->ended, memory_order_acquire);
+}
+
+void srv_worker_stop(srv_worker *worker) {
+    if (!worker)
+        return;
+    srv_worker_end(worker);
     pthread_join(worker->thread, NULL);
     srv_call *calls;
     while (refuse_calls(worker), (calls = srv_worker_take_calls(worker)) != NULL)

@@ -1,11 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
 // One model, its engine and the thread that owns them.
 //
-// The engine thread opens the engine, loops on eng_step and closes it. The loop thread hands jobs over whole and takes
-// events back whole; nothing else is shared. A job is one engine request with one or more choices: the loop thread
-// makes it, submits it, may cancel it and may tell what it has consumed; the engine thread runs it. The fault of one
-// choice ends the job. Both hold a reference, and so does every event on its way, so a late event of a cancelled job
-// finds a job that nobody owns any more and is dropped.
+// The engine thread opens the engine, loops on eng_step and closes it, when it is told to end. The loop thread hands
+// jobs over whole and takes events back whole; nothing else is shared. A job is one engine request with one or more
+// choices: the loop thread makes it, submits it, may cancel it and may tell what it has consumed; the engine thread
+// runs it. The fault of one choice ends the job. Both hold a reference, and so does every event on its way, so a late
+// event of a cancelled job finds a job that nobody owns any more and is dropped.
 //
 // Bounds: choices and prompt tokens that wait are counted at submission, and what is too much is refused at once
 // (ENG_FULL). A streamed job whose unread events outgrow its window is paused in the engine until half of them are
@@ -28,6 +28,10 @@ typedef struct srv_worker_options {
     eng_options engine;      // wake is the worker's own
     uint64_t queue_requests; // choices beyond the engine's rows
     uint64_t queue_tokens;   // prompt tokens not yet read
+    // The folder's fingerprint is read first: the engine is not opened where that is `known`, whole, and counts as
+    // unloadable where it has become another meanwhile.
+    bool reads_first;
+    char known[ENG_FINGERPRINT_BYTES]; // empty: none
     // Called on the engine thread when events or a new state are there to be taken after there were none.
     void (*wake)(void *context);
     void *wake_context;
@@ -36,6 +40,7 @@ typedef struct srv_worker_options {
 typedef enum srv_worker_state {
     SRV_WORKER_LOADING,
     SRV_WORKER_READY,
+    SRV_WORKER_UNCHANGED,  // the folder is as it was known: there is no engine
     SRV_WORKER_UNLOADABLE, // the engine could not be opened
     SRV_WORKER_FAILED,     // the engine failed while serving; every job got its error event
 } srv_worker_state;
@@ -45,8 +50,11 @@ ENG_CHECKED eng_status srv_worker_start(const srv_worker_options *options, srv_w
 // Ends the thread after its present step (or load), closes the engine, drops what is left. NULL is accepted. No call of
 // srv_worker_engine's result may be in flight.
 void srv_worker_stop(srv_worker *worker);
-// After srv_worker_stop, and once the engine's store has ended, which may wake the worker until then. NULL is accepted.
-void srv_worker_free(srv_worker *worker);
+void srv_worker_free(srv_worker *worker); // after srv_worker_stop. NULL is accepted
+// The same without waiting: asks the thread to end, which closes the engine; wakes when it has, and then
+// srv_worker_stop returns at once. Nobody may ask anything of the worker any more.
+void srv_worker_end(srv_worker *worker);
+bool srv_worker_ended(const srv_worker *worker);
 
 // Any thread.
 srv_worker_state srv_worker_read_state(const srv_worker *worker);
@@ -92,6 +100,10 @@ bool srv_worker_has_room(srv_worker *worker, const srv_room *room, srv_no_room *
 double srv_worker_load(srv_worker *worker);
 // Choices that run or wait.
 uint64_t srv_worker_places(srv_worker *worker);
+// Nothing runs or waits, and every call was answered.
+bool srv_worker_is_quiet(srv_worker *worker);
+// Other limits, as in the options, for what comes from now on.
+void srv_worker_set_queue(srv_worker *worker, uint64_t requests, uint64_t tokens);
 // Submits all, of one owner, or none. ENG_FULL: too much waits, *why says the rest; ENG_DEVICE: the engine has failed.
 ENG_CHECKED eng_status srv_worker_submit(srv_worker *worker, srv_job *const *jobs, size_t count, double share,
                                          srv_no_room *why);

@@ -75,6 +75,8 @@ struct srv_worker {
     srv_worker_options options;
     pthread_t thread;
     _Atomic(srv_worker_state) state;
+    atomic_bool ended; // the thread has nothing left to do
+    size_t calls;      // asked, not yet taken back; loop thread
     _Atomic(const eng_engine *) published;
     atomic_uint_least64_t busy_since; // 0: idle
     eng_error error;                  // written before the state that makes it readable

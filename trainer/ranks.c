@@ -310,7 +310,6 @@ eng_status trn_ranks_agree(trn_ranks *ranks, const char *what, const char *text,
 // parting
 
 static void release(trn_ranks *ranks) {
-    kern_group_close(ranks->group);
     for (int32_t r = 0; ranks->control && r < ranks->ranks; r++)
         trn_link_close(&ranks->control[r]);
     trn_link_close(&ranks->next);
@@ -346,26 +345,35 @@ eng_status trn_ranks_open(const trn_rank_place *place, double wait, trn_ranks **
         *out = ranks;
         return ENG_OK;
     }
-    trn_ranks_close(ranks, status, &why);
+    status = trn_ranks_close(ranks, status, &why);
     return eng_fail(error, status, "%s", why.text);
 }
 
-void trn_ranks_close(trn_ranks *ranks, eng_status status, const eng_error *error) {
+static void tell_own(trn_ranks *ranks, eng_status status, const eng_error *error) {
+    trn_frame_fault fault = {.rank = ranks->rank, .code = status};
+    snprintf(fault.text, sizeof fault.text, "rank %d: %.180s", ranks->rank,
+             error->text[0] ? error->text : eng_status_text(status));
+    if (ranks->rank == 0)
+        announce(ranks, &fault);
+    else
+        send_fault(ranks->control ? ranks->control[0] : -1, &fault);
+}
+
+eng_status trn_ranks_close(trn_ranks *ranks, eng_status status, eng_error *error) {
     char one = 0;
+    eng_error other = {0};
     if (!ranks)
-        return;
+        return status;
     char *all = malloc((size_t)ranks->ranks);
     if (status == ENG_OK && all && !ranks->ended)
         (void)!trn_ranks_exchange(ranks, &one, 1, all, NULL); // all is done: whoever is lost now takes nothing along
-    if (status != ENG_OK && !ranks->ended) {
-        trn_frame_fault fault = {.rank = ranks->rank, .code = status};
-        snprintf(fault.text, sizeof fault.text, "rank %d: %.180s", ranks->rank,
-                 error && error->text[0] ? error->text : eng_status_text(status));
-        if (ranks->rank == 0)
-            announce(ranks, &fault);
-        else
-            send_fault(ranks->control ? ranks->control[0] : -1, &fault);
+    if (status != ENG_OK && !ranks->ended && ranks->control && trn_ranks_check(ranks, &other) != ENG_OK) {
+        status = other.code;
+        *error = other;
+    } else if (status != ENG_OK && !ranks->ended) {
+        tell_own(ranks, status, error);
     }
     free(all);
     release(ranks);
+    return status;
 }

@@ -19,9 +19,10 @@ typedef struct trn_ranks trn_ranks;
 
 // Meets the other ranks. wait: seconds that a rank is waited for, now and later. *out is NULL where place->ranks is 1.
 ENG_CHECKED eng_status trn_ranks_open(const trn_rank_place *place, double wait, trn_ranks **out, eng_error *error);
-// Parts. status and error: how this rank ends, which the others are told of when it is a failure of its own; after
-// ENG_OK it first waits for all of them.
-void trn_ranks_close(trn_ranks *ranks, eng_status status, const eng_error *error);
+// Parts. status and *error: how this rank ends, which the others are told of when it is a failure of its own; after
+// ENG_OK it first waits for all of them. Returns what the run ends with here: a failure that came of another rank's end
+// gives way to that, in *error too.
+ENG_CHECKED eng_status trn_ranks_close(trn_ranks *ranks, eng_status status, eng_error *error);
 
 int32_t trn_ranks_own(const trn_ranks *ranks);
 int32_t trn_ranks_count(const trn_ranks *ranks);
@@ -47,6 +48,9 @@ trn_part trn_rank_part(int64_t floats, int32_t rank, int32_t ranks);
 
 // Chooses the way for the memory of this device.
 ENG_CHECKED eng_status trn_ranks_use(trn_ranks *ranks, kern_device *device, eng_error *error);
+// Gives the way up, and what of it is not done, which would keep the device from freeing memory when a rank was lost.
+// Before the device is closed.
+void trn_ranks_leave(trn_ranks *ranks);
 // data: device memory, `floats` of them, the same block in every rank. Sum: this rank's part becomes the sum of all
 // ranks'; what the other parts hold then is of no use. Gather: the other parts become what their ranks hold. Both
 // follow what the stream was given, and may go on beside what it is given afterwards until it is joined.

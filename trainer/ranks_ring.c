@@ -37,6 +37,13 @@ eng_status trn_ranks_use(trn_ranks *ranks, kern_device *device, eng_error *error
                     reason[0] ? reason : kern_status_text(made));
 }
 
+void trn_ranks_leave(trn_ranks *ranks) {
+    if (!ranks)
+        return;
+    kern_group_close(ranks->group);
+    ranks->group = NULL;
+}
+
 // ---------------------------------------------------------------------------------------------------------------- ring
 
 typedef struct transfer {

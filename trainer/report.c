@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // mesa-trainer report INPUT... --out PAGE: one HTML page that needs nothing but itself.
 //
-// An input says itself what it is: a run by its folder or its log, a file of results by its "format". What an input
+// An input says itself what it is: a run or a sweep by its folder or its file, results by their "format". What an input
 // cannot be is refused with its name before anything is written.
 #include <stdio.h>
 #include <stdlib.h>
@@ -13,8 +13,9 @@
 #include "trainer/options.h"
 #include "trainer/report_results.h"
 #include "trainer/report_runs.h"
+#include "trainer/report_sweep.h"
 
-enum { MAX_INPUTS = 64 };
+enum { MAX_INPUTS = 256 };
 
 // Rows of a checkpoint that an earlier file has results of go there, so that its settings stand together.
 static eng_status gather(trn_result *result, int *results, eng_error *error) {
@@ -63,12 +64,15 @@ static eng_status check_out(const char *const *input, int inputs, const char *ou
 typedef struct inputs {
     trn_result *result; // (MAX_INPUTS)
     trn_report_run *run;
-    int results, runs;
+    const char **sweep; // paths
+    int results, runs, sweeps;
 } inputs;
 
 static eng_status read_input(inputs *all, const char *path, eng_error *error) {
-    eng_status status;
-    if (trn_report_is_run(path)) {
+    eng_status status = ENG_OK;
+    if (trn_report_is_sweep(path)) {
+        all->sweep[all->sweeps++] = path;
+    } else if (trn_report_is_run(path)) {
         status = trn_report_run_read(path, &all->run[all->runs], error);
         all->runs++;
     } else {
@@ -79,9 +83,11 @@ static eng_status read_input(inputs *all, const char *path, eng_error *error) {
 }
 
 static eng_status read_inputs(inputs *all, const char *const *input, int count, eng_error *error) {
-    *all = (inputs){.result = calloc(MAX_INPUTS, sizeof *all->result), .run = calloc(MAX_INPUTS, sizeof *all->run)};
+    *all = (inputs){.result = calloc(MAX_INPUTS, sizeof *all->result),
+                    .run = calloc(MAX_INPUTS, sizeof *all->run),
+                    .sweep = calloc(MAX_INPUTS, sizeof *all->sweep)};
     eng_status status =
-        all->result && all->run ? ENG_OK : eng_fail(error, ENG_NO_MEMORY, "out of memory for the inputs");
+        all->result && all->run && all->sweep ? ENG_OK : eng_fail(error, ENG_NO_MEMORY, "out of memory for the inputs");
     for (int i = 0; i < count && status == ENG_OK; i++)
         status = read_input(all, input[i], error);
     return status == ENG_OK ? gather(all->result, &all->results, error) : status;
@@ -94,6 +100,7 @@ static void free_inputs(inputs *all) {
         trn_log_free(&all->run[i].log);
     free(all->result);
     free(all->run);
+    free(all->sweep);
 }
 
 typedef struct report_options {
@@ -107,9 +114,11 @@ static eng_status report(const char *const *input, int count, const report_optio
     trn_page page;
     eng_status status = read_inputs(&all, input, count, error);
     if (status == ENG_OK) {
-        trn_page_begin(&page, o->title);
+        trn_page_begin(&page, o->title ? o->title : all.results > 0 ? "Checkpoints compared" : "Training runs");
         trn_report_runs_shorten(all.run, all.runs);
-        if (all.runs > 0)
+        for (int i = 0; i < all.sweeps && status == ENG_OK; i++)
+            status = trn_report_sweep(&page, all.sweep[i], error);
+        if (status == ENG_OK && all.runs > 0)
             status = trn_report_runs(&page, all.run, all.runs, o->axes, error);
         if (status == ENG_OK && all.results > 0)
             status = trn_report_results(&page, all.result, all.results, o->teacher, error);
@@ -133,7 +142,7 @@ static eng_status parse_axes(report_options *o, eng_error *error) {
 }
 
 int trn_command_report(int argc, char **argv) {
-    report_options o = {.title = "Checkpoints compared"};
+    report_options o = {.title = NULL};
     const char *input[MAX_INPUTS];
     const trn_option options[] = {
         {"out", "FILE", TRN_STRING, &o.out, "the page"},
@@ -142,7 +151,7 @@ int trn_command_report(int argc, char **argv) {
         {"teacher", NULL, TRN_FLAG, &o.teacher, "the first file is a teacher's: what the others recover of it"},
     };
     const trn_command_line line = {
-        "report RUN|RESULT... --out PAGE.html",
+        "report RUN|SWEEP|RESULT... --out PAGE.html",
         "One HTML page that compares training runs, by their folders or logs, and\n"
         "checkpoints and settings of the solver, by what mesa-trainer eval --out has written.",
         options,

@@ -206,8 +206,9 @@ static eng_status open_device(trn_run *run, eng_error *error) {
         snprintf(own, sizeof own, "cuda:%d", trn_ranks_local(run->ranks));
         name = own;
     }
-    kern_status opened = kern_device_open(&(kern_device_options){.name = name, .fast = run->config.precision == 1},
-                                          &run->device, reason, sizeof reason);
+    const kern_device_options options = {
+        .name = name, .threads = (int32_t)run->config.threads, .fast = run->config.precision == 1};
+    kern_status opened = kern_device_open(&options, &run->device, reason, sizeof reason);
     if (opened != KERN_OK)
         return eng_fail(error, ENG_DEVICE, "device %s: %s", name, reason[0] ? reason : kern_status_text(opened));
     return trn_ranks_use(run->ranks, run->device, error);
@@ -303,6 +304,7 @@ eng_status trn_run_resume(trn_run *run, const char *dir, const trn_run_state *st
 }
 
 void trn_run_close(trn_run *run) {
+    trn_ranks_leave(run->ranks);
     for (int32_t i = 0; run->row && i < run->own_rows; i++)
         trn_row_free(&run->row[i]);
     free(run->row);

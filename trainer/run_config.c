@@ -51,6 +51,7 @@ const trn_run_key trn_run_keys[] = {
     {"train", "stop_accuracy", TRN_KEY_REAL, AT(stop_accuracy), "0", 0, 1, NULL},
     {"train", "save_every", TRN_KEY_INTEGER, AT(save_every), "500", 0, largest, NULL},
     {"train", "keep", TRN_KEY_INTEGER, AT(keep), "0", 0, largest, NULL},
+    {"train", "threads", TRN_KEY_INTEGER, AT(threads), "0", 0, 4096, NULL},
     {"train", "max_bad_steps", TRN_KEY_INTEGER, AT(max_bad_steps), "8", 0, largest, NULL},
     {"train", "recompute", TRN_KEY_CHOICE, AT(recompute), "none", 0, 0, recomputes},
     {"train", "precision", TRN_KEY_CHOICE, AT(precision), "float32", 0, 0, precisions},

@@ -28,6 +28,7 @@ typedef struct trn_run_config {
     int64_t steps, batch_tokens, micro_rows, seed, eval_every, eval_rows, save_every, keep;
     int64_t recompute;     // eng_recompute
     int64_t precision;     // 1: products round their operands to bf16 where the device gains by it
+    int64_t threads;       // of the CPU at most; 0: all that there are
     int64_t max_bad_steps; // in a row that are not finite, after which the run ends; 0: it goes on
     double stop_accuracy;  // of the validation's targets, at which the run ends; 0: none
     char *device, *warm_start;

@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 // mesa-trainer train --config run.ini --out RUN: trains a model, or with --resume goes on from RUN's newest whole
 // checkpoint. mesa-trainer gate is the same for a looped model's exit gate: a stage is a loss. Each of several ranks
-// (ranks.h) runs this command; the first alone owns the folder, logs and prints.
+// (ranks.h) runs this command; the first alone owns the folder, logs and prints. With --sweep it is many runs
+// (sweep.h).
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -9,16 +10,17 @@
 #include "engine/files.h"
 #include "trainer/commands.h"
 #include "trainer/options.h"
+#include "trainer/sweep.h"
 #include "trainer/train_run.h"
 
 typedef struct train_options {
-    const char *config, *out, *warm_start;
+    const char *config, *out, *warm_start, *sweep;
     trn_strings set;
     bool resume, gate;
     int64_t stage; // of gate
     bool previous;
     double max_seconds, rank_wait;
-    int64_t profile;
+    int64_t profile, parallel;
 } train_options;
 
 // The loss of the stage, and a gate where the configuration says nothing of one.
@@ -69,8 +71,32 @@ static eng_status train(const train_options *o, const sigset_t *signals, trn_ran
         status = trn_ranks_open(place, o->rank_wait, &ranks, error);
     if (status == ENG_OK)
         status = train_as(o, ranks, signals, error);
-    trn_ranks_close(ranks, status, error);
+    return trn_ranks_close(ranks, status, error);
+}
+
+static eng_status sweep(const train_options *o, const sigset_t *signals, trn_rank_place *place, eng_error *error) {
+    trn_sweep sweep = {0};
+    const trn_sweep_options options = {
+        .config = o->config, .out = o->out, .parallel = o->parallel, .max_seconds = o->max_seconds, .signals = signals};
+    eng_status status = trn_rank_place_read(place, error);
+    if (status == ENG_OK && place->ranks > 1)
+        status = eng_fail(error, ENG_INVALID, "--sweep: runs of a sweep have one process");
+    if (status == ENG_OK)
+        status = trn_sweep_read(o->sweep, o->set.item, o->set.count, &sweep, error);
+    if (status == ENG_OK)
+        status = trn_sweep_train(&sweep, &options, error);
+    trn_sweep_free(&sweep);
     return status;
+}
+
+static eng_status check_sweep(const train_options *o, eng_error *error) {
+    if (!o->sweep)
+        return o->parallel == 0 ? ENG_OK : eng_fail(error, ENG_INVALID, "--parallel: goes with --sweep");
+    if (!o->config)
+        return eng_fail(error, ENG_INVALID, "--config is needed");
+    if (o->warm_start || o->profile > 0)
+        return eng_fail(error, ENG_INVALID, "--sweep: takes no --profile, and train.warm_start by --set");
+    return o->parallel < 0 ? eng_fail(error, ENG_INVALID, "--parallel: negative") : ENG_OK;
 }
 
 static eng_status check_options(const train_options *o, eng_error *error) {
@@ -90,7 +116,7 @@ static eng_status check_options(const train_options *o, eng_error *error) {
         return eng_fail(error, ENG_INVALID, "--previous is for stage 2");
     if (o->gate && !o->warm_start && !o->resume)
         return eng_fail(error, ENG_INVALID, "--warm-start is needed: the model whose gate is trained");
-    return ENG_OK;
+    return check_sweep(o, error);
 }
 
 static int run_line(const trn_command_line *line, int argc, char **argv, train_options *o, const char *name) {
@@ -110,7 +136,7 @@ static int run_line(const trn_command_line *line, int argc, char **argv, train_o
         status = check_options(o, &error);
     if (status == ENG_OK) {
         sigprocmask(SIG_BLOCK, &signals, NULL);
-        status = train(o, &signals, &place, &error);
+        status = o->sweep ? sweep(o, &signals, &place, &error) : train(o, &signals, &place, &error);
     }
     if (status == ENG_OK)
         return TRN_EXIT_OK;
@@ -138,7 +164,10 @@ static int run_line(const trn_command_line *line, int argc, char **argv, train_o
 
 int trn_command_train(int argc, char **argv) {
     train_options o = {.rank_wait = 600};
-    const trn_option options[] = {COMMON_OPTIONS};
+    const trn_option options[] = {
+        COMMON_OPTIONS,
+        {"sweep", "FILE", TRN_STRING, &o.sweep, "many runs, in folders under RUN: what is tried stands in FILE"},
+        {"parallel", "N", TRN_INTEGER, &o.parallel, "with --sweep: runs at once (default: one a thread of the CPU)"}};
     const trn_command_line line = {"train --config run.ini --out RUN [options]",
                                    "Trains a model. SIGINT and SIGTERM save a checkpoint and stop.",
                                    options,

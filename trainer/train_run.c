@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// A run from its configuration to its last checkpoint; see train_run.h. Rank 0 alone owns the folder, logs and prints.
+// A run from its configuration to its last checkpoint; see train_run.h.
+// Rank 0 alone owns the folder, logs and prints.
 #include "trainer/train_run.h"
 
 #include <errno.h>

@@ -177,6 +177,8 @@ static kern_status cpu_open(const kern_device_options *options, kern_device **ou
     cpu->device.backend = &kern_cpu_backend;
     cpu->table = isa->table;
     cpu->threads = max_threads();
+    if (options->threads > 0 && options->threads < cpu->threads)
+        cpu->threads = options->threads;
     cpu->chunk = chunk;
     describe(cpu, isa);
     cpu->team = kern_team_create(cpu->threads);

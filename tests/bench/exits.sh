@@ -6,8 +6,9 @@
 #
 # The first 200 bytes of TEXT are a prompt behind which TOKENS (256) ids are generated, likeliest first, one request at
 # a time; the first 4000 are scored by an echo of their log-probabilities. Thresholds take turns. Prints a Markdown
-# table: the time of an id that is generated (the least of the rounds and the range), its loops and the share of each
-# loop by usage.compute, and the loss of the text read at such exits, with its mean loop.
+# table: the time of an id that is generated (by the quickest of the rounds) and the server's processor time of it (of
+# all rounds, since what else the machine does hardly moves it), its loops and how many were read at each by
+# usage.compute, and the loss of the text read at such exits, with its mean loop.
 # Environment: MESA_BUILD (default build), DEVICE (cpu), ROUNDS (5), THRESHOLDS ("0.3 0.6 0.9 1.0").
 set -euo pipefail
 build=${MESA_BUILD:-$(dirname "$0")/../../build}
@@ -30,23 +31,32 @@ body() { # THRESHOLD BYTES OPTION: a request's JSON
 generate() { # THRESHOLD COUNT
     ask "$(body "$1" 200 "{\"max_tokens\": $2, \"ignore_eos\": true}")"
 }
-range() { # FILE: the least, and least to most
-    sort -n "$1" | awk '{ v[NR] = $1 } END { printf "%.3f (%.3f-%.3f)", v[1], v[1], v[NR] }'
+processor() { # the server's milliseconds so far
+    awk -v tick="$(getconf CLK_TCK)" '{ print 1000 * ($14 + $15) / tick }' "/proc/$server/stat"
+}
+times() { # THRESHOLD: of an id behind the first
+    paste "$folder/one-$1" "$folder/all-$1" | awk -v n="$tokens" '
+        NR == 1 || $1 < one { one = $1 }
+        NR == 1 || $3 < all { all = $3 }
+        { spent += $4 - $2 }
+        END { printf "%.3f | %.3f", (all - one) / (n - 1), spent / NR / (n - 1) }'
 }
 
 for _ in $(seq "${ROUNDS:-5}"); do
     for at in $thresholds; do
-        one=$(generate "$at" 1)
-        all=$(generate "$at" "$tokens")
-        awk -v one="$one" -v all="$all" -v n="$tokens" 'BEGIN { print (all - one) / (n - 1) }' >>"$folder/time-$at"
+        for count in one all; do
+            before=$(processor)
+            took=$(generate "$at" "$([ $count = one ] && echo 1 || echo "$tokens")")
+            echo "$took $(awk -v a="$before" -v b="$(processor)" 'BEGIN { print b - a }')" >>"$folder/$count-$at"
+        done
         jq -r '.usage.compute.completion | "\(.loops_mean) | \(.exit_histogram)"' "$folder/answer" >"$folder/loops-$at"
     done
 done
-echo "| exit_threshold | ms an id | loops, generated | ids read at each loop | loss of the text | its loops |"
-echo "|---|---|---|---|---|---|"
+echo "| exit_threshold | ms an id | of a processor | loops | ids read at each loop | loss of the text | its loops |"
+echo "|---|---|---|---|---|---|---|"
 for at in $thresholds; do
     ask "$(body "$at" 4000 '{"max_tokens": 0, "echo": true, "logprobs": 0, "compute_details": true}')" >/dev/null
     loss=$(jq -r '[.choices[0].logprobs.token_logprobs[] | numbers] | -add / length' "$folder/answer")
     loops=$(jq -r '[.choices[0].compute_details.loops[] | numbers] | add / length' "$folder/answer")
-    echo "| $at | $(range "$folder/time-$at") | $(cat "$folder/loops-$at") | $(printf '%.4f | %.3f' "$loss" "$loops") |"
+    echo "| $at | $(times "$at") | $(cat "$folder/loops-$at") | $(printf '%.4f | %.3f' "$loss" "$loops") |"
 done

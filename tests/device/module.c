@@ -8,12 +8,19 @@
 // The environment says what happens. PRETEND_REFUSAL: opening fails with this sentence. PRETEND_MEMORY: bytes of
 // memory; what is given back does not return. PRETEND_LOST: the devices are lost from the moment when this file exists.
 // PRETEND_LOST_AFTER ("cuda:1 100"): this device is lost once it has run so many plans. Sizes of batch that a plan
-// meets for the first time count as allocations, as graphs do.
+// meets for the first time count as allocations, as graphs do. Processes form groups through shared memory; a part that
+// is not a member's own is not a number after a sum, and who does not join a group before waiting is refused.
+#include <errno.h>
+#include <fcntl.h>
+#include <math.h>
 #include <pthread.h>
+#include <sched.h>
 #include <stdatomic.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/mman.h>
+#include <sys/stat.h>
 #include <unistd.h>
 
 #include "kernels/backend.h"
@@ -88,8 +95,9 @@ static kern_status weight_create(kern_device *device, const kern_weight_desc *de
 
 // Something to be done: a plan with its row table, or bytes that are copied (from) or cleared (from NULL).
 typedef struct work {
-    const kern_calls *calls; // NULL: bytes
-    void *memory;            // the row table's arrays, or bytes to upload; freed when it is done
+    const kern_call *call; // NULL: bytes
+    size_t calls;
+    void *memory; // the row table's arrays, or bytes to upload; freed when it is done
     kern_rows rows;
     void *to;
     const void *from;
@@ -138,12 +146,12 @@ static kern_status give(kern_stream *stream, work item) {
 
 static kern_status do_work(kern_stream *stream, const work *item) {
     kern_status status = KERN_OK;
-    if (!item->calls && item->from)
+    if (!item->call && item->from)
         return kern_cpu_backend.copy(stream, item->to, item->from, item->bytes);
-    if (!item->calls)
+    if (!item->call)
         return kern_cpu_backend.zero(stream, item->to, item->bytes);
-    for (size_t i = 0; i < item->calls->count && !status; i++)
-        status = kern_cpu_backend.launch(stream, item->calls->call[i].op, &item->rows, item->calls->call[i].args);
+    for (size_t i = 0; i < item->calls && !status; i++)
+        status = kern_cpu_backend.launch(stream, item->call[i].op, &item->rows, item->call[i].args);
     return status;
 }
 
@@ -322,7 +330,7 @@ static kern_status calls_run(kern_stream *stream, const kern_rows *rows, kern_ca
         status = synchronize(stream);
         return status ? status : kern_cpu_backend.calls_run(stream, rows, calls);
     }
-    work item = {.calls = calls, .rows = *rows};
+    work item = {.call = calls->call, .calls = calls->count, .rows = *rows};
     item.memory = malloc(keep_all(NULL, &item.rows) + 1);
     if (!item.memory)
         return KERN_NO_MEMORY;
@@ -334,6 +342,122 @@ static void calls_forget(kern_calls *calls) {
     synchronize_all(calls->device);
     free(calls->made);
     calls->made = NULL;
+}
+
+// ------------------------------------------------------------------------------------------------------------ groups
+
+enum { GROUP_MEMBERS = 8, GROUP_FLOATS = 1 << 18 };
+
+// What the members of a group share, under the group's name until all have come.
+typedef struct meeting {
+    atomic_int ready;
+    pthread_barrier_t barrier;
+    float block[GROUP_MEMBERS][GROUP_FLOATS];
+} meeting;
+
+typedef struct late_group {
+    kern_group group;
+    int32_t member, members;
+    meeting *meeting;
+    bool behind; // calls were made that no stream has joined
+} late_group;
+
+static kern_status group_name(kern_device *device, unsigned char id[KERN_GROUP_ID], char *reason, size_t reason_size) {
+    (void)device, (void)reason, (void)reason_size;
+    memset(id, 0, KERN_GROUP_ID);
+    snprintf((char *)id, KERN_GROUP_ID, "/mesa-pretended-%ld", (long)getpid());
+    return KERN_OK;
+}
+
+static meeting *attach(const char *name, int32_t member, int32_t members) {
+    int fd;
+    while ((fd = shm_open(name, member == 0 ? O_RDWR | O_CREAT | O_EXCL : O_RDWR, 0600)) < 0 && errno == ENOENT)
+        sched_yield(); // member 0 makes it
+    struct stat facts = {0};
+    if (fd < 0 || (member == 0 && ftruncate(fd, sizeof(meeting)) != 0))
+        return NULL;
+    while (fstat(fd, &facts) == 0 && facts.st_size < (off_t)sizeof(meeting))
+        sched_yield();
+    meeting *shared = mmap(NULL, sizeof *shared, PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0);
+    close(fd);
+    if (shared == MAP_FAILED)
+        return NULL;
+    pthread_barrierattr_t attributes;
+    if (member == 0) {
+        pthread_barrierattr_init(&attributes);
+        pthread_barrierattr_setpshared(&attributes, PTHREAD_PROCESS_SHARED);
+        pthread_barrier_init(&shared->barrier, &attributes, (unsigned)members);
+        atomic_store(&shared->ready, 1);
+    }
+    while (!atomic_load(&shared->ready))
+        sched_yield();
+    return shared;
+}
+
+static kern_status group_open(kern_device *device, const unsigned char id[KERN_GROUP_ID], int32_t member,
+                              int32_t members, kern_group **out, char *reason, size_t reason_size) {
+    late_group *group = members <= GROUP_MEMBERS ? calloc(1, sizeof *group) : NULL;
+    if (!group)
+        return KERN_NO_MEMORY;
+    *group = (late_group){{device}, member, members, attach((const char *)id, member, members), false};
+    if (!group->meeting) {
+        kern_set_reason(reason, reason_size, "%s: cannot be attached to", (const char *)id);
+        free(group);
+        return KERN_NO_DEVICE;
+    }
+    if (pthread_barrier_wait(&group->meeting->barrier) == PTHREAD_BARRIER_SERIAL_THREAD)
+        shm_unlink((const char *)id);
+    *out = &group->group;
+    return KERN_OK;
+}
+
+static void group_close(kern_group *handle) {
+    munmap(((late_group *)handle)->meeting, sizeof(meeting));
+    free(handle);
+}
+
+// All members show their block, and take what they want of the others'.
+static kern_status group_work(kern_group *handle, kern_stream *stream, float *data, size_t part, size_t rest,
+                              bool sum) {
+    late_group *group = (late_group *)handle;
+    const size_t members = (size_t)group->members, floats = part * members + rest;
+    const kern_status status = floats <= GROUP_FLOATS ? synchronize(stream) : KERN_UNSUPPORTED;
+    if (status)
+        return status;
+    memcpy(group->meeting->block[group->member], data, floats * sizeof *data);
+    pthread_barrier_wait(&group->meeting->barrier);
+    for (size_t i = 0; i < floats; i++) {
+        const size_t owner = i < part * members ? i / part : members - 1;
+        float total = 0;
+        for (size_t m = 0; m < members; m++)
+            total += group->meeting->block[m][i];
+        if (!sum)
+            data[i] = group->meeting->block[owner][i];
+        else
+            data[i] = owner == (size_t)group->member ? total : NAN;
+    }
+    pthread_barrier_wait(&group->meeting->barrier);
+    group->behind = true;
+    return KERN_OK;
+}
+
+static kern_status group_sum(kern_group *group, kern_stream *stream, float *data, size_t part, size_t rest) {
+    return group_work(group, stream, data, part, rest, true);
+}
+
+static kern_status group_gather(kern_group *group, kern_stream *stream, float *data, size_t part, size_t rest) {
+    return group_work(group, stream, data, part, rest, false);
+}
+
+static kern_status group_join(kern_group *group, kern_stream *stream) {
+    ((late_group *)group)->behind = false;
+    return stream->device == group->device ? KERN_OK : KERN_INVALID;
+}
+
+// Waiting for a stream that was not joined would be a fault of the caller.
+static kern_status group_poll(kern_group *group, kern_stream *stream, bool *done) {
+    *done = !((late_group *)group)->behind;
+    return *done ? synchronize(stream) : KERN_INVALID;
 }
 
 __attribute__((constructor)) static void make_backend(void) {
@@ -358,6 +482,13 @@ __attribute__((constructor)) static void make_backend(void) {
     backend.launch = launch;
     backend.calls_run = calls_run;
     backend.calls_forget = calls_forget;
+    backend.group_name = group_name;
+    backend.group_open = group_open;
+    backend.group_close = group_close;
+    backend.group_sum = group_sum;
+    backend.group_gather = group_gather;
+    backend.group_join = group_join;
+    backend.group_poll = group_poll;
     atomic_store(&made, true);
 }
 

@@ -20,6 +20,7 @@ enum { POISON = 7, HUGE_CHANNEL = 5 };
 START_TEST(the_model_is_described) {
     eng_engine *engine = open_small(SMALL_HYBRID);
     const eng_model_info *info = eng_info(engine);
+    ck_assert(!info->fast && info->prefix_audit == 0);
     ck_assert_str_eq(info->model_type, "mesa_net");
     ck_assert_str_eq(info->mixers, "mesa_net,attention");
     ck_assert_ptr_nonnull(strstr(info->device, test_device("cpu")));
@@ -36,6 +37,11 @@ START_TEST(the_model_is_described) {
     ck_assert_uint_ge(info->pool_bytes, 8 * info->state_bytes);
     ck_assert_uint_ge(info->weight_bytes, 4 * info->parameters);
     eng_close(engine);
+    for (int fast = 0; fast < 2; fast++) {
+        engine = open_with(SMALL_MESA, (eng_options){.fast = fast, .prefix_audit = 9});
+        ck_assert(eng_info(engine)->fast == fast && eng_info(engine)->prefix_audit == (fast ? 0 : 9));
+        eng_close(engine);
+    }
     engine = open_with(SMALL_LLAMA, (eng_options){0});
     info = eng_info(engine);
     ck_assert_str_eq(info->mixers, "attention");

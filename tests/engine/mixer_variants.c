@@ -135,6 +135,20 @@ const small_model mixer_variants[] = {
     {"xlstm: biases",
      "{\"model_type\": \"xlstm\", " SMALL "\"num_hidden_layers\": 2, \"num_heads\": 2, \"use_bias\": true}", false,
      false},
+    {"looped: Mesa and attention, read where the gate says",
+     "{\"model_type\": \"mesa_net\", " SMALL "\"intermediate_size\": 48, \"num_hidden_layers\": 3, \"num_heads\": 2,"
+     "\"head_dim\": 16, \"attn\": {\"layers\": [1], \"num_heads\": 4, \"num_kv_heads\": 2}, \"num_loops\": 3,"
+     "\"loop_blocks\": [1, 2], \"exit_gate\": true, \"mesa\": {\"exit_threshold\": 0.6}}",
+     true, true},
+    {"looped: a hybrid that goes on behind its loop",
+     "{\"model_type\": \"gated_deltanet\", " SMALL "\"intermediate_size\": 48, \"num_hidden_layers\": 3,"
+     "\"num_heads\": 2, \"head_dim\": 16, \"attn\": {\"layers\": [1], \"num_heads\": 2, \"window_size\": 20},"
+     "\"num_loops\": 2, \"loop_blocks\": [0, 1], \"loop_residual_gate\": true}",
+     false, false},
+    {"looped: a hybrid whole, without a gate",
+     "{\"model_type\": \"mesa_net\", " SMALL "\"intermediate_size\": 48, \"num_hidden_layers\": 2, \"num_heads\": 2,"
+     "\"head_dim\": 16, \"layer_types\": [\"mesa_net\", \"gla\"], \"num_loops\": 2, \"loop_embedding\": true}",
+     false, true},
 };
 
 void mixer_prompt(uint64_t seed, int32_t *ids, int32_t count) {

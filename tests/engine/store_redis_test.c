@@ -383,12 +383,12 @@ START_TEST(read_while_it_is_replaced) {
     }
     enough = true;
     pthread_join(replacing, &failed);
+    eng_store_client_close(writer);
     ck_assert_ptr_null(failed);
     ck_assert_int_eq(lengths, 3);
     stop();
     swap_stores();
     stop();
-    eng_store_client_close(writer);
 }
 END_TEST
 

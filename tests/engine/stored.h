@@ -10,7 +10,7 @@
 #include "engine/store.h"
 #include "tests/engine/door.h"
 
-enum { ROWS = 3, LEASE_MS = 4000, HOUR_MS = 3600000 };
+enum { ROWS = 3, LEASE_MS = 1500, HOUR_MS = 3600000 };
 
 extern eng_store *store;
 

@@ -62,6 +62,22 @@ START_TEST(names_that_are_refused) {
 }
 END_TEST
 
+START_TEST(a_device_without_groups_says_so) {
+    kern_device *device = NULL;
+    kern_group *group = NULL;
+    unsigned char id[KERN_GROUP_ID] = {0};
+    char reason[160] = "";
+    ck_assert_int_eq(kern_device_open(&(kern_device_options){.name = "cpu"}, &device, NULL, 0), KERN_OK);
+    ck_assert_int_eq(kern_group_name(device, id, reason, sizeof reason), KERN_UNSUPPORTED);
+    ck_assert_str_eq(reason, "this device has no groups");
+    ck_assert_int_eq(kern_group_open(device, id, 0, 2, &group, NULL, 0), KERN_UNSUPPORTED);
+    ck_assert_int_eq(kern_group_open(device, id, 2, 2, &group, NULL, 0), KERN_INVALID);
+    ck_assert_ptr_null(group);
+    kern_group_close(NULL);
+    kern_device_close(device);
+}
+END_TEST
+
 START_TEST(cpu_describes_itself) {
     static const struct {
         const char *name;
@@ -214,6 +230,20 @@ static const char a_module[] =
     "static const struct kern_backend backend = {KERN_ABI + CHANGE, sizeof(kern_rows), sizeof(struct kern_backend),\n"
     "                                            .open = open_it, .close = close_it};\n"
     "const struct kern_backend *kern_module_v1(const kern_host *h) { return h->abi == KERN_ABI ? &backend : NULL; }\n";
+
+START_TEST(a_team_is_as_small_as_asked) {
+    kern_device *device = NULL;
+    const kern_device_options one = {.name = "cpu", .threads = 1}, many = {.name = "cpu", .threads = 4096};
+    kernel_test_threads(2);
+    ck_assert_int_eq(kern_device_open(&one, &device, NULL, 0), KERN_OK);
+    ck_assert_int_eq(kern_device_describe(device)->threads, 1);
+    kern_device_close(device);
+    kernel_test_threads(2);
+    ck_assert_int_eq(kern_device_open(&many, &device, NULL, 0), KERN_OK);
+    ck_assert_int_le(kern_device_describe(device)->threads, 2);
+    kern_device_close(device);
+}
+END_TEST
 
 START_TEST(modules) {
     char folder[64], text[2048];
@@ -490,11 +520,13 @@ static Suite *core_suite(void) {
     tcase_add_test(tests, operations_have_names_and_sizes);
     tcase_add_test(tests, statuses_have_texts);
     tcase_add_test(tests, names_that_are_refused);
+    tcase_add_test(tests, a_device_without_groups_says_so);
     tcase_add_test(tests, cpu_describes_itself);
     tcase_add_loop_test(tests, instruction_set_is_chosen, 0, KERNEL_TEST_ISAS);
     tcase_add_test(tests, memory);
     tcase_add_test(tests, memory_is_taken_when_it_is_touched);
     tcase_add_test(tests, launch_never_allocates);
+    tcase_add_test(tests, a_team_is_as_small_as_asked);
     tcase_add_test(tests, modules);
     tcase_add_test(tests, rows_are_cut_at_the_grid);
     tcase_add_test(tests, chunk_capacity_suffices);

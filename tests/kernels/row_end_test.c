@@ -1,5 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // What rows keep of their last token: to the slot and back, plane by plane, and nothing else is touched.
+//
+// Rows of both kinds, with and without a slot, on every device.
 #include "tests/kernels/kernel_test.h"
 
 enum { PLANES = 3, TOKENS = 90, STRIDE = 96, WIDTH = 37, APART = 48, SLOTS = 6, SLOT = 64 + PLANES * APART };

@@ -16,6 +16,7 @@ enum { ROWS = 4, CHUNK = 64 };
 struct eng_engine {
     eng_model_info info;
     uint64_t queue_requests, next_id, count;
+    int number;           // the first that was opened is 1
     char bytes[FAKE_BOS]; // of eng_token_bytes
     fake_request *first;  // oldest first
     bool stepping;
@@ -33,12 +34,39 @@ static void sleep_us(long microseconds) {
         nanosleep(&time, NULL);
 }
 
+static eng_status check_folder(const char *dir, eng_error *error) {
+    return strstr(dir, "missing") ? eng_fail(error, ENG_NOT_FOUND, "%s/config.json: no such file", dir) : ENG_OK;
+}
+
+// As many digits as a real one has: the revision, then the name's.
+static void describe_folder(const char *dir, eng_fingerprint *out) {
+    const char *name = strrchr(dir, '/');
+    unsigned sum = 0;
+
+    for (const char *at = name ? name : dir; *at; at++)
+        sum = sum * 31 + (unsigned char)*at;
+    snprintf(out->states, sizeof out->states, "%08x%056x", strstr(dir, "demo") ? atomic_load(&controls.revision) : 0,
+             sum);
+    memcpy(out->whole, out->states, sizeof out->whole);
+}
+
+eng_status eng_read_fingerprint(const char *model_dir, eng_fingerprint *out, eng_error *error) {
+    const eng_status status = check_folder(model_dir, error);
+
+    if (!status)
+        describe_folder(model_dir, out);
+    return status;
+}
+
 eng_status eng_open(const eng_options *options, eng_engine **out, eng_error *error) {
     const char *dir = options->model_dir;
+    atomic_fetch_add(&controls.opening, 1);
     while (atomic_load(&controls.hold_open))
         sleep_us(1000);
-    if (strstr(dir, "missing"))
-        return eng_fail(error, ENG_NOT_FOUND, "%s/config.json: no such file", dir);
+    if (atomic_load(&controls.refuse_open))
+        return eng_fail(error, ENG_NO_MEMORY, "fake has 1.0 of 2.0 MiB free; 1.5 are needed");
+    if (check_folder(dir, error))
+        return ENG_NOT_FOUND;
     eng_engine *engine = calloc(1, sizeof *engine);
     if (!engine)
         return eng_fail(error, ENG_NO_MEMORY, "no memory");
@@ -48,6 +76,7 @@ eng_status eng_open(const eng_options *options, eng_engine **out, eng_error *err
         .mixers = "mesa_net",
         .device = "cpu (fake, 1 threads)",
         .numeric_profile = "fake",
+        .prefix_audit = 256,
         .parameters = 5123456,
         .layers = 2,
         .loops = strstr(dir, "loops") ? 4 : 1,
@@ -69,6 +98,8 @@ eng_status eng_open(const eng_options *options, eng_engine **out, eng_error *err
     };
     for (int i = 0; i < FAKE_BOS; i++)
         engine->bytes[i] = (char)i;
+    describe_folder(dir, &engine->info.fingerprint);
+    engine->number = atomic_fetch_add(&controls.opened, 1) + 1;
     *out = engine;
     return ENG_OK;
 }
@@ -82,6 +113,7 @@ void eng_close(eng_engine *engine) {
         fake_request_free(at);
     }
     free(engine);
+    atomic_fetch_add(&controls.closed, 1);
 }
 
 const eng_model_info *eng_info(const eng_engine *engine) {
@@ -294,12 +326,16 @@ static void drop_ended(eng_engine *engine) {
     }
 }
 
-static void begin_step(void) {
+static bool is_held(const eng_engine *engine) {
+    return atomic_load(&controls.held) == engine->number;
+}
+
+static void begin_step(const eng_engine *engine) {
     const int step_us = atomic_load(&controls.step_us);
 
     while (atomic_load(&controls.stuck))
         sleep_us(1000);
-    sleep_us(step_us == 0 && atomic_load(&controls.held) ? 1000 : step_us);
+    sleep_us(step_us == 0 && is_held(engine) ? 1000 : step_us);
 }
 
 eng_status eng_step(eng_engine *engine, eng_event_fn on_event, void *context, bool *worked, eng_error *error) {
@@ -315,9 +351,9 @@ eng_status eng_step(eng_engine *engine, eng_event_fn on_event, void *context, bo
         if (at->paused)
             continue;
         if (!*worked)
-            begin_step();
+            begin_step(engine);
         *worked = true;
-        if (atomic_load(&controls.held) || must_wait(at))
+        if (is_held(engine) || must_wait(at))
             continue;
         advance(engine, at, on_event, context);
     }

@@ -17,9 +17,11 @@ enum { FAKE_BOS = 256, FAKE_EOS = 257, FAKE_TWIN = 258, FAKE_VOCABULARY = 259 };
 
 typedef struct fake_engine_controls {
     // Set by tests.
-    atomic_int hold_open; // opening goes on once it is 0
-    atomic_int stuck;     // so does a step
-    atomic_int held;      // steps come and go, and nothing is read or drawn in them
+    atomic_int hold_open;   // opening goes on once it is 0
+    atomic_int refuse_open; // there is no memory for one more engine
+    atomic_int revision;    // of the files in folders with "demo" in their name
+    atomic_int stuck;       // a step lasts as long as it is set
+    atomic_int held;        // number of the engine whose steps come and go with nothing read or drawn; 0: none
     atomic_int step_us;
     atomic_int text_bytes;        // letters: bytes of each token's text; 0: one
     atomic_int fail_step;         // the next step fails as a lost device does
@@ -28,6 +30,7 @@ typedef struct fake_engine_controls {
     atomic_int eos_at;            // the first token, counted from 1, that would be the end of text; 0: none
     _Atomic(const char *) script; // bytes to draw, a token each, again and again; NULL: letters
     // Counted by the engine.
+    atomic_int opening, opened, closed;                        // engines: begun, done, gone
     atomic_int submitted, cancelled, finished, active, paused; // choices
     atomic_int steps, tokens, prompt_tokens;                   // the latter: that were read
     // Of the last request.

@@ -77,18 +77,24 @@ static void *run_server(void *context) {
 }
 
 void fixture_start_model(fixture *fixture, const char *model, const char *const *options) {
-    const char *arguments[40] = {"mesa-server", "--model", model, "--listen", "127.0.0.1:0"};
-    char *environment[] = {NULL};
+    const char *const first[] = {"mesa-server", "--model", model, "--listen", "127.0.0.1:0"};
     int count = 5;
     srv_config_action action;
     eng_error error = {0};
 
     memset(fixture, 0, sizeof *fixture);
+    memcpy(fixture->arguments, first, sizeof first);
     for (; options && *options; options++)
-        arguments[count++] = *options;
-    ck_assert_msg(srv_config_load(&fixture->config, count, (char *const *)arguments, environment, &action, &error) ==
-                      ENG_OK,
+        fixture->arguments[count++] = *options;
+    ck_assert_msg(srv_config_load(&fixture->config, count, (char *const *)fixture->arguments, fixture->environment,
+                                  &action, &error) == ENG_OK,
                   "%s", error.text);
+    fixture_run(fixture);
+}
+
+void fixture_run(fixture *fixture) {
+    eng_error error = {0};
+
     FILE *log_file = tmpfile();
     ck_assert_ptr_nonnull(log_file);
     fixture->log_file = dup(fileno(log_file));

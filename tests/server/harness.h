@@ -14,6 +14,8 @@
 #include "server/server.h"
 
 typedef struct fixture {
+    const char *arguments[40]; // the command line, for as long as it may be read again
+    char *environment[1];
     srv_config config;
     srv_log *log;
     int log_file; // of the server's log, unlinked
@@ -28,6 +30,7 @@ typedef struct fixture {
 void fixture_start(fixture *fixture, const char *const *options);
 // The same with the model's folder; does not wait for readiness.
 void fixture_start_model(fixture *fixture, const char *model, const char *const *options);
+void fixture_run(fixture *fixture);  // with the configuration that was read into it
 void fixture_wait(fixture *fixture); // for readiness
 // Drains, waits, checks that the engine was left empty. Returns the exit status.
 int fixture_stop(fixture *fixture);

@@ -200,6 +200,8 @@ START_TEST(models_and_tokens) {
     json_t *json = answer_json(&answer), *model = json_array_get(json_object_get(json, "data"), 0);
     ck_assert_str_eq(json_string_value(json_object_get(model, "id")), "demo");
     ck_assert_int_eq(integer_at(model, "meta", "parameters"), 5123456);
+    ck_assert_int_eq(integer_at(model, "meta", "prefix_audit"), 256);
+    ck_assert(json_is_false(json_object_get(json_object_get(model, "meta"), "fast")));
     ck_assert(json_is_null(json_object_get(json_object_get(model, "meta"), "context_length")));
     json_decref(json);
     answer_free(&answer);

@@ -59,7 +59,7 @@ ranks() {
     shift
     for rank in $(seq 0 $((count - 1))); do
         (
-            RANK=$rank WORLD_SIZE=$count timeout 300 "$trainer" train "$@" >"out.$rank" 2>"err.$rank"
+            RANK=$rank LOCAL_RANK=$rank WORLD_SIZE=$count timeout 300 "$trainer" train "$@" >"out.$rank" 2>"err.$rank"
             echo $? >"status.$rank"
         ) &
     done
@@ -135,6 +135,20 @@ for pair in "2 2" "2 1" "1 2" "2 3"; do
         cmp two/step-00000012/$name.safetensors on/step-00000012/$name.safetensors || fail "going on: another $name"
     done
 done
+
+# ---- devices that sum by themselves: pretended ones, late and strict
+
+modules=${MESA_BUILD:-$source_dir/build}/tests/device
+if [ -f "$modules/libmesa_kern_cuda.so" ]; then
+    for count in 1 2; do
+        MESA_LIBRARY_DIR=$modules ranks $count --config run.ini --out "device_$count" --set train.device=cuda
+        well $count "$count devices"
+    done
+    same device_1 device_2 1e-4
+    grep -q 'cuda:0' out.0 || fail "not on a device: $(head -n 1 out.0)"
+else
+    echo "SKIP: $modules is not built: several devices"
+fi
 
 # ---- who differs is named before the first step
 

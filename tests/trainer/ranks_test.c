@@ -4,7 +4,9 @@
 //
 // Every rank is a process. All of a case meet at an address of the loopback network that is the case's own, so that no
 // two cases ever want the same port.
+#include <sched.h>
 #include <signal.h>
+#include <stdatomic.h>
 #include <string.h>
 #include <sys/mman.h>
 #include <sys/wait.h>
@@ -15,6 +17,10 @@
 #include "trainer/progress.h"
 #include "trainer/rank_link.h"
 #include "trainer/ranks.h"
+
+#ifdef _OPENMP
+#include <omp.h>
+#endif
 
 enum { PATIENCE = 300 }; // seconds, for what must happen
 
@@ -144,11 +150,14 @@ typedef eng_status rank_work(trn_ranks *ranks, void *shared, eng_error *error);
 static void be_rank(int32_t rank, int32_t ranks, rank_work *work, void *shared, char *text) {
     const trn_rank_place place = place_of(rank, ranks);
     trn_ranks *own = NULL;
+#ifdef _OPENMP
+    omp_set_num_threads(1); // teams of all ranks on the same few cores only wait for each other
+#endif
     eng_error error = {0};
     eng_status status = trn_ranks_open(&place, PATIENCE, &own, &error);
     if (status == ENG_OK)
         status = work(own, shared, &error);
-    trn_ranks_close(own, status, &error);
+    status = trn_ranks_close(own, status, &error);
     snprintf(text, sizeof error.text, "%s", error.text);
     _exit(status == ENG_OK ? 0 : 1);
 }
@@ -341,6 +350,29 @@ START_TEST(a_rank_that_fails_tells_all_why) {
 }
 END_TEST
 
+// Rank 2 is killed; rank 1 hears of it only when something of its own has failed, as it may when rank 0 cleans up.
+static eng_status fail_of_a_loss(trn_ranks *ranks, void *shared, eng_error *error) {
+    atomic_bool *told = shared;
+    char one = 0, all[MOST_RANKS];
+    if (trn_ranks_own(ranks) == 2)
+        kill(getpid(), SIGKILL);
+    if (trn_ranks_own(ranks) == 0) {
+        eng_status status = trn_ranks_exchange(ranks, &one, 1, all, error);
+        atomic_store(told, true);
+        return status;
+    }
+    while (!atomic_load(told))
+        sched_yield();
+    return eng_fail(error, ENG_NOT_FOUND, "the folder has gone");
+}
+
+START_TEST(a_loss_is_the_reason_for_what_comes_of_it) {
+    const rank_end *end = run_ranks(3, fail_of_a_loss, share_memory(sizeof(atomic_bool)));
+    for (int32_t r = 0; r < 2; r++)
+        ck_assert_msg(strstr(end[r].text, "rank 2 is gone"), "rank %d: %s", r, end[r].text);
+}
+END_TEST
+
 static eng_status disagree(trn_ranks *ranks, void *shared, eng_error *error) {
     (void)shared;
     return trn_ranks_agree(ranks, "configuration", trn_ranks_own(ranks) == 2 ? "a = 1\nb = 2\n" : "a = 1\nb = 3\n",
@@ -409,7 +441,7 @@ static void meet_oddly(const odd_one *odd, rank_end *end) {
         trn_ranks *ranks = NULL;
         eng_error error = {0};
         eng_status status = trn_ranks_open(i == 0 ? &first : &place, PATIENCE, &ranks, &error);
-        trn_ranks_close(ranks, status, &error);
+        status = trn_ranks_close(ranks, status, &error);
         snprintf(end[i].text, sizeof end[i].text, "%s", error.text);
         _exit(status == ENG_OK ? 0 : 1);
     }
@@ -445,9 +477,16 @@ static void write_unequal(void) {
 static const char nine_rows[] = "[optim]\nlr = 0.01\nwarmup_steps = 0\nclip = 0.5\n"
                                 "[train]\nsteps = 9\nbatch_tokens = 288\nmicro_rows = %d\n[solver]\nmode = exact\n";
 
+// Ends with its loop and has a gate, so that a step has figures of exits.
+static const char looped[] = "model_type = mesa_net\nhidden_size = 32\nnum_hidden_layers = 2\nnum_heads = 2\n"
+                             "head_dim = 16\nintermediate_size = 64\ninitializer_range = 0.1\nnum_loops = 3\n"
+                             "exit_gate = true\n";
+
 typedef struct training {
     const char *ini;
     int steps;
+    trn_step_report report;
+    trn_score score;
     int64_t count;
     double loss, norm, valid;
     int64_t targets;
@@ -492,6 +531,8 @@ static eng_status train_steps(trn_ranks *ranks, void *shared, eng_error *error) 
         t->loss = report.loss;
         t->norm = report.gradient_norm;
         t->valid = score.loss / (double)score.targets;
+        t->report = report;
+        t->score = score;
         t->targets = report.targets;
         memcpy(t->gradients, run.weights->grads, sizeof(float) * (size_t)t->count);
         memcpy(t->weights, run.weights->masters, sizeof(float) * (size_t)t->count);
@@ -502,10 +543,11 @@ static eng_status train_steps(trn_ranks *ranks, void *shared, eng_error *error) 
     return status;
 }
 
-static training *train(int32_t ranks, int micro_rows, int steps, const char *model) {
+static training *train(int32_t ranks, int micro_rows, int steps, const char *model, const char *section) {
     training *t = share_memory(sizeof *t);
     char more[512];
-    snprintf(more, sizeof more, nine_rows, micro_rows);
+    int length = snprintf(more, sizeof more, nine_rows, micro_rows);
+    snprintf(more + length, sizeof more - (size_t)length, "%s", section);
     t->ini = write_run(model, "d", 32, more);
     t->steps = steps;
     all_went_well(run_ranks(ranks, train_steps, t), ranks);
@@ -524,13 +566,13 @@ static double distance(const float *a, const float *b, int64_t count) {
 START_TEST(one_gradient_whatever_the_ranks) {
     const char *model = _i == 0 ? mesa_model : hybrid_model;
     write_unequal();
-    const training *alone = train(1, 9, 1, model);
+    const training *alone = train(1, 9, 1, model, "");
     const struct {
         int32_t ranks;
         int micro_rows;
     } cuts[] = {{1, 2}, {2, 9}, {2, 2}, {3, 1}};
     for (size_t i = 0; i < sizeof cuts / sizeof *cuts; i++) {
-        const training *t = train(cuts[i].ranks, cuts[i].micro_rows, 1, model);
+        const training *t = train(cuts[i].ranks, cuts[i].micro_rows, 1, model, "");
         ck_assert_int_eq(t->targets, alone->targets);
         ck_assert_double_eq_tol(t->loss, alone->loss, 1e-6 * alone->loss);
         ck_assert_double_eq_tol(t->norm, alone->norm, 1e-6 * alone->norm);
@@ -543,14 +585,73 @@ END_TEST
 
 START_TEST(a_run_of_ranks_repeats_and_follows_the_curve) {
     write_unequal();
-    const training *alone = train(1, 2, 6, mesa_model);
-    const training *first = train(3, 2, 6, mesa_model), *again = train(3, 2, 6, mesa_model);
+    const training *alone = train(1, 2, 6, mesa_model, "");
+    const training *first = train(3, 2, 6, mesa_model, ""), *again = train(3, 2, 6, mesa_model, "");
     ck_assert_mem_eq(first->weights, again->weights, sizeof(float) * (size_t)first->count);
     ck_assert(first->loss == again->loss && first->valid == again->valid);
     double off = distance(first->weights, alone->weights, alone->count);
     ck_assert_msg(off < 1e-4, "weights differ by %g after six steps", off);
     ck_assert_double_eq_tol(first->loss, alone->loss, 1e-4 * alone->loss);
     ck_assert_double_eq_tol(first->valid, alone->valid, 1e-4 * alone->valid);
+}
+END_TEST
+
+static void same_exits(const trn_exits *a, const trn_exits *b) {
+    ck_assert(a->loops == 3 && b->loops == 3 && a->gated && b->gated);
+    ck_assert_int_eq(a->targets, b->targets);
+    ck_assert_double_eq_tol(a->entropy, b->entropy, 1e-5 * b->entropy);
+    for (int r = 0; r < 3; r++) {
+        ck_assert_double_eq_tol(a->loss[r], b->loss[r], 1e-5 * b->loss[r]);
+        ck_assert_double_eq_tol(a->probability[r], b->probability[r], 1e-5 * b->probability[r]);
+        ck_assert_int_eq(a->likeliest[r], b->likeliest[r]);
+    }
+}
+
+START_TEST(figures_are_of_all_ranks) {
+    write_unequal();
+    static const char section[] = "[loop]\nloss = expected\n";
+    const training *alone = train(1, 9, 1, looped, section), *three = train(3, 2, 1, looped, section);
+    const trn_step_report *a = &alone->report, *b = &three->report;
+    ck_assert(a->tokens == b->tokens && a->targets == b->targets && a->targets > 0);
+    ck_assert(a->solves.solves > 0 && a->solves.solves == b->solves.solves);
+    ck_assert_int_eq(a->backward_solves.solves, b->backward_solves.solves);
+    ck_assert_int_eq(a->solves.steps_max, b->solves.steps_max);
+    same_exits(&b->exits, &a->exits);
+    same_exits(&three->score.exits, &alone->score.exits);
+    ck_assert_int_eq(three->score.targets, alone->score.targets);
+    ck_assert_int_eq(three->score.hits.targets, alone->score.hits.targets);
+    ck_assert_int_eq(three->score.hits.rows, alone->score.hits.rows);
+}
+END_TEST
+
+// A weight in one rank's part alone is not finite; all ranks skip the step and name it.
+static eng_status take_bad_step(trn_ranks *ranks, void *shared, eng_error *error) {
+    const training *t = shared;
+    trn_run_config config;
+    trn_run run = {0};
+    trn_step_report report = {0};
+    eng_status status = trn_run_config_read(t->ini, NULL, 0, &config, error);
+    if (status == ENG_OK)
+        status = trn_run_open(&config, ranks, &run, error);
+    const int32_t tensor = status == ENG_OK ? eng_model_find(run.model, "model.layers.1.mlp.up_proj.weight") : -1;
+    if (tensor >= 0)
+        run.weights->master[tensor][run.model->tensor[tensor].count - 1] = NAN;
+    if (status == ENG_OK)
+        status = trn_run_step(&run, &report, error);
+    if (status == ENG_OK && (report.outcome != TRN_STEP_NOT_FINITE || run.optimizer.updates != 0 ||
+                             strcmp(report.culprit, "weight model.layers.1.mlp.up_proj.weight") != 0))
+        status = eng_fail(error, ENG_INTERNAL, "outcome %d, culprit \"%s\"", (int)report.outcome, report.culprit);
+    trn_run_close(&run);
+    return status;
+}
+
+START_TEST(a_bad_step_is_all_ranks_s) {
+    training *t = share_memory(sizeof *t);
+    char more[512];
+    write_unequal();
+    snprintf(more, sizeof more, nine_rows, 2);
+    t->ini = write_run(mesa_model, "d", 32, more);
+    all_went_well(run_ranks(3, take_bad_step, t), 3);
 }
 END_TEST
 
@@ -566,6 +667,7 @@ static Suite *ranks_suite(void) {
     tcase_add_test(cases, parts_are_summed_in_the_ring_s_order);
     tcase_add_test(cases, a_rank_that_is_killed_is_named_by_all);
     tcase_add_test(cases, a_rank_that_fails_tells_all_why);
+    tcase_add_test(cases, a_loss_is_the_reason_for_what_comes_of_it);
     tcase_add_test(cases, ranks_that_differ_are_told_where);
     tcase_add_test(cases, who_never_comes_is_named);
     tcase_add_test(cases, a_port_that_is_taken_is_told);
@@ -573,6 +675,8 @@ static Suite *ranks_suite(void) {
     tcase_add_test(cases, ranks_of_another_run_are_refused);
     tcase_add_loop_test(cases, one_gradient_whatever_the_ranks, 0, 2);
     tcase_add_test(cases, a_run_of_ranks_repeats_and_follows_the_curve);
+    tcase_add_test(cases, figures_are_of_all_ranks);
+    tcase_add_test(cases, a_bad_step_is_all_ranks_s);
     suite_add_tcase(suite, cases);
     return suite;
 }

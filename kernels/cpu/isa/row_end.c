@@ -1,5 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // What the next id is drawn from lies in the slot with the state: the vectors of each row's last token, copied.
+//
+// A row's slot is its own, so rows are shared among the team as they come; a copy has no bits of its own.
 #include "kernels/arguments.h"
 #include "kernels/cpu/isa/elementwise.h"
 
