@@ -19,6 +19,7 @@
 #include <math.h>
 
 #include "kernels/cuda/attention.cuh"
+#include "kernels/cuda/attention_tile.cuh"
 
 enum {
     WARPS = 8,
@@ -556,6 +557,8 @@ kern_status cuda_attention_run(const cuda_step *step, const void *args) {
     const kern_attention_args *a = (const kern_attention_args *)args;
     if (step->tokens == 0)
         return KERN_OK;
+    if (cuda_attention_merges(step, a))
+        return cuda_attention_merged(step, a);
     const attention_call c = call_of(step, a);
     const int blocks = c.pieces * c.shape.kv_heads * c.splits, padded = padded_width(c.shape.head_width);
     auto *kernel = padded == 32    ? attention_kernel<1>

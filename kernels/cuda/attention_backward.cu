@@ -11,10 +11,7 @@
 // registers they are the left operand of the products that follow. Operands are rounded to bf16 in shared memory as
 // they come, to one number where the device is `fast`, else to three (gemm.cu). Outputs of more than 128 columns are
 // shared by two blocks.
-#include "kernels/cuda/elements.cuh"
-#include "kernels/cuda/mma.cuh"
-
-enum { MAX_COLUMNS = 128 }; // of an output that a block owns
+#include "kernels/cuda/attention_tile.cuh"
 
 struct attention_job {
     const float *q, *k, *v, *o, *lse, *d_o;
@@ -22,128 +19,6 @@ struct attention_job {
     kern_attention shape;
     bool wide;
 };
-
-// WIDTH: of a head, rounded up.
-template <int LIMBS, int WIDTH> struct tile_layout {
-    static constexpr int ROWS = LIMBS == 3 && WIDTH == 256 ? 32 : 64, THREADS = ROWS * 2;
-    static constexpr int STRIDE = WIDTH + 8;     // bf16 numbers of a row: no bank conflicts
-    static constexpr int LIMB = ROWS * STRIDE;   // numbers
-    static constexpr int OPERAND = LIMBS * LIMB; // numbers
-    static constexpr int COLUMNS = WIDTH < MAX_COLUMNS ? WIDTH : (int)MAX_COLUMNS;
-    static constexpr size_t BYTES = 4 * (size_t)OPERAND * 2 + 3 * ROWS * sizeof(float);
-};
-
-// Two floats as a pair of bf16; they keep what that leaves.
-static __device__ __forceinline__ uint32_t take_limb(float &x, float &y) {
-    const __nv_bfloat162 rounded = __floats2bfloat162_rn(x, y);
-    x -= __low2float(rounded);
-    y -= __high2float(rounded);
-    return *(const uint32_t *)&rounded;
-}
-
-// A tile of rows of one head, tokens [token0, ..), as bf16; with other, row_sum[row] = sum x other, by a warp a row.
-template <int LIMBS, int WIDTH>
-static __device__ __forceinline__ void load_tile(const attention_job &job, const float *x, const float *other,
-                                                 int32_t heads, int32_t head, int32_t token0, int32_t tokens,
-                                                 uint16_t *to, float *row_sum) {
-    typedef tile_layout<LIMBS, WIDTH> layout;
-    const int32_t width = job.shape.head_width, lane = threadIdx.x % 32, warp = threadIdx.x / 32;
-    for (int row = warp; row < layout::ROWS; row += layout::THREADS / 32) {
-        const int32_t t = token0 + row;
-        const int64_t at = ((int64_t)t * heads + head) * width;
-        float sum = 0;
-        for (int c = lane * 4; c < WIDTH; c += 128) {
-            cuda_quad q = {}, p = {};
-            if (t < tokens && c < width) {
-                q = cuda_load(x + at + c, width - c, job.wide);
-                if (other)
-                    p = cuda_load(other + at + c, width - c, job.wide);
-            }
-#pragma unroll
-            for (int j = 0; j < 4; j++)
-                sum = fmaf(q.v[j], p.v[j], sum);
-#pragma unroll
-            for (int limb = 0; limb < LIMBS; limb++) {
-                const uint32_t low = take_limb(q.v[0], q.v[1]), high = take_limb(q.v[2], q.v[3]);
-                *(uint2 *)(to + limb * layout::LIMB + row * layout::STRIDE + c) = make_uint2(low, high);
-            }
-        }
-        if (other) {
-            sum = cuda_warp_sum(sum);
-            if (lane == 0)
-                row_sum[row] = sum;
-        }
-    }
-}
-
-// Pairs of limbs whose products have weight, the least first.
-template <int LIMBS, typename Visit> static __device__ __forceinline__ void each_pair(const Visit &visit) {
-    if (LIMBS == 1) {
-        visit(0, 0);
-        return;
-    }
-    constexpr int LEFT[6] = {2, 0, 1, 1, 0, 0}, RIGHT[6] = {0, 2, 1, 0, 1, 0};
-#pragma unroll
-    for (int i = 0; i < 6; i++)
-        visit(LEFT[i], RIGHT[i]);
-}
-
-// sum (16 own rows, other rows) = x y^T over the width.
-template <int LIMBS, int WIDTH>
-static __device__ __forceinline__ void score(const uint16_t *x, const uint16_t *y,
-                                             float (&sum)[tile_layout<LIMBS, WIDTH>::ROWS / 8][4]) {
-    typedef tile_layout<LIMBS, WIDTH> layout;
-    const int lane = threadIdx.x % 32, matrix = lane / 8, warp = threadIdx.x / 32;
-    const uint16_t *own = x + (warp * 16 + matrix % 2 * 8 + lane % 8) * layout::STRIDE + matrix / 2 * 8;
-    const uint16_t *other = y + (matrix / 2 * 8 + lane % 8) * layout::STRIDE + matrix % 2 * 8;
-#pragma unroll
-    for (int i = 0; i < layout::ROWS / 8; i++)
-        sum[i][0] = sum[i][1] = sum[i][2] = sum[i][3] = 0;
-    each_pair<LIMBS>([&](int a, int b) {
-#pragma unroll 2
-        for (int k = 0; k < WIDTH; k += 16) {
-            uint32_t left[4];
-            mma_load(own + a * layout::LIMB + k, left);
-#pragma unroll
-            for (int j = 0; j < layout::ROWS / 16; j++) {
-                uint32_t right[4];
-                mma_load(other + b * layout::LIMB + j * 16 * layout::STRIDE + k, right);
-                mma_bf16(sum[2 * j], left, right[0], right[1]);
-                mma_bf16(sum[2 * j + 1], left, right[2], right[3]);
-            }
-        }
-    });
-}
-
-// total (16 own rows, columns) += p y, p (16 own rows, other rows) in registers; column0: of y.
-template <int LIMBS, int WIDTH>
-static __device__ __forceinline__ void gather(const float (&p)[tile_layout<LIMBS, WIDTH>::ROWS / 8][4],
-                                              const uint16_t *y, int column0,
-                                              float (&total)[tile_layout<LIMBS, WIDTH>::COLUMNS / 8][4]) {
-    typedef tile_layout<LIMBS, WIDTH> layout;
-    const int lane = threadIdx.x % 32, matrix = lane / 8;
-    const uint16_t *other = y + (matrix % 2 * 8 + lane % 8) * layout::STRIDE + matrix / 2 * 8 + column0;
-#pragma unroll
-    for (int k = 0; k < layout::ROWS / 16; k++) {
-        uint32_t left[LIMBS][4];
-#pragma unroll
-        for (int i = 0; i < 4; i++) {
-            float low = p[2 * k + i / 2][i % 2 * 2], high = p[2 * k + i / 2][i % 2 * 2 + 1];
-#pragma unroll
-            for (int limb = 0; limb < LIMBS; limb++)
-                left[limb][i] = take_limb(low, high);
-        }
-        each_pair<LIMBS>([&](int a, int b) {
-#pragma unroll
-            for (int c = 0; c < layout::COLUMNS / 16; c++) {
-                uint32_t right[4];
-                mma_load_turned(other + b * layout::LIMB + k * 16 * layout::STRIDE + c * 16, right);
-                mma_bf16(total[2 * c], left[a], right[0], right[1]);
-                mma_bf16(total[2 * c + 1], left[a], right[2], right[3]);
-            }
-        });
-    }
-}
 
 // What a block knows of the queries of a tile.
 struct query_facts {
@@ -182,30 +57,14 @@ static __device__ __forceinline__ void differentiate(const kern_attention &shape
         }
 }
 
-template <int LIMBS, int WIDTH>
-static __device__ __forceinline__ void write_tile(const attention_job &job, float *to, int32_t heads, int32_t head,
-                                                  int32_t token0, int32_t tokens, int column0,
-                                                  const float (&total)[tile_layout<LIMBS, WIDTH>::COLUMNS / 8][4]) {
-    const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
-#pragma unroll
-    for (int c = 0; c < tile_layout<LIMBS, WIDTH>::COLUMNS / 8; c++)
-#pragma unroll
-        for (int e = 0; e < 4; e++) {
-            const int32_t t = token0 + warp * 16 + e / 2 * 8 + lane / 4;
-            const int32_t column = column0 + c * 8 + lane % 4 * 2 + e % 2;
-            if (t < tokens && column < job.shape.head_width)
-                to[((int64_t)t * heads + head) * job.shape.head_width + column] = total[c][e];
-        }
-}
-
 // Grid: tiles of keys, kv heads, pieces of the columns.
 template <int LIMBS, int WIDTH>
-static __global__ void __launch_bounds__(tile_layout<LIMBS, WIDTH>::THREADS)
+static __global__ void __launch_bounds__(cuda_tile<LIMBS, WIDTH>::THREADS)
     keys_kernel(const cuda_table *table, const __grid_constant__ attention_job job) {
     extern __shared__ __align__(16) uint16_t memory[];
     cuda_begin();
     cuda_await();
-    typedef tile_layout<LIMBS, WIDTH> layout;
+    typedef cuda_tile<LIMBS, WIDTH> layout;
     constexpr int ROWS = layout::ROWS;
     const kern_attention &s = job.shape;
     uint16_t *k = memory, *v = k + layout::OPERAND, *q = v + layout::OPERAND, *d_o = q + layout::OPERAND;
@@ -214,37 +73,38 @@ static __global__ void __launch_bounds__(tile_layout<LIMBS, WIDTH>::THREADS)
     const int32_t tokens = table->n_tokens, key0 = (int32_t)blockIdx.x * ROWS, kv_head = (int32_t)blockIdx.y;
     const int32_t group = s.heads / s.kv_heads, column0 = (int32_t)blockIdx.z * layout::COLUMNS;
     const int32_t last = key0 + ROWS - 1;
-    load_tile<LIMBS, WIDTH>(job, job.k, NULL, s.kv_heads, kv_head, key0, tokens, k, NULL);
-    load_tile<LIMBS, WIDTH>(job, job.v, NULL, s.kv_heads, kv_head, key0, tokens, v, NULL);
+    cuda_load_tile<LIMBS, WIDTH>(s.head_width, job.wide, job.k, NULL, s.kv_heads, kv_head, key0, tokens, k, NULL);
+    cuda_load_tile<LIMBS, WIDTH>(s.head_width, job.wide, job.v, NULL, s.kv_heads, kv_head, key0, tokens, v, NULL);
     float dk[layout::COLUMNS / 8][4] = {}, dv[layout::COLUMNS / 8][4] = {};
     for (int32_t head = kv_head * group; head < (kv_head + 1) * group; head++)
         for (int32_t query0 = key0; query0 < tokens; query0 += ROWS) {
             if (table->token_start[query0] > last || (s.window > 0 && query0 - last >= s.window))
                 break; // and so all behind them
             __syncthreads();
-            load_tile<LIMBS, WIDTH>(job, job.q, NULL, s.heads, head, query0, tokens, q, NULL);
-            load_tile<LIMBS, WIDTH>(job, job.d_o, job.o, s.heads, head, query0, tokens, d_o, facts.along);
+            cuda_load_tile<LIMBS, WIDTH>(s.head_width, job.wide, job.q, NULL, s.heads, head, query0, tokens, q, NULL);
+            cuda_load_tile<LIMBS, WIDTH>(s.head_width, job.wide, job.d_o, job.o, s.heads, head, query0, tokens, d_o,
+                                         facts.along);
             load_facts<ROWS>(table, job, head, query0, facts);
             __syncthreads();
             float p[ROWS / 8][4], ds[ROWS / 8][4];
-            score<LIMBS, WIDTH>(k, q, p);
-            score<LIMBS, WIDTH>(v, d_o, ds);
+            cuda_score<LIMBS, WIDTH>(k, q, p);
+            cuda_score<LIMBS, WIDTH>(v, d_o, ds);
             differentiate<ROWS, true>(s, facts, key0, query0, p, ds);
-            gather<LIMBS, WIDTH>(p, d_o, column0, dv);
-            gather<LIMBS, WIDTH>(ds, q, column0, dk);
+            cuda_gather<LIMBS, WIDTH>(p, d_o, column0, dv);
+            cuda_gather<LIMBS, WIDTH>(ds, q, column0, dk);
         }
-    write_tile<LIMBS, WIDTH>(job, job.dk, s.kv_heads, kv_head, key0, tokens, column0, dk);
-    write_tile<LIMBS, WIDTH>(job, job.dv, s.kv_heads, kv_head, key0, tokens, column0, dv);
+    cuda_write_tile<LIMBS, WIDTH>(s.head_width, job.dk, s.kv_heads, kv_head, key0, tokens, column0, dk);
+    cuda_write_tile<LIMBS, WIDTH>(s.head_width, job.dv, s.kv_heads, kv_head, key0, tokens, column0, dv);
 }
 
 // Grid: tiles of queries, heads, pieces of the columns.
 template <int LIMBS, int WIDTH>
-static __global__ void __launch_bounds__(tile_layout<LIMBS, WIDTH>::THREADS)
+static __global__ void __launch_bounds__(cuda_tile<LIMBS, WIDTH>::THREADS)
     queries_kernel(const cuda_table *table, const __grid_constant__ attention_job job) {
     extern __shared__ __align__(16) uint16_t memory[];
     cuda_begin();
     cuda_await();
-    typedef tile_layout<LIMBS, WIDTH> layout;
+    typedef cuda_tile<LIMBS, WIDTH> layout;
     constexpr int ROWS = layout::ROWS;
     const kern_attention &s = job.shape;
     uint16_t *k = memory, *v = k + layout::OPERAND, *q = v + layout::OPERAND, *d_o = q + layout::OPERAND;
@@ -254,8 +114,9 @@ static __global__ void __launch_bounds__(tile_layout<LIMBS, WIDTH>::THREADS)
     const int32_t kv_head = head / (s.heads / s.kv_heads), column0 = (int32_t)blockIdx.z * layout::COLUMNS;
     if (query0 >= tokens)
         return;
-    load_tile<LIMBS, WIDTH>(job, job.q, NULL, s.heads, head, query0, tokens, q, NULL);
-    load_tile<LIMBS, WIDTH>(job, job.d_o, job.o, s.heads, head, query0, tokens, d_o, facts.along);
+    cuda_load_tile<LIMBS, WIDTH>(s.head_width, job.wide, job.q, NULL, s.heads, head, query0, tokens, q, NULL);
+    cuda_load_tile<LIMBS, WIDTH>(s.head_width, job.wide, job.d_o, job.o, s.heads, head, query0, tokens, d_o,
+                                 facts.along);
     load_facts<ROWS>(table, job, head, query0, facts);
     int32_t first = table->token_start[query0];
     if (s.window > 0 && query0 - s.window + 1 > first)
@@ -263,32 +124,32 @@ static __global__ void __launch_bounds__(tile_layout<LIMBS, WIDTH>::THREADS)
     float dq[layout::COLUMNS / 8][4] = {};
     for (int32_t key0 = first / ROWS * ROWS; key0 <= query0; key0 += ROWS) {
         __syncthreads();
-        load_tile<LIMBS, WIDTH>(job, job.k, NULL, s.kv_heads, kv_head, key0, tokens, k, NULL);
-        load_tile<LIMBS, WIDTH>(job, job.v, NULL, s.kv_heads, kv_head, key0, tokens, v, NULL);
+        cuda_load_tile<LIMBS, WIDTH>(s.head_width, job.wide, job.k, NULL, s.kv_heads, kv_head, key0, tokens, k, NULL);
+        cuda_load_tile<LIMBS, WIDTH>(s.head_width, job.wide, job.v, NULL, s.kv_heads, kv_head, key0, tokens, v, NULL);
         __syncthreads();
         float p[ROWS / 8][4], ds[ROWS / 8][4];
-        score<LIMBS, WIDTH>(q, k, p);
-        score<LIMBS, WIDTH>(d_o, v, ds);
+        cuda_score<LIMBS, WIDTH>(q, k, p);
+        cuda_score<LIMBS, WIDTH>(d_o, v, ds);
         differentiate<ROWS, false>(s, facts, query0, key0, p, ds);
-        gather<LIMBS, WIDTH>(ds, k, column0, dq);
+        cuda_gather<LIMBS, WIDTH>(ds, k, column0, dq);
     }
-    write_tile<LIMBS, WIDTH>(job, job.dq, s.heads, head, query0, tokens, column0, dq);
+    cuda_write_tile<LIMBS, WIDTH>(s.head_width, job.dq, s.heads, head, query0, tokens, column0, dq);
 }
 
 // --------------------------------------------------------------------------------------------------------- launchers
 
 template <int LIMBS, int WIDTH> static kern_status launch(const cuda_step *step, const attention_job &job) {
-    typedef tile_layout<LIMBS, WIDTH> layout;
+    typedef cuda_tile<LIMBS, WIDTH> layout;
     const unsigned tiles = (unsigned)cuda_blocks(step->tokens, layout::ROWS), pieces = WIDTH / layout::COLUMNS;
-    kern_status status = cuda_allow_shared(keys_kernel<LIMBS, WIDTH>, layout::BYTES);
+    kern_status status = cuda_allow_shared(keys_kernel<LIMBS, WIDTH>, layout::bytes(4));
     if (!status)
-        status = cuda_allow_shared(queries_kernel<LIMBS, WIDTH>, layout::BYTES);
+        status = cuda_allow_shared(queries_kernel<LIMBS, WIDTH>, layout::bytes(4));
     if (!status)
         status = cuda_start(step, keys_kernel<LIMBS, WIDTH>, dim3(tiles, (unsigned)job.shape.kv_heads, pieces),
-                            layout::THREADS, layout::BYTES, step->table, job);
+                            layout::THREADS, layout::bytes(4), step->table, job);
     if (!status)
         status = cuda_start(step, queries_kernel<LIMBS, WIDTH>, dim3(tiles, (unsigned)job.shape.heads, pieces),
-                            layout::THREADS, layout::BYTES, step->table, job);
+                            layout::THREADS, layout::bytes(4), step->table, job);
     return status;
 }
 
@@ -300,12 +161,12 @@ template <int LIMBS> static kern_status launch_width(const cuda_step *step, cons
 
 static size_t shared_bytes(const kern_cuda *cuda, int32_t width) {
     if (cuda->fast)
-        return width <= 64    ? tile_layout<1, 64>::BYTES
-               : width <= 128 ? tile_layout<1, 128>::BYTES
-                              : tile_layout<1, 256>::BYTES;
-    return width <= 64    ? tile_layout<3, 64>::BYTES
-           : width <= 128 ? tile_layout<3, 128>::BYTES
-                          : tile_layout<3, 256>::BYTES;
+        return width <= 64    ? cuda_tile<1, 64>::bytes(4)
+               : width <= 128 ? cuda_tile<1, 128>::bytes(4)
+                              : cuda_tile<1, 256>::bytes(4);
+    return width <= 64    ? cuda_tile<3, 64>::bytes(4)
+           : width <= 128 ? cuda_tile<3, 128>::bytes(4)
+                          : cuda_tile<3, 256>::bytes(4);
 }
 
 kern_status cuda_attention_backward_prepare(const kern_cuda *cuda, const void *args, size_t *workspace_bytes) {

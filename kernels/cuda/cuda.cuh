@@ -18,7 +18,7 @@
 #include "kernels/backend.h"
 
 // Raised by a change that alters the bits of any operation; part of the numeric profile.
-enum { CUDA_REVISION = 3 };
+enum { CUDA_REVISION = 4 };
 
 struct kern_cuda {
     kern_device device;

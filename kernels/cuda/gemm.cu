@@ -298,41 +298,39 @@ static int64_t least(int64_t a, int64_t b) {
     return a < b ? a : b;
 }
 
-kern_status cuda_gemm_launch(const cuda_step *step, char *workspace, const cuda_gemm &g) {
+// The products of a packed slice of a, rows [m0, m0 + m) and k [k0, k0 + k), with all of one b.
+static kern_status multiply_slice(const cuda_step *step, char *workspace, const cuda_gemm &g, int64_t rows, int64_t m0,
+                                  int64_t m, int64_t k0, int64_t k) {
     char *a = workspace, *b = a + OPERAND_BYTES;
     float *partial = (float *)(b + OPERAND_BYTES);
-    const int64_t deepest = k_blocks_of(least(g.k, SLICE_K)) * (int64_t)DEPTH;
-    const int64_t rows = OPERAND_BYTES / (deepest * 2 * limbs_of(step->cuda)) / TILE * TILE; // of a slice
     const bool even = g.ldc % 2 == 0 && (uintptr_t)g.c % 8 == 0 && (uintptr_t)g.residual % 8 == 0;
     kern_status status = KERN_OK;
-    for (int64_t n0 = 0; n0 < g.n; n0 += rows)
-        for (int64_t k0 = 0; k0 < g.k; k0 += SLICE_K) {
-            const int64_t n = least(rows, g.n - n0), k = least(SLICE_K, g.k - k0);
-            if (!status)
-                status = pack(step, g.b, n0, n, k0, k, b);
-            for (int64_t m0 = 0; !status && m0 < g.m; m0 += rows) {
-                const int64_t m = least(rows, g.m - m0), at = m0 * g.ldc + n0;
-                status = pack(step, g.a, m0, m, k0, k, a);
-                if (status)
-                    break;
-                cuda_gemm_job job = {a,
-                                     b,
-                                     g.c + at,
-                                     NULL,
-                                     g.ldc,
-                                     (int32_t)m,
-                                     (int32_t)n,
-                                     k_blocks_of(k),
-                                     NULL,
-                                     NULL,
-                                     g.accumulate || k0 > 0,
-                                     even};
-                if (k0 == 0) {
-                    job.bias = g.bias ? g.bias + n0 : NULL;
-                    job.residual = g.residual ? g.residual + at : NULL;
-                }
-                status = multiply(step, g, job, partial);
-            }
+    for (int64_t n0 = 0; !status && n0 < g.n; n0 += rows) {
+        const int64_t n = least(rows, g.n - n0), at = m0 * g.ldc + n0;
+        cuda_gemm_job job = {
+            a,   b, g.c + at, NULL, g.ldc, (int32_t)m, (int32_t)n, k_blocks_of(k), NULL, NULL, g.accumulate || k0 > 0,
+            even};
+        if (k0 == 0) {
+            job.bias = g.bias ? g.bias + n0 : NULL;
+            job.residual = g.residual ? g.residual + at : NULL;
+        }
+        status = pack(step, g.b, n0, n, k0, k, b);
+        if (!status)
+            status = multiply(step, g, job, partial);
+    }
+    return status;
+}
+
+kern_status cuda_gemm_launch(const cuda_step *step, char *workspace, const cuda_gemm *gemm, int count) {
+    const int64_t all_m = gemm->m, all_k = gemm->k, deepest = k_blocks_of(least(all_k, SLICE_K)) * (int64_t)DEPTH;
+    const int64_t rows = OPERAND_BYTES / (deepest * 2 * limbs_of(step->cuda)) / TILE * TILE; // of a slice
+    kern_status status = KERN_OK;
+    for (int64_t k0 = 0; k0 < all_k; k0 += SLICE_K)
+        for (int64_t m0 = 0; !status && m0 < all_m; m0 += rows) {
+            const int64_t m = least(rows, all_m - m0), k = least(SLICE_K, all_k - k0);
+            status = pack(step, gemm->a, m0, m, k0, k, workspace);
+            for (int i = 0; !status && i < count; i++)
+                status = multiply_slice(step, workspace, gemm[i], rows, m0, m, k0, k);
         }
     return status;
 }

@@ -25,8 +25,8 @@ struct cuda_gemm {
 
 // Of the workspace, for any shape.
 size_t cuda_gemm_bytes(const kern_cuda *cuda);
-// workspace: cuda_gemm_bytes. Any sizes from 1 on.
-kern_status cuda_gemm_launch(const cuda_step *step, char *workspace, const cuda_gemm &gemm);
+// Products of one a, of the same m and k. workspace: cuda_gemm_bytes. Any sizes from 1 on.
+kern_status cuda_gemm_launch(const cuda_step *step, char *workspace, const cuda_gemm *gemm, int count);
 
 // sum[c] += of x (rows, width) over rows, in a fixed order. workspace: cuda_column_sum_bytes.
 size_t cuda_column_sum_bytes(int64_t width);

@@ -21,46 +21,62 @@ struct loss_job {
     bool gradient, wide;
 };
 
-// The largest of what a thread has seen and its first place; -1: no number was larger than -infinity.
-struct top_logit {
+// Of the logits seen so far: the largest, its first place (-1: no number was larger than -infinity), and the sum of
+// e^(l - value).
+struct logit_sum {
     float value;
     int32_t place;
+    float sum;
+
+    __device__ __forceinline__ void take(float l, int32_t i) {
+        const bool larger = l > value;
+        place = larger || (place < 0 && l == value) ? i : place;
+        if (larger) {
+            sum = fmaf(sum, value > -INFINITY ? expf(value - l) : 0.0f, 1.0f);
+            value = l;
+        } else if (l != -INFINITY) {
+            sum += expf(l - value);
+        }
+    }
 };
 
-static __device__ __forceinline__ top_logit larger_of(const top_logit &a, const top_logit &b) {
-    const bool other = b.value > a.value || (b.value == a.value && (uint32_t)b.place < (uint32_t)a.place);
-    return other ? b : a;
+static __device__ __forceinline__ bool is_before(const logit_sum &a, const logit_sum &b) {
+    return a.value > b.value || (a.value == b.value && (uint32_t)a.place <= (uint32_t)b.place);
 }
 
-static __device__ __forceinline__ top_logit block_top(top_logit top) {
-    __shared__ top_logit shared[THREADS / CUDA_WARP];
+// One without a number is 0, and e^0 of the largest is not asked for: infinities have no difference.
+static __device__ __forceinline__ double scaled(const logit_sum &s, float top) {
+    return s.value == top || s.sum == 0 ? (double)s.sum : (double)s.sum * (double)expf(s.value - top);
+}
+
+// Of the block's threads; *sum is theirs together, warps in order.
+static __device__ __forceinline__ logit_sum block_top(logit_sum own, double *sum) {
+    __shared__ logit_sum tops[THREADS / CUDA_WARP];
+    __shared__ double sums[THREADS / CUDA_WARP];
+    logit_sum top = own;
 #pragma unroll
     for (int distance = CUDA_WARP / 2; distance > 0; distance /= 2) {
-        const top_logit other = {__shfl_xor_sync(0xffffffffu, top.value, distance),
-                                 __shfl_xor_sync(0xffffffffu, top.place, distance)};
-        top = larger_of(top, other);
+        const logit_sum other = {__shfl_xor_sync(0xffffffffu, top.value, distance),
+                                 __shfl_xor_sync(0xffffffffu, top.place, distance), 0};
+        top = is_before(top, other) ? top : other;
     }
     if (threadIdx.x % CUDA_WARP == 0)
-        shared[threadIdx.x / CUDA_WARP] = top;
+        tops[threadIdx.x / CUDA_WARP] = top;
     __syncthreads();
-    top = shared[0];
+    top = tops[0];
     for (int warp = 1; warp < THREADS / CUDA_WARP; warp++)
-        top = larger_of(top, shared[warp]);
-    return top;
-}
-
-static __device__ __forceinline__ double block_sum(double x) {
-    __shared__ double shared[THREADS / CUDA_WARP];
+        top = is_before(top, tops[warp]) ? top : tops[warp];
+    double part = scaled(own, top.value);
 #pragma unroll
     for (int distance = CUDA_WARP / 2; distance > 0; distance /= 2)
-        x += __shfl_xor_sync(0xffffffffu, x, distance);
+        part += __shfl_xor_sync(0xffffffffu, part, distance);
     if (threadIdx.x % CUDA_WARP == 0)
-        shared[threadIdx.x / CUDA_WARP] = x;
+        sums[threadIdx.x / CUDA_WARP] = part;
     __syncthreads();
-    x = shared[0];
-    for (int warp = 1; warp < THREADS / CUDA_WARP; warp++)
-        x += shared[warp];
-    return x;
+    *sum = 0;
+    for (int warp = 0; warp < THREADS / CUDA_WARP; warp++)
+        *sum += sums[warp];
+    return top;
 }
 
 // Calls visit(i, quad) for the thread's quads of a token's logits; the quad goes back where KEEP.
@@ -74,32 +90,22 @@ static __device__ __forceinline__ void each_quad(const loss_job &job, float *log
     }
 }
 
-static __device__ __forceinline__ top_logit cap_and_find_top(const loss_job &job, float *logits) {
-    top_logit top = {-INFINITY, -1};
-    const auto find = [&](int32_t i, cuda_quad &q) {
+// Caps the logits in place; the largest and the sum of all.
+static __device__ __forceinline__ logit_sum cap_and_sum(const loss_job &job, float *logits, double *sum) {
+    logit_sum own = {-INFINITY, -1, 0};
+    const auto take = [&](int32_t i, cuda_quad &q) {
 #pragma unroll
         for (int j = 0; j < 4; j++) {
             q.v[j] = cuda_soft_cap(q.v[j], job.soft_cap);
-            if (i + j < job.vocabulary && (q.v[j] > top.value || (top.place < 0 && q.v[j] == top.value)))
-                top = {q.v[j], i + j};
+            if (i + j < job.vocabulary)
+                own.take(q.v[j], i + j);
         }
     };
     if (job.soft_cap > 0)
-        each_quad<true>(job, logits, find);
+        each_quad<true>(job, logits, take);
     else
-        each_quad<false>(job, logits, find);
-    return block_top(top);
-}
-
-static __device__ __forceinline__ double sum_exponentials(const loss_job &job, float *logits, float top) {
-    float sum = 0;
-    each_quad<false>(job, logits, [&](int32_t i, cuda_quad &q) {
-#pragma unroll
-        for (int j = 0; j < 4; j++)
-            if (i + j < job.vocabulary)
-                sum += expf(q.v[j] - top);
-    });
-    return block_sum((double)sum);
+        each_quad<false>(job, logits, take);
+    return block_top(own, sum);
 }
 
 static __device__ __forceinline__ void logits_to_gradient(const loss_job &job, float *logits, float top, double sum,
@@ -134,8 +140,8 @@ static __global__ void __launch_bounds__(THREADS) loss_kernel(const cuda_table *
         no_target(table, job, logits, t);
         return;
     }
-    const top_logit top = cap_and_find_top(job, logits);
-    const double sum = sum_exponentials(job, logits, top.value);
+    double sum;
+    const logit_sum top = cap_and_sum(job, logits, &sum);
     if (threadIdx.x == 0) {
         job.loss[t] = (float)(log(sum) + (double)top.value - (double)logits[target]);
         if (job.best)
@@ -167,7 +173,7 @@ static kern_status run_tile(const cuda_step *step, const kern_head_loss_args *a,
                               NULL,
                               NULL,
                               false};
-    kern_status status = cuda_gemm_launch(step, workspace, logits);
+    kern_status status = cuda_gemm_launch(step, workspace, &logits, 1);
     const loss_job job = {tile,
                           a->loss.f,
                           a->best.i,
@@ -192,7 +198,7 @@ static kern_status run_tile(const cuda_step *step, const kern_head_loss_args *a,
                              NULL,
                              NULL,
                              false};
-    status = cuda_gemm_launch(step, workspace, input);
+    status = cuda_gemm_launch(step, workspace, &input, 1);
     if (status || !a->grad_weight.f)
         return status;
     const cuda_gemm gradient = {{tile, vocabulary, true, false},
@@ -205,7 +211,7 @@ static kern_status run_tile(const cuda_step *step, const kern_head_loss_args *a,
                                 NULL,
                                 NULL,
                                 true};
-    return cuda_gemm_launch(step, workspace, gradient);
+    return cuda_gemm_launch(step, workspace, &gradient, 1);
 }
 
 kern_status cuda_head_loss_prepare(const kern_cuda *cuda, const void *args, size_t *workspace_bytes) {

@@ -37,7 +37,7 @@ kern_status cuda_linear_backward_input_run(const cuda_step *step, const void *ar
     g.m = vectors_of(step, a->groups);
     g.k = a->rows;
     g.accumulate = a->accumulate != 0;
-    return cuda_gemm_launch(step, step->cuda->workspace, g);
+    return cuda_gemm_launch(step, step->cuda->workspace, &g, 1);
 }
 
 kern_status cuda_linear_backward_weight_prepare(const kern_cuda *cuda, const void *args, size_t *workspace_bytes) {
@@ -57,7 +57,7 @@ kern_status cuda_linear_backward_weight_run(const cuda_step *step, const void *a
     g.m = a->rows;
     g.k = vectors_of(step, a->groups);
     g.accumulate = true;
-    const kern_status status = cuda_gemm_launch(step, step->cuda->workspace, g);
+    const kern_status status = cuda_gemm_launch(step, step->cuda->workspace, &g, 1);
     if (status || !a->grad_bias.f)
         return status;
     return cuda_column_sum(step, (float *)step->cuda->workspace, a->dy.f, g.k, a->rows, a->grad_bias.f + a->row0);
@@ -92,7 +92,7 @@ static kern_status run_block(const cuda_step *step, const kern_block_linear_back
                              NULL,
                              NULL,
                              a->accumulate != 0};
-    const kern_status status = cuda_gemm_launch(step, step->cuda->workspace, input);
+    const kern_status status = cuda_gemm_launch(step, step->cuda->workspace, &input, 1);
     const cuda_gemm gradient = {{x, wide, true, false},
                                 {dy, wide, true, false},
                                 a->grad_weight.f + block * square,
@@ -103,7 +103,7 @@ static kern_status run_block(const cuda_step *step, const kern_block_linear_back
                                 NULL,
                                 NULL,
                                 true};
-    return status ? status : cuda_gemm_launch(step, step->cuda->workspace, gradient);
+    return status ? status : cuda_gemm_launch(step, step->cuda->workspace, &gradient, 1);
 }
 
 kern_status cuda_block_linear_backward_run(const cuda_step *step, const void *args) {

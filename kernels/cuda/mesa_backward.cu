@@ -12,7 +12,7 @@
 #include "kernels/cuda/mesa_any.cuh"
 #include "kernels/cuda/mesa_backward.cuh"
 #include "kernels/cuda/recurrence_backward.cuh"
-#include "kernels/cuda/token_sums.cuh"
+#include "kernels/cuda/sums.cuh"
 
 // -------------------------------------------------------------------------------------- the second solve of any shape
 
@@ -108,27 +108,27 @@ static __global__ void __launch_bounds__(ANY_THREADS)
 
 // -------------------------------------------------------------------------------------------------------------- lambda
 
-static __global__ void __launch_bounds__(CUDA_WARP)
-    lambda_kernel(const token_sums sums, const float *lambda_params, float *grad) {
+constexpr int LAMBDA_LEAST_TOKENS = 256;
+
+static __global__ void __launch_bounds__(CUDA_SUM_THREADS)
+    lambda_kernel(const cuda_table *table, const mesa a, const float *u, int32_t each, float *partial) {
     cuda_begin();
     cuda_await();
-    for (int32_t d = threadIdx.x; d < sums.width; d += CUDA_WARP) {
-        const int64_t at = (int64_t)blockIdx.x * sums.width + d;
-        grad[at] -= (float)token_sum_of(sums, blockIdx.x, d) * cuda_sigmoid(lambda_params[at]);
-    }
+    const int32_t width = a.heads * a.depth;
+    cuda_sum_columns<1>(table->n_tokens, each, width, partial, [&](int32_t t, int32_t c, float(&sum)[1]) {
+        const int64_t at = (int64_t)t * width + c;
+        sum[0] = fmaf(u[at] * cuda_sigmoid(a.lambda_params[c]), a.x[at], sum[0]);
+    });
 }
 
 static kern_status launch_lambda(const cuda_step *step, const mesa &a, const float *u, float *grad) {
-    token_sums s = {};
-    s.x = u;
-    s.y = a.x;
-    s.piece = (double *)step->cuda->workspace;
-    s.heads = a.heads;
-    s.width = s.x_head = s.y_head = a.depth;
-    s.x_token = s.y_token = (int64_t)a.heads * a.depth;
-    s.y_share = 1;
-    const kern_status status = token_sums_start(step, s);
-    return status ? status : cuda_start(step, lambda_kernel, a.heads, CUDA_WARP, 0, s, a.lambda_params, grad);
+    const int32_t width = a.heads * a.depth;
+    const cuda_sum_cut cut = cuda_sum_cut_of(step->tokens, LAMBDA_LEAST_TOKENS, CUDA_SUM_FEW_BLOCKS);
+    const dim3 block = cuda_sum_shape(width);
+    const dim3 grid((unsigned)cut.blocks, (unsigned)cuda_blocks(width, (int)block.x));
+    float *partial = (float *)step->cuda->workspace;
+    const kern_status status = cuda_start(step, lambda_kernel, grid, block, 0, step->table, a, u, cut.each, partial);
+    return status ? status : cuda_add_partials(step, {partial, grad, width, cut.blocks, width, 1, -1});
 }
 
 // ----------------------------------------------------------------------------------------------------------- launching
@@ -160,7 +160,7 @@ kern_status cuda_mesa_backward_prepare(const kern_cuda *cuda, const void *args, 
     const size_t wants[] = {any_workspace_bytes(cuda, &a->mesa),
                             cuda_gradients_workspace(cuda, state_family(&a->mesa, false)),
                             cuda_gradients_workspace(cuda, state_family(&a->mesa, true)),
-                            token_sums_bytes(a->mesa.heads, a->mesa.key_width)};
+                            cuda_sum_bytes((int64_t)a->mesa.heads * a->mesa.key_width, CUDA_SUM_FEW_BLOCKS)};
     for (size_t want : wants)
         if (*workspace_bytes < want)
             *workspace_bytes = want;

@@ -384,21 +384,19 @@ static kern_status launch_f32_tiles(const cuda_step *step, const cuda_product *p
 
 // Training and evaluation: a token's bits may depend on the batch.
 static kern_status launch_merged(const cuda_step *step, const cuda_product *p, int64_t vectors) {
-    kern_status status = KERN_OK;
-    for (int i = 0; !status && i < p->parts; i++) {
+    cuda_gemm gemm[CUDA_PARTS] = {};
+    for (int i = 0; i < p->parts; i++) {
         const cuda_product_part &part = p->part[i];
-        cuda_gemm gemm = {};
-        gemm.a = {p->x, p->cols, false, false};
-        gemm.b = {(const float *)part.weight + (int64_t)part.row0 * p->cols, p->cols, false, false};
-        gemm.c = part.y;
-        gemm.ldc = gemm.n = part.rows;
-        gemm.m = vectors;
-        gemm.k = p->cols;
-        gemm.bias = part.bias ? part.bias + part.row0 : NULL;
-        gemm.residual = part.residual;
-        status = cuda_gemm_launch(step, step->cuda->workspace, gemm);
+        gemm[i].a = {p->x, p->cols, false, false};
+        gemm[i].b = {(const float *)part.weight + (int64_t)part.row0 * p->cols, p->cols, false, false};
+        gemm[i].c = part.y;
+        gemm[i].ldc = gemm[i].n = part.rows;
+        gemm[i].m = vectors;
+        gemm[i].k = p->cols;
+        gemm[i].bias = part.bias ? part.bias + part.row0 : NULL;
+        gemm[i].residual = part.residual;
     }
-    return status;
+    return cuda_gemm_launch(step, step->cuda->workspace, gemm, p->parts);
 }
 
 kern_status cuda_product_launch(const cuda_step *step, const cuda_product *asked) {

@@ -6,7 +6,7 @@
 //   forwards   S once more, by the delta rule: what of dK comes from S
 // and the decays of its tokens. States lie in shared memory where they fit, else in the block's workspace.
 #include "kernels/cuda/recurrence_backward.cuh"
-#include "kernels/cuda/token_sums.cuh"
+#include "kernels/cuda/sums.cuh"
 
 constexpr int TOKEN_THREADS = 256, TOKEN_WARPS = TOKEN_THREADS / CUDA_WARP, WIDTH_MAX = 4096;
 constexpr size_t WORKSPACE_MOST = (size_t)1 << 30;
@@ -335,40 +335,30 @@ static __global__ void __launch_bounds__(TOKEN_THREADS)
 
 // --------------------------------------------------------------------------------------------------------------- skip
 
-// A warp has a head of o.
-static __global__ void __launch_bounds__(CUDA_WARP)
-    skip_kernel(const token_sums sums, int32_t skip_width, float *grad_skip) {
+constexpr int SKIP_LEAST_TOKENS = 256;
+
+static __global__ void __launch_bounds__(CUDA_SUM_THREADS)
+    skip_kernel(const cuda_table *table, const recurrence_gradients b, int32_t each, float *partial) {
     cuda_begin();
     cuda_await();
-    const int32_t head = blockIdx.x;
-    double all = 0;
-    for (int32_t c = threadIdx.x; c < sums.width; c += CUDA_WARP) {
-        const double sum = token_sum_of(sums, head, c);
-        all += sum;
-        if (skip_width > 1)
-            grad_skip[(int64_t)head * skip_width + c] += (float)sum;
-    }
-    for (int distance = CUDA_WARP / 2; distance > 0; distance /= 2)
-        all += __shfl_xor_sync(~0u, all, distance);
-    if (skip_width == 1 && threadIdx.x == 0)
-        grad_skip[head] += (float)all;
+    const recurrence &a = b.a;
+    cuda_sum_columns<1>(table->n_tokens, each, a.outputs * a.width, partial, [&](int32_t t, int32_t c, float(&sum)[1]) {
+        const int32_t head = c / a.width, state = head / a.readers, column = c % a.width;
+        sum[0] = fmaf(gradients_output(b, t, state, head % a.readers)[column], recurrence_value(a, t, state)[column],
+                      sum[0]);
+    });
 }
 
 static kern_status launch_skip(const cuda_step *step, const recurrence_gradients &b, float *grad_skip) {
     const recurrence &a = b.a;
-    token_sums s = {};
-    s.x = b.d_o;
-    s.y = a.v;
-    s.piece = (double *)step->cuda->workspace;
-    s.heads = a.outputs;
-    s.width = a.width;
-    s.x_head = a.columns;
-    s.x_token = (int64_t)a.outputs * a.columns;
-    s.y_head = a.width;
-    s.y_token = (int64_t)a.values * a.width;
-    s.y_share = a.outputs / a.values;
-    const kern_status status = token_sums_start(step, s);
-    return status ? status : cuda_start(step, skip_kernel, a.outputs, CUDA_WARP, 0, s, a.skip_width, grad_skip);
+    const int32_t width = a.outputs * a.width, members = a.skip_width == 1 ? a.width : 1;
+    const cuda_sum_cut cut = cuda_sum_cut_of(step->tokens, SKIP_LEAST_TOKENS, CUDA_SUM_FEW_BLOCKS);
+    const dim3 block = cuda_sum_shape(width);
+    const dim3 grid((unsigned)cut.blocks, (unsigned)cuda_blocks(width, (int)block.x));
+    float *partial = (float *)step->cuda->workspace;
+    const kern_status status = cuda_start(step, skip_kernel, grid, block, 0, step->table, b, cut.each, partial);
+    return status ? status
+                  : cuda_add_partials(step, {partial, grad_skip, width, cut.blocks, width / members, members, 1});
 }
 
 // ----------------------------------------------------------------------------------------------------------- launching
@@ -442,7 +432,7 @@ kern_status cuda_recurrence_backward_prepare(const kern_cuda *cuda, const void *
         (f->skip_width != 0) != (a->grad_skip.ref != 0))
         return KERN_INVALID;
     const recurrence all = cuda_recurrence_of(f);
-    const size_t skip = f->skip_width ? token_sums_bytes(all.outputs, all.width) : 0;
+    const size_t skip = f->skip_width ? cuda_sum_bytes((int64_t)all.outputs * all.width, CUDA_SUM_FEW_BLOCKS) : 0;
     *workspace_bytes = cuda_gradients_workspace(cuda, all);
     if (*workspace_bytes < skip)
         *workspace_bytes = skip;

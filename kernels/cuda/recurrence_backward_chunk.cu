@@ -14,7 +14,7 @@
 // Groups of chunks, the row that is cut between two of them and numbers are those of recurrence_chunk.cu; groups go
 // backwards.
 #include "kernels/cuda/recurrence_backward_chunk.cuh"
-#include "kernels/cuda/recurrence_pairs.cuh"
+#include "kernels/cuda/recurrence_pairs_channel.cuh"
 #include "kernels/cuda/recurrence_prepare.cuh"
 #include "kernels/cuda/recurrence_strip.cuh"
 
@@ -266,17 +266,57 @@ static __global__ void __launch_bounds__(STATES_WARPS *CUDA_WARP, 1)
 #endif
 }
 
-template <int D, bool DELTA>
+template <int D>
+static __global__ void __launch_bounds__(CHANNEL_THREADS, 1)
+    prepare_channel_kernel(const cuda_table *table, const gradients_group group) {
+    cuda_begin();
+    cuda_await();
+    extern __shared__ __align__(128) char memory[];
+    const int32_t state = blockIdx.x % group.b.a.states;
+    channel_prepare<D>(table, group.b.a, table->chunk[group.first + blockIdx.x / group.b.a.states], state, false,
+                       ((recurrence_record<D, true> *)group.records)[blockIdx.x], *(channel_shared<D> *)memory);
+}
+
+// U by the delta rule where prepare_channel_kernel has made the record.
+template <int D>
+static __global__ void __launch_bounds__(CHANNEL_THREADS, 1)
+    written_kernel(const cuda_table *table, const gradients_group group) {
+    cuda_begin();
+    cuda_await();
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
+    extern __shared__ __align__(128) char memory[];
+    states_shared<D, true> &shared = *(states_shared<D, true> *)memory;
+    const int32_t states = group.b.a.states, state = blockIdx.x % states;
+    if (threadIdx.x == 0) {
+        cuda_mbarrier_make(&shared.full[0], 1);
+        cuda_mbarrier_made();
+        cuda_mbarrier_expect(&shared.full[0], sizeof shared.record[0]);
+        cuda_bulk_load(&shared.record[0], (const recurrence_record<D, true> *)group.records + blockIdx.x,
+                       sizeof shared.record[0], &shared.full[0]);
+        cuda_mbarrier_arrive(&shared.full[0]);
+    }
+    __syncthreads();
+    cuda_mbarrier_wait(&shared.full[0], 0);
+    write_strips(group, shared.record[0], table->chunk[group.first + blockIdx.x / states], blockIdx.x, state,
+                 CHANNEL_THREADS / CUDA_WARP);
+#endif
+}
+
+// A block has a chunk of the states that share heads, one after another.
+template <int D, bool CHANNEL, bool DELTA>
 static __global__ void __launch_bounds__(PAIRS_THREADS, 1)
     pairs_kernel(const cuda_table *table, const gradients_group group, int32_t shared_by) {
     cuda_begin();
     cuda_await();
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
     extern __shared__ __align__(128) char memory[];
-    const int32_t states = group.b.a.states, teams = states / shared_by, at = blockIdx.x / teams;
+    const int32_t teams = group.b.a.states / shared_by, index = group.first + (int32_t)blockIdx.x / teams;
     for (int32_t i = 0; i < shared_by; i++) {
-        const int32_t state = blockIdx.x % teams * shared_by + i;
-        pairs_run<D, DELTA>(table, group, group.first + at, state, *(pairs_shared<D> *)memory);
+        const int32_t state = (int32_t)blockIdx.x % teams * shared_by + i;
+        if constexpr (CHANNEL)
+            pairs_channel_run<D, DELTA>(table, group, index, state, *(pairs_channel_shared<D> *)memory);
+        else
+            pairs_run<D, DELTA>(table, group, index, state, *(pairs_shared<D> *)memory);
     }
 #endif
 }
@@ -285,49 +325,87 @@ static __global__ void __launch_bounds__(PAIRS_THREADS, 1)
 
 constexpr int DEPTH_LEAST = 64, DEPTH_MOST = 128;
 
+template <int D, bool CHANNEL> constexpr size_t pairs_bytes(void) {
+    return CHANNEL ? sizeof(pairs_channel_shared<D>) : sizeof(pairs_shared<D>);
+}
+
 // Bytes of a chunk and state in the workspace.
-template <int D> static size_t item_bytes(const gradients_group &group) {
+template <int D, bool CHANNEL> static size_t item_bytes(const gradients_group &group) {
     const recurrence &a = group.b.a;
     const size_t tokens = (a.delta ? 2 : 1) * CHUNK * (size_t)group.pitch,
                  state = (size_t)a.depth * (size_t)group.pitch;
-    return sizeof(recurrence_record<D, false>) + sizeof(float) * (tokens + state);
+    return sizeof(recurrence_record<D, CHANNEL>) + sizeof(float) * (tokens + state);
 }
 
-template <int D, bool DELTA> static kern_status launch_group(const cuda_step *step, gradients_group group) {
+// The records, and U by the delta rule.
+template <int D, bool CHANNEL, bool DELTA>
+static kern_status launch_prepare(const cuda_step *step, const gradients_group &group) {
+    const int blocks = group.count * group.b.a.states;
+    kern_status status;
+    if constexpr (CHANNEL) {
+        status = cuda_start(step, prepare_channel_kernel<D>, blocks, CHANNEL_THREADS, sizeof(channel_shared<D>),
+                            step->table, group);
+        if (!status && DELTA)
+            status = cuda_start(step, written_kernel<D>, blocks, CHANNEL_THREADS, states_bytes<D, true>(), step->table,
+                                group);
+    } else {
+        status =
+            cuda_start(step, prepare_kernel<D, DELTA>, blocks, PREPARE_THREADS, prepare_bytes<D>(), step->table, group);
+    }
+    return status;
+}
+
+template <int D, bool CHANNEL, bool DELTA>
+static kern_status launch_group(const cuda_step *step, gradients_group group) {
     const recurrence &a = group.b.a;
-    const int32_t strips = (a.columns + SPLIT_TILE - 1) / SPLIT_TILE, rows = step->rows;
-    const int32_t shared_by = cuda_gradients_group(a);
+    const int32_t strips = (a.columns + SPLIT_TILE - 1) / SPLIT_TILE, shared_by = cuda_gradients_group(a);
     const int warps = strips < STATES_WARPS ? strips : STATES_WARPS;
     group.b.a.slices = (strips + warps - 1) / warps;
-    kern_status status = cuda_start(step, prepare_kernel<D, DELTA>, group.count * a.states, PREPARE_THREADS,
-                                    prepare_bytes<D>(), step->table, group);
+    kern_status status = launch_prepare<D, CHANNEL, DELTA>(step, group);
     if (!status)
-        status = cuda_start(step, states_kernel<D, false, DELTA>, rows * a.states * group.b.a.slices, warps * CUDA_WARP,
-                            states_bytes<D, false>(), step->table, group, 0);
+        status = cuda_start(step, states_kernel<D, CHANNEL, DELTA>, step->rows * a.states * group.b.a.slices,
+                            warps * CUDA_WARP, states_bytes<D, CHANNEL>(), step->table, group, 0);
     return status ? status
-                  : cuda_start(step, pairs_kernel<D, DELTA>, group.count * (a.states / shared_by), PAIRS_THREADS,
-                               sizeof(pairs_shared<D>), step->table, group, shared_by);
+                  : cuda_start(step, pairs_kernel<D, CHANNEL, DELTA>, group.count * (a.states / shared_by),
+                               PAIRS_THREADS, pairs_bytes<D, CHANNEL>(), step->table, group, shared_by);
 }
 
-template <int D, bool DELTA> static kern_status launch_groups(const cuda_step *step, gradients_group group) {
+template <int D, bool CHANNEL, bool DELTA> static kern_status allow_shared(void) {
+    kern_status status;
+    if constexpr (CHANNEL) {
+        status = cuda_allow_shared(prepare_channel_kernel<D>, sizeof(channel_shared<D>));
+        if (!status)
+            status = cuda_allow_shared(written_kernel<D>, states_bytes<D, true>());
+    } else {
+        status = cuda_allow_shared(prepare_kernel<D, DELTA>, prepare_bytes<D>());
+    }
+    if (!status)
+        status = cuda_allow_shared(states_kernel<D, CHANNEL, DELTA>, states_bytes<D, CHANNEL>());
+    return status ? status : cuda_allow_shared(pairs_kernel<D, CHANNEL, DELTA>, pairs_bytes<D, CHANNEL>());
+}
+
+template <int D, bool CHANNEL, bool DELTA>
+static kern_status launch_groups(const cuda_step *step, gradients_group group) {
     const recurrence &a = group.b.a;
-    const int32_t most = (int32_t)(GROUP_BYTES / (item_bytes<D>(group) * (size_t)a.states));
-    kern_status status = cuda_allow_shared(prepare_kernel<D, DELTA>, prepare_bytes<D>());
-    if (!status)
-        status = cuda_allow_shared(states_kernel<D, false, DELTA>, states_bytes<D, false>());
-    if (!status)
-        status = cuda_allow_shared(pairs_kernel<D, DELTA>, sizeof(pairs_shared<D>));
+    const int32_t most = (int32_t)(GROUP_BYTES / (item_bytes<D, CHANNEL>(group) * (size_t)a.states));
+    kern_status status = allow_shared<D, CHANNEL, DELTA>();
     for (int32_t end = step->chunks; !status && end > 0; end = group.first) {
         group.count = end < most ? end : most;
         group.first = end - group.count;
         const size_t items = (size_t)group.count * (size_t)a.states, tokens = CHUNK * (size_t)group.pitch;
-        float *floats = (float *)(group.records + items * sizeof(recurrence_record<D, false>));
+        float *floats = (float *)(group.records + items * sizeof(recurrence_record<D, CHANNEL>));
         group.grads = floats;
         group.answers = floats + items * (size_t)a.depth * (size_t)group.pitch;
         group.written = a.delta ? group.answers + items * tokens : NULL;
-        status = launch_group<D, DELTA>(step, group);
+        status = launch_group<D, CHANNEL, DELTA>(step, group);
     }
     return status;
+}
+template <int D> static kern_status launch(const cuda_step *step, const gradients_group &group) {
+    const recurrence &a = group.b.a;
+    if (a.decay == KERN_DECAY_CHANNEL)
+        return a.delta ? launch_groups<D, true, true>(step, group) : launch_groups<D, true, false>(step, group);
+    return a.delta ? launch_groups<D, false, true>(step, group) : launch_groups<D, false, false>(step, group);
 }
 
 static int32_t pitch_of(const recurrence &a) {
@@ -335,12 +413,15 @@ static int32_t pitch_of(const recurrence &a) {
 }
 
 bool cuda_gradients_have_chunks(const kern_cuda *cuda, const recurrence &a) {
+    constexpr size_t most = pairs_bytes<DEPTH_MOST, true>();
+    static_assert(most >= pairs_bytes<DEPTH_MOST, false>() && most >= states_bytes<DEPTH_MOST, false>() &&
+                      most >= sizeof(channel_shared<DEPTH_MOST>),
+                  "what needs the most");
     gradients_group group = {};
     group.b.a = a;
     group.pitch = pitch_of(a);
-    return cuda->overlaps && cuda->shared_limit >= sizeof(pairs_shared<DEPTH_MOST>) &&
-           cuda->shared_limit >= states_bytes<DEPTH_MOST, false>() && a.decay != KERN_DECAY_CHANNEL &&
-           a.depth <= DEPTH_MOST && a.readers == 1 && item_bytes<DEPTH_MOST>(group) * (size_t)a.states <= GROUP_BYTES;
+    return cuda->overlaps && cuda->shared_limit >= most && a.depth <= DEPTH_MOST && a.readers == 1 &&
+           item_bytes<DEPTH_MOST, true>(group) * (size_t)a.states <= GROUP_BYTES;
 }
 
 size_t cuda_gradients_chunk_workspace(const recurrence &a) {
@@ -353,8 +434,5 @@ kern_status cuda_gradients_chunks(const cuda_step *step, const recurrence_gradie
     group.pitch = pitch_of(b.a);
     group.records = workspace;
     group.carry = (float *)(workspace + GROUP_BYTES);
-    if (b.a.depth <= DEPTH_LEAST)
-        return b.a.delta ? launch_groups<DEPTH_LEAST, true>(step, group)
-                         : launch_groups<DEPTH_LEAST, false>(step, group);
-    return b.a.delta ? launch_groups<DEPTH_MOST, true>(step, group) : launch_groups<DEPTH_MOST, false>(step, group);
+    return b.a.depth <= DEPTH_LEAST ? launch<DEPTH_LEAST>(step, group) : launch<DEPTH_MOST>(step, group);
 }

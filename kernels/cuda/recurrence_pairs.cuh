@@ -23,21 +23,22 @@
 constexpr int PAIRS_THREADS = 256, PAIRS_WARPS = PAIRS_THREADS / CUDA_WARP, PAIRS_HALVES = PAIRS_WARPS / CHUNK_TILES;
 constexpr int SLAB = 64, SLAB_TILES = SLAB / SPLIT_TILE, PAIRS_COLUMNS = CHUNK_TILES / PAIRS_HALVES;
 
+// Operands of a slab, and the inverse powers of their rows.
+template <int D> struct alignas(128) pairs_slab {
+    split_tile s[D / SPLIT_TILE][SLAB_TILES], g[D / SPLIT_TILE][SLAB_TILES], u[CHUNK_TILES][SLAB_TILES];
+    float s_inverse[D], g_inverse[D], u_inverse[CHUNK];
+};
+// Z and Y times the decays, as operands; Z alone without the delta rule.
+struct pairs_operands {
+    split_tile z_columns[CHUNK_LOWER], z_rows[CHUNK_LOWER], y_columns[CHUNK_LOWER], y_rows[CHUNK_LOWER];
+};
 template <int D> struct alignas(128) pairs_shared {
-    struct slab_operands {
-        split_tile s[D / SPLIT_TILE][SLAB_TILES], g[D / SPLIT_TILE][SLAB_TILES], u[CHUNK_TILES][SLAB_TILES];
-    };
-    struct pair_operands {
-        split_tile z_columns[CHUNK_LOWER], z_rows[CHUNK_LOWER], y_columns[CHUNK_LOWER], y_rows[CHUNK_LOWER];
-    };
-
     split_tile k[CHUNK_TILES][D / SPLIT_TILE], q[CHUNK_TILES][D / SPLIT_TILE];
     union {
-        slab_operands slab;
-        pair_operands pair; // behind the last slab
+        pairs_slab<D> slab;
+        pairs_operands pair; // behind the last slab
     };
-    float s_inverse[D], g_inverse[D], u_inverse[CHUNK], key_inverse[CHUNK], query_inverse[CHUNK];
-    float weight[CHUNK], start[CHUNK], end[CHUNK];
+    float key_inverse[CHUNK], query_inverse[CHUNK], weight[CHUNK], start[CHUNK], end[CHUNK];
     chunk_decay decay;
     float enters[PAIRS_HALVES][CHUNK], leaves[PAIRS_HALVES][CHUNK], answers[PAIRS_HALVES][CHUNK];
     float arrives[PAIRS_HALVES][CHUNK], departs[CHUNK_TILES][CHUNK];
@@ -70,6 +71,22 @@ static __device__ __forceinline__ bool pairs_are_whole(const gradients_group &gr
                            (uintptr_t)group.b.dq | (uintptr_t)group.b.dk | (uintptr_t)group.b.dv;
     return chunk.length == CHUNK && a.depth == depth && a.columns % SLAB == 0 && a.columns == a.width &&
            bits % sizeof(float2) == 0;
+}
+
+static __device__ __forceinline__ pairs_job pairs_job_of(const cuda_table *table, const gradients_group &group,
+                                                         int64_t index, int32_t state, int32_t depth) {
+    const int32_t warp = threadIdx.x / CUDA_WARP, lane = threadIdx.x % CUDA_WARP;
+    const kern_chunk chunk = table->chunk[index];
+    const int64_t item = (index - group.first) * group.b.a.states + state;
+    return {table,
+            chunk,
+            index,
+            item,
+            state,
+            lane,
+            warp % CHUNK_TILES,
+            warp / CHUNK_TILES,
+            pairs_are_whole(group, chunk, depth)};
 }
 
 static __device__ __forceinline__ int32_t pairs_token(const pairs_job &j, int i) {
@@ -110,8 +127,8 @@ static __device__ __forceinline__ cuda_quad pairs_values(const recurrence &a, in
 // S, G and U of a slab as operands; what S carries through the chunk.
 template <int D>
 static __device__ __forceinline__ void pairs_load_slab(const gradients_group &group, const pairs_job &j,
-                                                       int32_t column0, bool delta, pairs_shared<D> &shared,
-                                                       float &through) {
+                                                       int32_t column0, bool delta, const float *weight,
+                                                       pairs_slab<D> &slab, float &through) {
     constexpr int STATE_PARTS = PAIRS_THREADS / D, TOKEN_PARTS = PAIRS_THREADS / CHUNK;
     const recurrence &a = group.b.a;
     const int32_t d = threadIdx.x / STATE_PARTS, state_part = threadIdx.x % STATE_PARTS;
@@ -122,9 +139,9 @@ static __device__ __forceinline__ void pairs_load_slab(const gradients_group &gr
     const bool wide = (uintptr_t)s % 16 == 0;
     const auto state_quad = [&](int32_t c) { return cuda_load(s + c, exists ? a.columns - column0 - c : 0, wide); };
     const float s_inverse =
-        chunk_put_row<SLAB, STATE_PARTS>(shared.slab.s[d / SPLIT_TILE], d % SPLIT_TILE, state_part, state_quad);
+        chunk_put_row<SLAB, STATE_PARTS>(slab.s[d / SPLIT_TILE], d % SPLIT_TILE, state_part, state_quad);
     const float g_inverse =
-        chunk_put_row<SLAB, STATE_PARTS>(shared.slab.g[d / SPLIT_TILE], d % SPLIT_TILE, state_part, [&](int32_t c) {
+        chunk_put_row<SLAB, STATE_PARTS>(slab.g[d / SPLIT_TILE], d % SPLIT_TILE, state_part, [&](int32_t c) {
             const cuda_quad x = state_quad(c), y = cuda_load(g + c, exists ? a.columns - column0 - c : 0, true);
 #pragma unroll
             for (int e = 0; e < 4; e++)
@@ -132,10 +149,10 @@ static __device__ __forceinline__ void pairs_load_slab(const gradients_group &gr
             return y;
         });
     if (state_part == 0)
-        shared.s_inverse[d] = s_inverse, shared.g_inverse[d] = g_inverse;
+        slab.s_inverse[d] = s_inverse, slab.g_inverse[d] = g_inverse;
     const float *u = group.written + (j.item * CHUNK + token) * group.pitch + column0;
-    const float u_inverse = chunk_put_row<SLAB, TOKEN_PARTS>(
-        shared.slab.u[token / SPLIT_TILE], token % SPLIT_TILE, token_part, [&](int32_t c) {
+    const float u_inverse =
+        chunk_put_row<SLAB, TOKEN_PARTS>(slab.u[token / SPLIT_TILE], token % SPLIT_TILE, token_part, [&](int32_t c) {
             const int32_t left = token < j.chunk.length ? a.columns - column0 - c : 0;
             if (delta)
                 return cuda_load(u + c, left, true);
@@ -144,11 +161,11 @@ static __device__ __forceinline__ void pairs_load_slab(const gradients_group &gr
                 v = pairs_values(a, j.chunk.token0 + token, j.state, column0 + c);
 #pragma unroll
             for (int e = 0; e < 4; e++)
-                v.v[e] *= shared.weight[token];
+                v.v[e] *= weight[token];
             return v;
         });
     if (token_part == 0)
-        shared.u_inverse[token] = u_inverse;
+        slab.u_inverse[token] = u_inverse;
 }
 
 // A warp's rows of (tokens, V') in a slab; row(t): where its columns begin.
@@ -195,16 +212,16 @@ pairs_times_state(const pairs_job &j, const split_left (&x)[SLAB_TILES], const f
 // Rows times those of U, over the warp's tiles on and below the diagonal.
 template <int D>
 static __device__ __forceinline__ void pairs_times_written(const pairs_job &j, const split_left (&x)[SLAB_TILES],
-                                                           const float (&row_inverse)[2], const pairs_shared<D> &shared,
+                                                           const float (&row_inverse)[2], const pairs_slab<D> &slab,
                                                            split_block (&sum)[PAIRS_COLUMNS]) {
 #pragma unroll
     for (int n = 0; n < PAIRS_COLUMNS; n++) {
         const int32_t tile = n * PAIRS_HALVES + j.half;
         if (tile > j.row)
             continue;
-        const split_sum product = split_multiply_rows(x, shared.slab.u[tile], j.lane);
+        const split_sum product = split_multiply_rows(x, slab.u[tile], j.lane);
         pairs_each([&](int half, int i) {
-            const float column = shared.u_inverse[tile * SPLIT_TILE + split_column(j.lane, half, i)];
+            const float column = slab.u_inverse[tile * SPLIT_TILE + split_column(j.lane, half, i)];
             sum[n].v[half][i] = fmaf(split_total(product, half, i) * row_inverse[i / 2], column, sum[n].v[half][i]);
         });
     }
@@ -264,12 +281,12 @@ static __device__ __forceinline__ void pairs_value_gradient(const gradients_grou
 // All that is summed over V'.
 template <int D, bool DELTA>
 static __device__ __forceinline__ void pairs_slabs(const gradients_group &group, const pairs_job &j,
-                                                   pairs_shared<D> &shared, pairs_sums<D> &sums) {
+                                                   const float *weight, pairs_slab<D> &slab, pairs_sums<D> &sums) {
     const recurrence &a = group.b.a;
     for (int32_t column0 = 0; column0 < a.columns; column0 += SLAB) {
         const int32_t left = a.columns - column0;
         __syncthreads();
-        pairs_load_slab<D>(group, j, column0, DELTA, shared, sums.through);
+        pairs_load_slab<D>(group, j, column0, DELTA, weight, slab, sums.through);
         __syncthreads();
         split_block x[SLAB_TILES];
         split_powers powers;
@@ -283,29 +300,36 @@ static __device__ __forceinline__ void pairs_slabs(const gradients_group &group,
             j, left,
             [&](int32_t token) { return gradients_output(group.b, j.chunk.token0 + token, j.state, 0) + column0; }, x);
         take();
-        pairs_times_state<D>(j, rows, inverse, shared.slab.s, shared.s_inverse, sums.from_s);
-        pairs_times_written<D>(j, rows, inverse, shared, sums.z);
+        pairs_times_state<D>(j, rows, inverse, slab.s, slab.s_inverse, sums.from_s);
+        pairs_times_written<D>(j, rows, inverse, slab, sums.z);
         if (DELTA || j.half == 0)
             pairs_load_rows(
                 j, left,
                 [&](int32_t token) { return group.answers + (j.item * CHUNK + token) * group.pitch + column0; }, x);
         if (j.half == 0)
-            pairs_value_gradient(group, j, column0, x, shared.weight, sums.value);
+            pairs_value_gradient(group, j, column0, x, weight, sums.value);
         if (DELTA) {
             take();
-            pairs_times_state<D>(j, rows, inverse, shared.slab.s, shared.s_inverse, sums.answers_s);
-            pairs_times_written<D>(j, rows, inverse, shared, sums.y);
+            pairs_times_state<D>(j, rows, inverse, slab.s, slab.s_inverse, sums.answers_s);
+            pairs_times_written<D>(j, rows, inverse, slab, sums.y);
         }
 #pragma unroll
         for (int n = 0; n < SLAB_TILES; n++)
-            rows[n] = split_load_left(shared.slab.u[j.row][n], j.lane);
-        inverse[0] = shared.u_inverse[pairs_token(j, 0)], inverse[1] = shared.u_inverse[pairs_token(j, 2)];
-        pairs_times_state<D>(j, rows, inverse, shared.slab.g, shared.g_inverse, sums.to_g);
+            rows[n] = split_load_left(slab.u[j.row][n], j.lane);
+        inverse[0] = slab.u_inverse[pairs_token(j, 0)], inverse[1] = slab.u_inverse[pairs_token(j, 2)];
+        pairs_times_state<D>(j, rows, inverse, slab.g, slab.g_inverse, sums.to_g);
     }
     __syncthreads();
 }
 
 // ------------------------------------------------------------------------------------------------------- the channels
+
+// Two neighbours, of which `left` exist.
+static __device__ __forceinline__ float2 pairs_two(const float *from, int32_t left, bool whole) {
+    if (whole)
+        return *(const float2 *)from;
+    return make_float2(left > 0 ? from[0] : 0, left > 1 ? from[1] : 0);
+}
 
 // Sums over the channels of a lane's rows of x times a row of q or k; every lane of a row has it.
 template <int D>
@@ -323,11 +347,7 @@ static __device__ __forceinline__ void pairs_dot_rows(const gradients_group &gro
         row += first;
 #pragma unroll
         for (int n = 0; n < 2 * pairs_sums<D>::TILES; n++) {
-            float2 two = make_float2(0, 0);
-            if (j.whole)
-                two = *(const float2 *)(row + n * 8);
-            else
-                two = make_float2(n * 8 < some ? row[n * 8] : 0, n * 8 + 1 < some ? row[n * 8 + 1] : 0);
+            const float2 two = pairs_two(row + n * 8, some - n * 8, j.whole);
             all = fmaf(two.x, x[n / 2].v[n % 2][2 * r], fmaf(two.y, x[n / 2].v[n % 2][2 * r + 1], all));
         }
         sum[r] = pairs_over_row(all);
@@ -429,15 +449,14 @@ static __device__ __forceinline__ void pairs_flow(const gradients_group &group, 
     }
 }
 
-template <int D> static __device__ __forceinline__ split_power pairs_power(const pairs_shared<D> &shared, int operand) {
+static __device__ __forceinline__ split_power pairs_power(const float (&of_warps)[PAIRS_WARPS]) {
     float largest = 0;
     for (int warp = 0; warp < PAIRS_WARPS; warp++)
-        largest = fmaxf(largest, shared.largest[operand][warp]);
+        largest = fmaxf(largest, of_warps[warp]);
     return split_power_of(largest);
 }
 
 // A warp's tiles of x as operands: times the inverse powers of the columns, and of the rows.
-template <int D>
 static __device__ __forceinline__ void pairs_put(const pairs_job &j, const split_block (&x)[PAIRS_COLUMNS],
                                                  const float *column_inverse, const float *row_inverse,
                                                  const split_power &columns, const split_power &rows,
@@ -612,19 +631,10 @@ template <int D, bool DELTA>
 static __device__ void pairs_run(const cuda_table *table, const gradients_group &group, int64_t index, int32_t state,
                                  pairs_shared<D> &shared) {
     const int32_t warp = threadIdx.x / CUDA_WARP;
-    const kern_chunk chunk = table->chunk[index];
-    const pairs_job j = {table,
-                         chunk,
-                         index,
-                         (index - group.first) * group.b.a.states + state,
-                         state,
-                         (int32_t)threadIdx.x % CUDA_WARP,
-                         warp % CHUNK_TILES,
-                         warp / CHUNK_TILES,
-                         pairs_are_whole(group, chunk, D)};
+    const pairs_job j = pairs_job_of(table, group, index, state, D);
     pairs_sums<D> sums = {};
     pairs_begin<D>(group, j, shared);
-    pairs_slabs<D, DELTA>(group, j, shared, sums);
+    pairs_slabs<D, DELTA>(group, j, shared.weight, shared.slab, sums);
     const float through = cuda_warp_sum(sums.through);
     if (j.lane == 0)
         shared.through[warp] = through;
@@ -632,13 +642,13 @@ static __device__ void pairs_run(const cuda_table *table, const gradients_group 
     pairs_scale_state<D, DELTA>(group, j, shared, sums);
     pairs_flow<D, DELTA>(group, j, shared, sums);
     __syncthreads();
-    const split_power z_columns = pairs_power(shared, 0), z_rows = pairs_power(shared, 1);
-    const split_power y_columns = pairs_power(shared, 2), y_rows = pairs_power(shared, 3);
-    pairs_put<D>(j, sums.z, shared.key_inverse, shared.query_inverse, z_columns, z_rows, shared.pair.z_columns,
-                 shared.pair.z_rows);
+    const split_power z_columns = pairs_power(shared.largest[0]), z_rows = pairs_power(shared.largest[1]);
+    const split_power y_columns = pairs_power(shared.largest[2]), y_rows = pairs_power(shared.largest[3]);
+    pairs_put(j, sums.z, shared.key_inverse, shared.query_inverse, z_columns, z_rows, shared.pair.z_columns,
+              shared.pair.z_rows);
     if (DELTA)
-        pairs_put<D>(j, sums.y, shared.key_inverse, shared.key_inverse, y_columns, y_rows, shared.pair.y_columns,
-                     shared.pair.y_rows);
+        pairs_put(j, sums.y, shared.key_inverse, shared.key_inverse, y_columns, y_rows, shared.pair.y_columns,
+                  shared.pair.y_rows);
     if (warp == 0)
         pairs_scalars(group, j, shared);
     __syncthreads();

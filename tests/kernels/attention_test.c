@@ -74,18 +74,21 @@ static kern_attention_args own_args(const kern_attention *s, const tensors *x) {
     return (kern_attention_args){.q.f = x->q, .k.f = x->k, .v.f = x->v, .o.f = x->o, .lse.f = x->lse, .attention = *s};
 }
 
+// Once as requests, once as a batch of training.
 START_TEST(documents_equal_reference) {
     static const size_t start[] = {0, 3, 5, 6, 8, 69, 72, 136, 205, OWN_TOKENS};
-    for (int i = 0; i < SHAPES; i++) {
+    for (int i = 0; i < 2 * SHAPES; i++) {
         kernel_test test;
         if (!kernel_test_open(&test, _i, "cpu"))
             MESA_TEST_SKIP("no device %s", kernel_test_device_name(_i));
-        const tensors x = make_tensors(&test, &shapes[i], OWN_TOKENS);
+        const tensors x = make_tensors(&test, &shapes[i / 2], OWN_TOKENS);
         own_rows(&test);
-        const kern_attention_args args = own_args(&shapes[i], &x);
+        test.rows->merge = i % 2 == 1;
+        kernel_test_prepare(&test);
+        const kern_attention_args args = own_args(&shapes[i / 2], &x);
         kernel_test_launch(&test, KERN_OP_ATTENTION, &args);
         for (size_t d = 0; d + 1 < sizeof start / sizeof start[0]; d++)
-            check_document(&test, &shapes[i], &x, start[d], start[d + 1] - start[d]);
+            check_document(&test, &shapes[i / 2], &x, start[d], start[d + 1] - start[d]);
         kernel_test_close(&test);
     }
 }

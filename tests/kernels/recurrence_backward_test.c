@@ -190,7 +190,7 @@ START_TEST(odd_lengths_and_gates_at_their_limits) {
             const kern_recurrence wide = {.heads = 1, .key_width = width, .value_width = width, .scale = 0.1f};
             problem p;
             gradients d;
-            make_problem(&p, &test, with_law(wide, width == 64 ? law : law + 2), 0.8);
+            make_problem(&p, &test, with_law(wide, width == 64 ? law : law + 2 + law / 4 % 2), 0.8);
             const bool delta = p.family.update == KERN_UPDATE_DELTA;
             for (size_t i = 0; i < p.tokens * p.decay_row; i++)
                 p.g[i] = decays[i * 3 % 7];

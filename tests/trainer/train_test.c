@@ -28,7 +28,10 @@ static step_result run_step(const char *model, int context, const char *more) {
     ck_assert_msg(trn_run_step(&run, &result.report, &error) == ENG_OK, "%s", error.text);
     result.count = run.weights->count;
     result.gradients = malloc(sizeof(float) * (size_t)result.count);
-    memcpy(result.gradients, run.weights->grads, sizeof(float) * (size_t)result.count);
+    ck_assert_int_eq(
+        kern_download(run.runner.stream, result.gradients, run.weights->grads, sizeof(float) * (size_t)result.count),
+        KERN_OK);
+    ck_assert_int_eq(kern_synchronize(run.runner.stream), KERN_OK);
     trn_run_close(&run);
     return result;
 }
@@ -82,6 +85,29 @@ START_TEST(a_step_does_not_depend_on_its_micro_batches) {
     free(whole.gradients);
     free(parts.gradients);
     free(weighed.gradients);
+}
+END_TEST
+
+// A whole step on a CUDA device: float32 as on the CPU, bf16 near it.
+START_TEST(a_step_on_a_device_is_that_of_the_cpu) {
+    const int lengths[] = {100, 10};
+    kern_device *device = NULL;
+    if (kern_device_open(&(kern_device_options){.name = "cuda:0"}, &device, NULL, 0) != KERN_OK)
+        MESA_TEST_SKIP("no device %s", "cuda:0");
+    kern_device_close(device);
+    write_documents("d", lengths, 2);
+    step_result cpu = run_step(models[_i], 101, "[train]\nsteps = 5\nbatch_tokens = 202\nmicro_rows = 2\n");
+    step_result exact =
+        run_step(models[_i], 101, "[train]\nsteps = 5\nbatch_tokens = 202\nmicro_rows = 2\ndevice = cuda:0\n");
+    step_result near = run_step(
+        models[_i], 101, "[train]\nsteps = 5\nbatch_tokens = 202\nmicro_rows = 2\ndevice = cuda:0\nprecision = bf16\n");
+    ck_assert_double_eq_tol(exact.report.loss, cpu.report.loss, 1e-5 * cpu.report.loss);
+    ck_assert_double_eq_tol(near.report.loss, cpu.report.loss, 1e-2 * cpu.report.loss);
+    ck_assert_double_lt(relative_distance(exact.gradients, cpu.gradients, cpu.count), 2e-4);
+    ck_assert_double_lt(relative_distance(near.gradients, cpu.gradients, cpu.count), 5e-2);
+    free(cpu.gradients);
+    free(exact.gradients);
+    free(near.gradients);
 }
 END_TEST
 
@@ -385,6 +411,7 @@ static Suite *train_suite(void) {
     tcase_add_checked_fixture(cases, temp_folder_make, temp_folder_remove);
     tcase_set_timeout(cases, 120);
     tcase_add_loop_test(cases, a_step_does_not_depend_on_its_micro_batches, 0, MODELS);
+    tcase_add_loop_test(cases, a_step_on_a_device_is_that_of_the_cpu, 0, MODELS);
     tcase_add_loop_test(cases, packed_documents_are_documents_alone, 0, MODELS);
     tcase_add_loop_test(cases, a_document_does_not_reach_the_next, 0, MODELS);
     tcase_add_loop_test(cases, validation_changes_nothing, 0, MODELS);
