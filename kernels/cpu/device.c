@@ -184,6 +184,7 @@ static kern_status cpu_open(const kern_device_options *options, kern_device **ou
     cpu->team = kern_team_create(cpu->threads);
     if (!cpu->team)
         kern_set_reason(reason, reason_size, "no memory for the device");
+    kern_cpu_limit_threads(cpu);
     status = cpu->team ? kern_cpu_self_test(cpu, reason, reason_size) : KERN_NO_MEMORY;
     if (status) {
         cpu_close(&cpu->device);

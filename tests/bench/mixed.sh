@@ -46,7 +46,8 @@ for round in $(seq "${ROUNDS:-3}"); do
     gaps() { # FILE
         echo "$(column between_p50_ms "$1"), $(column between_p99_ms "$1"), $(column between_max_ms "$1")"
     }
-    awk -v w="$(column tokens_per_second "$folder/written")" -v wb="$(column tokens_per_second "$folder/written_beside")" \
+    awk -v w="$(column tokens_per_second "$folder/written")" \
+        -v wb="$(column tokens_per_second "$folder/written_beside")" \
         -v r="$(prompt_rate "$folder/read")" -v rb="$(prompt_rate "$folder/read_beside")" \
         -v g="$(gaps "$folder/written")" -v gb="$(gaps "$folder/written_beside")" \
         -v f="$(column first_p50_ms "$folder/read")" -v fb="$(column first_p50_ms "$folder/read_beside")" 'BEGIN {

@@ -762,8 +762,7 @@ static void compare_cores(session_test *s, const core_shape *c) {
 }
 
 START_TEST(recurrences_behind_preparations_equal_launches) {
-    for (size_t i = 0; i < sizeof core_shapes / sizeof core_shapes[0]; i++) {
-        const core_shape *c = &core_shapes[i];
+    for (const core_shape *c = core_shapes; c < core_shapes + sizeof core_shapes / sizeof *core_shapes; c++) {
         session_test s = {0};
         if (!kernel_test_open(&s.test, _i, "cpu"))
             MESA_TEST_SKIP("no device %s", kernel_test_device_name(_i));
@@ -773,13 +772,7 @@ START_TEST(recurrences_behind_preparations_equal_launches) {
             core_calls(&s, c, NULL, add_call);
             ck_assert_int_eq(kern_plan_seal(s.plan), KERN_OK);
             compare_cores(&s, c);
-            kern_plan_free(s.plan);
-            for (int n = NORM; n < PARAMS; n++)
-                kern_free(s.test.device, s.param[n]);
-            for (int n = 0; n < 2; n++) {
-                kern_free(s.test.device, s.memory[n].state);
-                kern_free(s.test.device, s.memory[n].scratch);
-            }
+            free_memory(&s);
         }
         kernel_test_close(&s.test);
     }

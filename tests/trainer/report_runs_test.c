@@ -4,7 +4,7 @@
 #include "trainer/report_runs.h"
 
 #include <math.h>
-#include <stdlib.h>
+#include <stdio.h>
 #include <string.h>
 #include <sys/stat.h>
 
@@ -13,22 +13,24 @@
 
 // Loss falls from 4 by steps / (steps + at); step `spike` is at 9, step `bad` was skipped.
 static void write_log(const char *name, int steps, int spike, int bad) {
-    char *text = malloc((size_t)steps * 240 + 1), *at = text;
+    char path[64];
     mkdir(temp_path(name), 0777);
+    snprintf(path, sizeof path, "%s/log.jsonl", name);
+    FILE *log = fopen(temp_path(path), "w");
+    ck_assert_ptr_nonnull(log);
     for (int s = 1; s <= steps; s++) {
         double loss = s == spike ? 9 : 4.0 * steps / (steps + s);
-        at += sprintf(at, "{\"step\":%d,\"loss\":", s);
-        at += s == bad ? sprintf(at, "null") : sprintf(at, "%.17g", loss);
-        at += sprintf(at, ",\"lr\":0.001,\"gradient_norm\":%s,\"tokens\":%d", s == bad ? "null" : "0.5", 1000 * s);
-        at += s == bad ? sprintf(at, ",\"outcome\":\"not finite\",\"culprit\":\"weight w\"") : 0;
-        at += s % 50 == 0 ? sprintf(at, ",\"valid_loss\":%g,\"valid_accuracy\":0.25", loss + 0.5) : 0;
-        at += sprintf(at, ",\"seconds\":%d}\n", s);
+        fprintf(log, "{\"step\":%d,\"lr\":0.001,\"tokens\":%d", s, 1000 * s);
+        if (s == bad)
+            fprintf(log, ",\"loss\":null,\"gradient_norm\":null,\"outcome\":\"not finite\",\"culprit\":\"weight w\"");
+        else
+            fprintf(log, ",\"loss\":%.17g,\"gradient_norm\":0.5", loss);
+        if (s % 50 == 0)
+            fprintf(log, ",\"valid_loss\":%g,\"valid_accuracy\":0.25", loss + 0.5);
+        fprintf(log, ",\"seconds\":%d}\n", s);
     }
-    at += sprintf(at, "{\"step\":%d,\"lo", steps + 1); // its writer is at it
-    char path[64];
-    snprintf(path, sizeof path, "%s/log.jsonl", name);
-    temp_write(path, text, (size_t)(at - text));
-    free(text);
+    fprintf(log, "{\"step\":%d,\"lo", steps + 1); // its writer is at it
+    ck_assert_int_eq(fclose(log), 0);
 }
 
 static void read_run(const char *name, trn_report_run *run) {

@@ -211,13 +211,13 @@ START_TEST(an_interrupted_sweep_goes_on) {
     trn_sweep sweep;
     sigset_t signals;
     eng_error error = {0};
+    sigemptyset(&signals);
+    sigaddset(&signals, SIGTERM);
+    ck_assert_int_eq(sigprocmask(SIG_BLOCK, &signals, NULL), 0); // before there are threads that would take it
     write_base(config);
     read_sweep(three, &sweep);
     ck_assert_int_eq(run_sweep(&sweep, config, "straight", 1, NULL, NULL), ENG_OK);
     trn_sweep_free(&sweep);
-    sigemptyset(&signals);
-    sigaddset(&signals, SIGTERM);
-    ck_assert_int_eq(sigprocmask(SIG_BLOCK, &signals, NULL), 0);
     ck_assert_int_eq(kill(getpid(), SIGTERM), 0);
     read_sweep(three, &sweep);
     ck_assert_msg(run_sweep(&sweep, config, "stopped", 2, &signals, &error) == ENG_OK, "%s", error.text);
