@@ -154,27 +154,37 @@ static __device__ __forceinline__ void answer(const token_job &j, int32_t t, boo
         partial[threadIdx.x / CUDA_WARP] = dw;
 }
 
-// What of dK comes from G, which becomes that of the state before the token; a warp has rows.
-static __device__ __forceinline__ void retreat(const token_job &j, int32_t t, bool add_key) {
+// What of dK comes from G, its own readings added, and what leaves the token for those after it; a warp has rows.
+static __device__ __forceinline__ void give(const token_job &j, int32_t t, bool add_key) {
     const recurrence &a = j.b.a;
     const int32_t i = t - j.chunk.token0, columns = a.columns, lane = threadIdx.x % CUDA_WARP;
-    const float *u = j.m.written + (int64_t)i * columns, *answers = j.m.answers + (int64_t)i * columns;
+    const float *u = j.m.written + (int64_t)i * columns;
     float *dk = gradients_key(j.b, t, j.state);
     for (int32_t d = threadIdx.x / CUDA_WARP; d < a.depth; d += TOKEN_WARPS) {
-        float *g = j.m.grad + (int64_t)d * columns;
-        const float key = j.m.key[d], m1 = j.m.decay_m1[d], found = dot_of(g, u, columns);
-        for (int32_t c = lane; c < columns; c += CUDA_WARP)
-            g[c] = decayed(m1, a.delta ? fmaf(-key, answers[c], g[c]) : g[c]);
+        const float found = dot_of(j.m.grad + (int64_t)d * columns, u, columns);
         if (lane != 0)
             continue;
         gradients_put(&dk[d], add_key, found);
-        j.m.leaves[(int64_t)i * a.depth + d] = key * found;
+        j.m.leaves[(int64_t)i * a.depth + d] = j.m.key[d] * found;
     }
-    for (int32_t reader = 0; reader < a.readers; reader++) { // its own readings leave nothing
+    for (int32_t reader = 0; reader < a.readers; reader++) {
         const float *q = recurrence_query(a, t, j.state, reader);
         const float own = a.scale * dot_of(u, gradients_output(j.b, t, j.state, reader), columns);
         for (int32_t d = threadIdx.x / CUDA_WARP; d < a.depth && lane == 0; d += TOKEN_WARPS)
-            j.m.leaves[(int64_t)i * a.depth + d] -= j.m.key[d] * (q[d] * own);
+            dk[d] = fmaf(q[d], own, dk[d]);
+    }
+}
+
+// G becomes that of the state before the token; a warp has rows.
+static __device__ __forceinline__ void retreat(const token_job &j, int32_t t) {
+    const recurrence &a = j.b.a;
+    const int32_t columns = a.columns;
+    const float *answers = j.m.answers + (int64_t)(t - j.chunk.token0) * columns;
+    for (int32_t d = threadIdx.x / CUDA_WARP; d < a.depth; d += TOKEN_WARPS) {
+        float *g = j.m.grad + (int64_t)d * columns;
+        const float key = j.m.key[d], m1 = j.m.decay_m1[d];
+        for (int32_t c = threadIdx.x % CUDA_WARP; c < columns; c += CUDA_WARP)
+            g[c] = decayed(m1, a.delta ? fmaf(-key, answers[c], g[c]) : g[c]);
     }
 }
 
@@ -210,10 +220,9 @@ static __device__ __forceinline__ void load_snapshot(const token_job &j, int64_t
         j.m.state[at] = from[at / a.columns * j.b.snapshot_row + at % a.columns];
 }
 
-// What the state carries through the chunk's end, by channel.
+// What the state that the chunk's last token finds gives to the chunk's end, by channel.
 static __device__ __forceinline__ void carry_through(const token_job &j) {
     const recurrence &a = j.b.a;
-    __syncthreads();
     for (int32_t d = threadIdx.x / CUDA_WARP; d < a.depth; d += TOKEN_WARPS) {
         const int64_t at = (int64_t)d * a.columns;
         const float sum = dot_of(j.m.grad + at, j.m.state + at, a.columns);
@@ -222,7 +231,8 @@ static __device__ __forceinline__ void carry_through(const token_job &j) {
     }
 }
 
-// dg of the chunk's tokens, from the last; flow(t): what arrives there less what leaves.
+// dg of the chunk's tokens, from the last; flow(t): what arrives there less what leaves. What leaves the last is not in
+// what is carried through.
 template <typename Flow>
 static __device__ __forceinline__ void sum_decays(const token_job &j, double through, float *dg, int64_t stride,
                                                   Flow flow) {
@@ -238,21 +248,23 @@ static __device__ __forceinline__ void sum_decays(const token_job &j, double thr
 static __device__ __forceinline__ void decay_gradients(const token_job &j, double (&sums)[CHUNK + 1]) {
     const recurrence &a = j.b.a;
     const float *arrives = j.m.arrives, *leaves = j.m.leaves;
+    const int32_t last = j.chunk.length - 1;
     __syncthreads();
     if (a.decay == KERN_DECAY_CHANNEL) {
         for (int32_t d = threadIdx.x; d < a.depth; d += TOKEN_THREADS)
             sum_decays(j, j.m.through[d], j.b.dg + (int64_t)j.state * a.depth + d, (int64_t)a.states * a.depth,
                        [&](int32_t i) {
                            const int64_t at = (int64_t)i * a.depth + d;
-                           return (double)arrives[at] - (double)leaves[at];
+                           return (double)arrives[at] - (i < last ? (double)leaves[at] : 0);
                        });
         return;
     }
     for (int32_t i = threadIdx.x; i <= CHUNK; i += TOKEN_THREADS) {
         double sum = 0;
-        for (int32_t d = 0; d < a.depth && (i < j.chunk.length || i == CHUNK); d++)
-            sum += i == CHUNK ? (double)j.m.through[d]
-                              : (double)arrives[(int64_t)i * a.depth + d] - (double)leaves[(int64_t)i * a.depth + d];
+        for (int32_t d = 0; d < a.depth && (i <= last || i == CHUNK); d++) {
+            const int64_t at = (int64_t)i * a.depth + d;
+            sum += i == CHUNK ? (double)j.m.through[d] : (double)arrives[at] - (i < last ? (double)leaves[at] : 0);
+        }
         sums[i] = sum;
     }
     __syncthreads();
@@ -270,14 +282,17 @@ static __device__ void run_chunk(const token_job &j, int64_t index, float (&part
         take_token(j, t);
         find_errors(j, t);
         __syncthreads();
+        if (t == end - 1)
+            carry_through(j);
         read_and_write(j, t, adds.query);
     }
-    carry_through(j);
     for (int32_t t = end - 1; t >= begin; t--) {
         take_token(j, t);
+        give(j, t, adds.key);
+        __syncthreads();
         answer(j, t, adds.value, partial);
         __syncthreads();
-        retreat(j, t, adds.key);
+        retreat(j, t);
         if (threadIdx.x == 0 && j.b.dbeta) {
             float sum = 0;
             for (int i = 0; i < TOKEN_WARPS; i++)

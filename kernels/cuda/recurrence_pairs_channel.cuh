@@ -34,7 +34,7 @@ template <int D> struct alignas(128) pairs_channel_shared {
     chunk_decay decay;                                        // `first` alone
     float weight[CHUNK], value[CHUNK], answers[PAIRS_HALVES][CHUNK];
     float k_end_inverse[CHUNK], q_begin_inverse[CHUNK], k_begin_inverse[CHUNK];
-    float largest[4][PAIRS_WARPS], through[D], leaves[CHUNK_TILES][D];
+    float largest[4][PAIRS_WARPS], through[D];
 };
 
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
@@ -95,38 +95,38 @@ static __device__ __forceinline__ void pairs_channel_begin(const gradients_group
     __syncthreads();
 }
 
-// The sums with the state's get their decays; what leaves the tokens for the state's end, by channel.
+// Where what a token gives to the state's end, U G^T with its decays, waits: in dg.
+static __device__ __forceinline__ float *pairs_waiting(const gradients_group &group, const pairs_job &j, int32_t token,
+                                                       int32_t d) {
+    const recurrence &a = group.b.a;
+    const bool exists = token < j.chunk.length && d < a.depth;
+    return exists ? group.b.dg + ((int64_t)(j.chunk.token0 + token) * a.states + j.state) * a.depth + d : NULL;
+}
+
+// The sums with the state's get their decays.
 template <int D, bool DELTA>
 static __device__ __forceinline__ void pairs_channel_scale(const gradients_group &group, const pairs_job &j,
-                                                           pairs_channel_shared<D> &shared, pairs_sums<D> &sums) {
+                                                           const pairs_channel_shared<D> &shared, pairs_sums<D> &sums) {
     const int32_t length = j.chunk.length;
-    float leaves[2 * pairs_sums<D>::TILES][2] = {};
     pairs_elements<D>(j, [&](int32_t token, int32_t d, int n, int r) {
         const bool from_start = token < length && shared.decay.first[token] < 0;
         const bool to_end = token < length && token >= shared.decay.first[length - 1];
-        const float2 k = pairs_row_two<D>(group, j, false, token, d);
 #pragma unroll
         for (int c = 0; c < 2; c++) {
-            float &s = sums.from_s[n / 2].v[n % 2][2 * r + c], &g = sums.to_g[n / 2].v[n % 2][2 * r + c];
+            float &g = sums.to_g[n / 2].v[n % 2][2 * r + c];
             const float start =
                 from_start ? expf(shared.high[token][d + c] + pairs_blocks(shared, 0, j.row, d + c)) : 0;
-            s *= group.b.a.scale * start;
-            g *= to_end ? expf(pairs_rest(shared, token, d + c) + pairs_blocks(shared, j.row + 1, CHUNK_TILES, d + c))
-                        : 0;
+            const float end =
+                to_end ? expf(pairs_rest(shared, token, d + c) + pairs_blocks(shared, j.row + 1, CHUNK_TILES, d + c))
+                       : 0;
+            sums.from_s[n / 2].v[n % 2][2 * r + c] *= group.b.a.scale * start;
             if (DELTA)
                 sums.answers_s[n / 2].v[n % 2][2 * r + c] *= start;
-            leaves[n][c] = fmaf(c ? k.y : k.x, g, leaves[n][c]);
+            if (float *waiting = pairs_waiting(group, j, token, d + c))
+                *waiting = g * end;
+            g = 0;
         }
     });
-#pragma unroll
-    for (int n = 0; n < 2 * pairs_sums<D>::TILES; n++)
-#pragma unroll
-        for (int c = 0; c < 2; c++) {
-            const float sum = pairs_over_column(leaves[n][c]);
-            if (j.lane < 4)
-                shared.leaves[j.row][j.half * pairs_sums<D>::TILES * SPLIT_TILE + split_column(j.lane, 0, 0) + n * 8 +
-                                     c] = sum;
-        }
 }
 
 // Keys and queries as operands of the products between blocks.
@@ -270,7 +270,8 @@ static __device__ __forceinline__ void pairs_inside_blocks(const gradients_group
     }
 }
 
-// All together: dQ and dK go out, what flows past the decays takes dQ's place in shared memory.
+// All together: dQ and dK go out. What flows between tokens, and what leaves them for the state's end, take dQ's and
+// the answers' places in shared memory.
 template <int D, bool DELTA>
 static __device__ __forceinline__ void pairs_channel_finish(const gradients_group &group, const pairs_job &j,
                                                             pairs_channel_shared<D> &shared, pairs_sums<D> &sums) {
@@ -281,6 +282,8 @@ static __device__ __forceinline__ void pairs_channel_finish(const gradients_grou
 #pragma unroll
         for (int c = 0; c < 2; c++) {
             const float k = c ? ks.y : ks.x, q = c ? qs.y : qs.x;
+            const float *waiting = pairs_waiting(group, j, token, d + c);
+            const float to_end = waiting ? *waiting : 0;
             float &dq = sums.from_s[n / 2].v[n % 2][2 * r + c], &dk = sums.to_g[n / 2].v[n % 2][2 * r + c];
             dq += shared.result.dq[token][d + c];
             dk += shared.result.dk[token][d + c];
@@ -290,8 +293,9 @@ static __device__ __forceinline__ void pairs_channel_finish(const gradients_grou
             flow = fmaf(-weight * k, answer, flow);
             answers[r] = fmaf(k, answer, answers[r]);
             dq = fmaf(own, k, dq);
-            dk = fmaf(own, q, fmaf(-weight, answer, dk));
+            dk = fmaf(own, q, fmaf(-weight, answer, dk + to_end));
             shared.result.dq[token][d + c] = flow;
+            shared.result.answers[token][d + c] = k * to_end;
         }
     });
 #pragma unroll
@@ -305,7 +309,8 @@ static __device__ __forceinline__ void pairs_channel_finish(const gradients_grou
     pairs_store<D>(group, j, false, sums.to_g);
 }
 
-// dw of a token, dg of a channel by a thread each.
+// dw of a token, dg of a channel by a thread each: what the tokens before it give to the state's end, what the state
+// carries there, and what flows between tokens past it.
 template <int D>
 static __device__ __forceinline__ void pairs_channel_scalars(const gradients_group &group, const pairs_job &j,
                                                              const pairs_channel_shared<D> &shared) {
@@ -317,17 +322,18 @@ static __device__ __forceinline__ void pairs_channel_scalars(const gradients_gro
                       shared.value[at] - shared.answers[0][at] - shared.answers[1][at]);
     if (at >= b.a.depth)
         return;
-    double running = 0;
+    double leaves = 0, between = 0;
     if (shared.decay.first[length - 1] < 0)
-        running = (double)(shared.through[at] * expf(pairs_blocks(shared, 0, CHUNK_TILES, at)));
-    for (int n = 0; n < CHUNK_TILES; n++)
-        running += (double)shared.leaves[n][at];
+        leaves = (double)(shared.through[at] * expf(pairs_blocks(shared, 0, CHUNK_TILES, at)));
+    for (int32_t i = 0; i < length - 1; i++)
+        leaves += (double)shared.result.answers[i][at];
     for (int32_t i = length - 1; i >= 0; i--) {
-        const bool anew = shared.decay.first[i] == i;
-        const int64_t t = j.chunk.token0 + i;
-        running = anew ? 0 : running + (double)shared.result.dq[i][at];
-        gradients_put(&b.dg[(t * b.a.states + j.state) * b.a.depth + at], b.add,
-                      row.slot < 0 && t == row.token0 ? 0 : (float)running);
+        const bool nothing = shared.decay.first[i] == i;
+        const bool first = row.slot < 0 && j.chunk.token0 + i == row.token0;
+        between = nothing ? 0 : between + (double)shared.result.dq[i][at];
+        *pairs_waiting(group, j, i, at) = nothing || first ? 0 : (float)(leaves + between);
+        if (i > 0)
+            leaves -= (double)shared.result.answers[i - 1][at];
     }
 }
 
