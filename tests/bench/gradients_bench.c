@@ -11,9 +11,8 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <time.h>
 
-#include "kernels/kernels.h"
+#include "tests/bench/measure.h"
 
 enum { WIDTH = 768, INNER = 2048, HEADS = 6, VOCABULARY = 32000, TILE = 2048, LENGTH = 2048, ROUNDS_MAX = 99 };
 enum { SUBJECTS_MAX = 32, RANDOM = 1 << 20, COPY = 1 << 28 };
@@ -54,29 +53,6 @@ typedef struct bench {
     double flops, least_seconds;
     const char *what;
 } bench;
-
-static void check(kern_status status, const char *what) {
-    if (status == KERN_OK)
-        return;
-    fprintf(stderr, "bench_gradients: %s: %s\n", what, kern_status_text(status));
-    exit(1);
-}
-
-static double now(void) {
-    struct timespec t;
-    clock_gettime(CLOCK_MONOTONIC, &t);
-    return (double)t.tv_sec + 1e-9 * (double)t.tv_nsec;
-}
-
-static int compare(const void *a, const void *b) {
-    const double x = *(const double *)a, y = *(const double *)b;
-    return (x > y) - (x < y);
-}
-
-static double median(double *x, int count) {
-    qsort(x, (size_t)count, sizeof *x, compare);
-    return count % 2 ? x[count / 2] : 0.5 * (x[count / 2 - 1] + x[count / 2]);
-}
 
 // ---------------------------------------------------------------------------------------------------------- operands
 

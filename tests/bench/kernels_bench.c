@@ -17,9 +17,8 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <time.h>
 
-#include "kernels/kernels.h"
+#include "tests/bench/measure.h"
 
 enum { HEADS = 6, WIDTH_MAX = 128, BATCH_MAX = 1024, PLANNED = 64, ROUNDS_MAX = 99, TAPS = 4 };
 static const int32_t batches[] = {1, 8, 64, 256, 512, BATCH_MAX};
@@ -62,13 +61,6 @@ typedef struct subject {
     bool planned;
 } subject;
 
-static void check(kern_status status, const char *what) {
-    if (status == KERN_OK)
-        return;
-    fprintf(stderr, "bench_kernels: %s: %s\n", what, kern_status_text(status));
-    exit(1);
-}
-
 static void *allocate(size_t bytes) {
     void *memory = calloc(1, bytes);
     if (!memory) {
@@ -76,21 +68,6 @@ static void *allocate(size_t bytes) {
         exit(1);
     }
     return memory;
-}
-
-static double now(void) {
-    struct timespec t;
-    clock_gettime(CLOCK_MONOTONIC, &t);
-    return (double)t.tv_sec + 1e-9 * (double)t.tv_nsec;
-}
-
-static int compare(const void *a, const void *b) {
-    const double x = *(const double *)a, y = *(const double *)b;
-    return (x > y) - (x < y);
-}
-static double median(double *x, int count) {
-    qsort(x, (size_t)count, sizeof *x, compare);
-    return count % 2 ? x[count / 2] : 0.5 * (x[count / 2 - 1] + x[count / 2]);
 }
 
 // ---------------------------------------------------------------------------------------------------------- operands
