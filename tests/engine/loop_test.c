@@ -402,4 +402,4 @@ static Suite *loop_suite(void) {
     return suite;
 }
 
-MESA_TEST_MAIN(loop_suite)
+DEVICE_TEST_MAIN(loop_suite)

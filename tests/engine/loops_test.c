@@ -12,6 +12,7 @@
 #include "tests/check_main.h"
 #include "tests/engine/door.h"
 #include "tests/engine/temp_folder.h"
+#include "tests/engine/test_device.h"
 
 enum { LOOPS = 3, PROMPT = 90, DRAWN = 25 };
 
@@ -43,7 +44,7 @@ static void collect(void *context, const eng_event *event) {
 static eng_engine *open_folder(const char *dir) {
     eng_engine *engine = NULL;
     eng_error error = {0};
-    const eng_options options = {.model_dir = dir, .device = "cpu", .max_rows = 4};
+    const eng_options options = {.model_dir = dir, .device = test_device("cpu"), .max_rows = 4};
     ck_assert_msg(eng_open(&options, &engine, &error) == ENG_OK, "%s", error.text);
     return engine;
 }
@@ -209,4 +210,4 @@ static Suite *loops_suite(void) {
     return suite;
 }
 
-MESA_TEST_MAIN(loops_suite)
+DEVICE_TEST_MAIN(loops_suite)
