@@ -123,18 +123,18 @@ static __device__ __forceinline__ bool chunk_begins(const kern_row &row, int32_t
 }
 
 // A row's chunks [first, last) among those of a group, and the state that they begin and end with: the row's home,
-// where it has one, else `carry` between two groups; NULL: from zeros, to nowhere.
+// where it has one, else between two groups carry[0] in front of the group and carry[1] behind it; NULL: from zeros, to
+// nowhere. Two, since one row may still read what another one of the same launch would overwrite.
 template <typename State> struct chunk_run {
     int32_t first, last;
     State *from, *to;
 };
 template <typename State>
 static __device__ __forceinline__ chunk_run<State> chunk_run_of(const cuda_table *table, int32_t row, int32_t first,
-                                                                int32_t count, State *home, State *carry) {
+                                                                int32_t count, State *home, State *const (&carry)[2]) {
     const int32_t begin = chunk_of_row(table, row), end = chunk_of_row(table, row + 1);
-    State *between = home ? home : carry;
-    return {max(begin, first), min(end, first + count), begin < first ? between : home,
-            end > first + count ? between : home};
+    return {max(begin, first), min(end, first + count), begin < first && !home ? carry[0] : home,
+            end > first + count && !home ? carry[1] : home};
 }
 
 #endif

@@ -12,6 +12,8 @@
 //
 // To Hk both sides of k_j k_j^T go as the same rounded numbers, so it keeps its symmetry bit for bit. Exact solves are
 // left to mesa.cu. Groups of chunks as in recurrence_chunk.cu; numbers are those of split.cuh.
+#include <utility>
+
 #include "kernels/cuda/bulk.cuh"
 #include "kernels/cuda/mesa_chunk.cuh"
 
@@ -27,7 +29,7 @@ struct mesa_group {
     mesa a;
     int32_t first, count; // chunks
     char *records;        // (count, heads)
-    float *carry;         // (heads, [Hk, Hv])
+    float *carry[2];      // (heads, [Hk, Hv]) each; chunk_run_of
 };
 
 // --------------------------------------------------------------------------------------------------------- the states
@@ -177,9 +179,9 @@ static __device__ __forceinline__ void run_states(const cuda_table *table, const
     const mesa &a = group.a;
     const int32_t warp = threadIdx.x / CUDA_WARP, lane = threadIdx.x % CUDA_WARP;
     const mesa_state home = mesa_state_of(table, a, table->row[row].slot, head);
-    float *carry = group.carry + ((int64_t)head * 2 + values) * D * D;
-    const chunk_run<float> run =
-        chunk_run_of(table, row, group.first, group.count, values ? (float *)home.hv : home.hk, carry);
+    const int64_t carried = ((int64_t)head * 2 + values) * D * D;
+    const chunk_run<float> run = chunk_run_of(table, row, group.first, group.count, values ? (float *)home.hv : home.hk,
+                                              {group.carry[0] + carried, group.carry[1] + carried});
     if (run.first >= run.last || solved_elsewhere(table->row[row]))
         return;
     const auto place = [&](int n, int half, int i) { // of element (column of S, row d)
@@ -305,6 +307,7 @@ template <int D> static kern_status launch_groups(const cuda_step *step, mesa_gr
         if (!status)
             status = cuda_start(step, solve_kernel<D>, group.count * heads, SOLVE_THREADS, sizeof(solve_shared<D>),
                                 step->table, group);
+        std::swap(group.carry[0], group.carry[1]);
     }
     return status;
 }
@@ -316,14 +319,15 @@ bool cuda_mesa_has_chunks(const kern_cuda *cuda, const kern_mesa *mesa) {
 }
 
 size_t cuda_mesa_chunk_workspace(const kern_mesa *mesa) {
-    return RECORDS_BYTES + sizeof(float) * 2 * (size_t)mesa->heads * (size_t)(mesa->key_width * mesa->key_width);
+    return RECORDS_BYTES + sizeof(float) * 4 * (size_t)mesa->heads * (size_t)(mesa->key_width * mesa->key_width);
 }
 
 kern_status cuda_mesa_chunks(const cuda_step *step, const mesa &a) {
     mesa_group group = {};
     group.a = a;
     group.records = step->cuda->workspace;
-    group.carry = (float *)(step->cuda->workspace + RECORDS_BYTES);
+    group.carry[0] = (float *)(step->cuda->workspace + RECORDS_BYTES);
+    group.carry[1] = group.carry[0] + (int64_t)a.heads * 2 * a.depth * a.depth;
     if (!cuda_is_wide(a.k) || !cuda_is_wide(a.v) || (uintptr_t)a.q % 8 || (uintptr_t)a.o % 8 || (uintptr_t)a.x % 8)
         return KERN_INVALID;
     return a.depth == 64 ? launch_groups<64>(step, group) : launch_groups<128>(step, group);

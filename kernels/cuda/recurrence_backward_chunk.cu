@@ -13,6 +13,8 @@
 //
 // Groups of chunks, the row that is cut between two of them and numbers are those of recurrence_chunk.cu; groups go
 // backwards.
+#include <utility>
+
 #include "kernels/cuda/recurrence_backward_chunk.cuh"
 #include "kernels/cuda/recurrence_pairs_channel.cuh"
 #include "kernels/cuda/recurrence_prepare.cuh"
@@ -186,10 +188,11 @@ static __device__ void run_states(const cuda_table *table, const gradients_group
     const recurrence &a = group.b.a;
     const int32_t warps = blockDim.x / CUDA_WARP, warp = threadIdx.x / CUDA_WARP;
     const recurrence_strip strip = recurrence_strip_of(a, slice / a.slices, slice % a.slices * warps + warp);
-    const chunk_group records = {a, group.first, group.count, group.records, group.carry};
+    const chunk_group records = {a, group.first, group.count, group.records, {}};
+    const int64_t carried = (int64_t)strip.state * a.depth * a.columns;
     const chunk_run<float> run =
         chunk_run_of(table, row, group.first, group.count, gradients_dstate(group.b, row, strip.state),
-                     group.carry + (int64_t)strip.state * a.depth * a.columns);
+                     {group.carry[0] + carried, group.carry[1] + carried});
     if (run.first >= run.last)
         return;
     if (threadIdx.x == 0)
@@ -398,6 +401,7 @@ static kern_status launch_groups(const cuda_step *step, gradients_group group) {
         group.answers = floats + items * (size_t)a.depth * (size_t)group.pitch;
         group.written = a.delta ? group.answers + items * tokens : NULL;
         status = launch_group<D, CHANNEL, DELTA>(step, group);
+        std::swap(group.carry[0], group.carry[1]);
     }
     return status;
 }
@@ -425,7 +429,7 @@ bool cuda_gradients_have_chunks(const kern_cuda *cuda, const recurrence &a) {
 }
 
 size_t cuda_gradients_chunk_workspace(const recurrence &a) {
-    return GROUP_BYTES + sizeof(float) * (size_t)a.states * (size_t)a.depth * (size_t)a.columns;
+    return GROUP_BYTES + 2 * sizeof(float) * (size_t)a.states * (size_t)a.depth * (size_t)a.columns;
 }
 
 kern_status cuda_gradients_chunks(const cuda_step *step, const recurrence_gradients &b, char *workspace) {
@@ -433,6 +437,7 @@ kern_status cuda_gradients_chunks(const cuda_step *step, const recurrence_gradie
     group.b = b;
     group.pitch = pitch_of(b.a);
     group.records = workspace;
-    group.carry = (float *)(workspace + GROUP_BYTES);
+    group.carry[0] = (float *)(workspace + GROUP_BYTES);
+    group.carry[1] = group.carry[0] + (int64_t)b.a.states * b.a.depth * b.a.columns;
     return b.a.depth <= DEPTH_LEAST ? launch<DEPTH_LEAST>(step, group) : launch<DEPTH_MOST>(step, group);
 }

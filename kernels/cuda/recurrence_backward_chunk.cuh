@@ -12,11 +12,11 @@ struct gradients_group {
     recurrence_gradients b;
     int32_t first, count; // chunks
     int32_t pitch;
-    char *records;  // (count, states)
-    float *carry;   // (states, D, V'): dL/dS of the row that is cut between two groups
-    float *grads;   // (items, D): G at the chunk's end
-    float *answers; // (items, CHUNK): M
-    float *written; // (items, CHUNK): U by the delta rule
+    char *records;   // (count, states)
+    float *carry[2]; // (states, D, V') each: dL/dS of the row that is cut between two groups; chunk_run_of
+    float *grads;    // (items, D): G at the chunk's end
+    float *answers;  // (items, CHUNK): M
+    float *written;  // (items, CHUNK): U by the delta rule
 };
 
 // A strip of (tokens, V'), transposed.

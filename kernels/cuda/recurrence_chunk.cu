@@ -12,6 +12,8 @@
 // Records of all chunks need not fit in the workspace: then chunks go in groups, and the one row that is cut between
 // two of them leaves its state in its slot, or in the workspace where it has none. Numbers are those of split.cuh; a
 // row's bits depend on its chunks alone.
+#include <utility>
+
 #include "kernels/cuda/recurrence_prepare.cuh"
 #include "kernels/cuda/recurrence_team.cuh"
 
@@ -63,8 +65,8 @@ static __device__ __forceinline__ void run_chunk(const recurrence &a, const recu
 static __device__ __forceinline__ chunk_run<float> states_run(const cuda_table *table, const chunk_group &group,
                                                               int32_t row, int32_t state) {
     float *home = recurrence_state<float>(table, group.a, table->row[row].slot, state);
-    return chunk_run_of(table, row, group.first, group.count, home,
-                        group.carry + (int64_t)state * group.a.depth * group.a.columns);
+    const int64_t at = (int64_t)state * group.a.depth * group.a.columns;
+    return chunk_run_of(table, row, group.first, group.count, home, {group.carry[0] + at, group.carry[1] + at});
 }
 
 // Strips of a state by a warp each; item: a state and a slice of it.
@@ -254,12 +256,13 @@ template <int D, bool CHANNEL> static kern_status launch_groups(const cuda_step 
         if (!status)
             status = group.a.delta ? launch_states<D, CHANNEL, true>(step, group)
                                    : launch_states<D, CHANNEL, false>(step, group);
+        std::swap(group.carry[0], group.carry[1]);
     }
     return status;
 }
 
 static size_t carry_bytes(const kern_recurrence *f) {
-    return sizeof(float) * (size_t)f->heads * (size_t)f->key_width * (size_t)(f->value_width + 1);
+    return 2 * sizeof(float) * (size_t)f->heads * (size_t)f->key_width * (size_t)(f->value_width + 1);
 }
 
 bool cuda_recurrence_has_chunks(const kern_cuda *cuda, const kern_recurrence *f) {
@@ -278,7 +281,8 @@ kern_status cuda_recurrence_chunks(const cuda_step *step, const recurrence &a) {
     chunk_group group = {};
     group.a = a;
     group.records = step->cuda->workspace;
-    group.carry = (float *)(step->cuda->workspace + RECORDS_BYTES);
+    group.carry[0] = (float *)(step->cuda->workspace + RECORDS_BYTES);
+    group.carry[1] = group.carry[0] + (int64_t)a.states * a.depth * a.columns;
     if (a.decay == KERN_DECAY_CHANNEL)
         return a.depth <= DEPTH_LEAST ? launch_groups<DEPTH_LEAST, true>(step, group)
                                       : launch_groups<DEPTH_MOST, true>(step, group);

@@ -14,7 +14,7 @@ struct chunk_group {
     recurrence a;
     int32_t first, count; // chunks
     char *records;        // (count, states)
-    float *carry;         // (states, D, V')
+    float *carry[2];      // (states, D, V') each; chunk_run_of
 };
 
 // Records in shared memory: two where they fit.
