@@ -5,6 +5,7 @@
 // loaded, so the program sets it and executes itself once more. On few cores a waiting thread spins briefly (an
 // operation's team is woken every few microseconds) and then sleeps, so that it never takes a core from the thread that
 // works.
+#include <limits.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -26,7 +27,14 @@ static void set_team_waiting(char **argv) {
         return;
     setenv("OMP_WAIT_POLICY", "passive", 1);
     setenv("GOMP_SPINCOUNT", "20000", 1);
-    execv("/proc/self/exe", argv); // when it fails the team waits as the library pleases
+    static const char self[] = "/proc/self/exe";
+    char path[PATH_MAX];
+    const ssize_t length = readlink(self, path, sizeof path - 1);
+    if (length > 0) { // by its own path, so that the process keeps its name
+        path[length] = '\0';
+        execv(path, argv);
+    }
+    execv(self, argv); // when it fails the team waits as the library pleases
 }
 
 static void print_usage(FILE *stream) {

@@ -83,9 +83,12 @@ static eng_status read_place(const launcher *row, trn_rank_place *place, eng_err
     if (!value_of(row->rank) || !value_of(row->ranks))
         return eng_fail(error, ENG_INVALID, "%s is set, %s is not", value_of(row->rank) ? row->rank : row->ranks,
                         value_of(row->rank) ? row->ranks : row->rank);
-    eng_status status = read_number(row->ranks, 1, TRN_MAX_RANKS, &place->ranks, error);
+    int32_t ranks = 1; // the place's only with its rank: until then a refusal is no rank's
+    eng_status status = read_number(row->ranks, 1, TRN_MAX_RANKS, &ranks, error);
     if (status == ENG_OK)
-        status = read_number(row->rank, 0, place->ranks - 1, &place->rank, error);
+        status = read_number(row->rank, 0, ranks - 1, &place->rank, error);
+    if (status == ENG_OK)
+        place->ranks = ranks;
     if (status == ENG_OK)
         status = find_address(row, place, error);
     place->local = value_of("MASTER_ADDR") ? 0 : place->rank;

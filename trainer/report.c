@@ -70,11 +70,15 @@ typedef struct inputs {
 
 static eng_status read_input(inputs *all, const char *path, eng_error *error) {
     eng_status status = ENG_OK;
+    struct stat facts;
     if (trn_report_is_sweep(path)) {
         all->sweep[all->sweeps++] = path;
     } else if (trn_report_is_run(path)) {
         status = trn_report_run_read(path, &all->run[all->runs], error);
         all->runs++;
+    } else if (stat(path, &facts) == 0 && S_ISDIR(facts.st_mode)) {
+        status = eng_fail(error, ENG_INVALID, "%s: neither a run (no log.jsonl) nor a sweep (no sweep.json)",
+                          eng_path_tail(path));
     } else {
         status = trn_result_read(path, &all->result[all->results], error);
         all->results++;

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // What a sweep's file asks for; see sweep.h. Keys and values are checked by the runs' own configuration, all of them
 // before the first run begins.
+#include <stdbool.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -106,6 +107,14 @@ static eng_status find_variant(trn_sweep *sweep, const char *name, trn_variant *
     return (*out)->name && ++sweep->variants ? ENG_OK : no_memory(error);
 }
 
+static bool has_key(const trn_list *set, const char *key) {
+    const size_t length = strlen(key);
+    for (int i = 0; i < set->count; i++)
+        if (strncmp(set->item[i], key, length) == 0 && set->item[i][length] == '=')
+            return true;
+    return false;
+}
+
 static eng_status visit(void *context, const char *section, const char *name, const char *value, eng_error *fault) {
     static const char prefix[] = "variant ";
     trn_sweep *sweep = context;
@@ -118,7 +127,23 @@ static eng_status visit(void *context, const char *section, const char *name, co
         return eng_fail(fault, ENG_INVALID, "%.40s.%.60s: unknown; a sweep has [sweep] seeds, [grid], [variant NAME]",
                         section, name);
     eng_status status = find_variant(sweep, section + sizeof prefix - 1, &variant, fault);
+    if (status == ENG_OK && has_key(&variant->set, name))
+        status = eng_fail(fault, ENG_INVALID, "%.40s.%.60s: given twice", section, name);
     return status == ENG_OK ? add_set(&variant->set, name, value, fault) : status;
+}
+
+// Of a variant's value and the grid's one would be lost.
+static eng_status check_variants(const trn_sweep *sweep, eng_error *error) {
+    for (int v = 0; v < sweep->variants; v++) {
+        const trn_variant *variant = &sweep->variant[v];
+        for (int i = 0; i < sweep->axes; i++)
+            if (has_key(&variant->set, sweep->axis[i].key))
+                return eng_fail(error, ENG_INVALID, "variant %.40s.%.60s: stands in [grid] too", variant->name,
+                                sweep->axis[i].key);
+        if (sweep->seed.count > 0 && has_key(&variant->set, "train.seed"))
+            return eng_fail(error, ENG_INVALID, "variant %.40s.train.seed: seeds stand in [sweep] too", variant->name);
+    }
+    return ENG_OK;
 }
 
 // ---------------------------------------------------------------------------------------------------------------- runs
@@ -216,6 +241,8 @@ eng_status trn_sweep_read(const char *path, const char *const *set, int sets, tr
         status = add_item(&common, set[i], error);
     if (status == ENG_OK && sweep->variants == 0)
         status = find_variant(sweep, sweep->axes + sweep->seed.count > 0 ? "" : "run", &only, error);
+    if (status == ENG_OK)
+        status = check_variants(sweep, error);
     if (status == ENG_OK)
         status = make_runs(sweep, &common, error);
     free_list(&common);

@@ -4,6 +4,7 @@
 // What makes a session prints its name alone on standard output, so that it can be kept in a variable. A state goes to
 // a file whole or not at all: it is written beside it and renamed.
 #include <errno.h>
+#include <stdint.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -17,9 +18,12 @@
 
 enum { MAX_ARGUMENTS = 3, MAX_PATH = 512, MAX_FILE_NAME = 4096 };
 
+// No number that someone may give by mistake: those are the server's to refuse.
+static const int64_t not_given = INT64_MIN;
+
 typedef struct session_options {
     const char *url, *key_file;
-    int64_t ttl, position; // -1: not given
+    int64_t ttl, position; // not_given, or what the server judges
     bool json;
     double timeout;
 } session_options;
@@ -110,7 +114,7 @@ static int print_name(const session *session) {
 // ---- create, fork, rollback, drop ----------------------------------------------------------------------------------
 
 static bool set_integer(session *session, const char *name, int64_t value) {
-    return value < 0 || json_object_set_new(session->body, name, json_integer(value)) == 0;
+    return value == not_given || json_object_set_new(session->body, name, json_integer(value)) == 0;
 }
 
 static bool set_prompt(session *session, const char *prompt) {
@@ -381,9 +385,10 @@ static bool check_line(const session *session, const action *action, int argumen
             return false;
         }
     }
-    if ((session->options.ttl >= 0 && !action->ttl) || (session->options.position >= 0 && !action->position)) {
-        cli_complain("--%s has no meaning for %s", session->options.ttl >= 0 && !action->ttl ? "ttl" : "position",
-                     action->name);
+    if ((session->options.ttl != not_given && !action->ttl) ||
+        (session->options.position != not_given && !action->position)) {
+        cli_complain("--%s has no meaning for %s",
+                     session->options.ttl != not_given && !action->ttl ? "ttl" : "position", action->name);
         return false;
     }
     return true;
@@ -410,7 +415,7 @@ static int run(session *session, int arguments, const char *name) {
 }
 
 int cli_command_session(int argc, char **argv) {
-    session session = {.options = {.ttl = -1, .position = -1}, .body = json_object()};
+    session session = {.options = {.ttl = not_given, .position = not_given}, .body = json_object()};
     session_options *o = &session.options;
     const cli_option options[] = {
         {"url", "URL", CLI_TEXT, &o->url, "http://HOST:PORT, https://HOST or unix:PATH (default MESA_URL)"},

@@ -68,6 +68,8 @@ expect 2 '' 'is no session.s name' "$mesa" session show ../models
 expect 2 '' 'temperature has no meaning for create' "$mesa" session create --temperature 1
 expect 2 '' '--position has no meaning for create' "$mesa" session create --position 1
 expect 2 '' 'unknown action' "$mesa" session sing
+expect 1 '' 'ttl_s must be between' "$mesa" session create --ttl -1
+expect 1 '' 'position' "$mesa" session fork --position -1 "$id"
 expect 2 '' '1 argument is needed, not 0' "$mesa" session drop
 expect 1 '' 'answered 409 session_conflict' "$mesa" session rollback "$id" 99999
 for session in "$id" "$copy" "$moved"; do

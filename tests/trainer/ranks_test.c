@@ -113,6 +113,8 @@ START_TEST(half_a_place_is_refused) {
         eng_error error = {0};
         ck_assert_int_eq(read_place(cases[i].given, &place, &error), ENG_INVALID);
         ck_assert_msg(strstr(error.text, cases[i].words), "%s", error.text);
+        if (strncmp(cases[i].words, "RANK:", 5) == 0)
+            ck_assert_int_eq(place.ranks, 1); // it is told as no rank's
     }
 }
 END_TEST

@@ -43,7 +43,7 @@ refused 2 'model.gguf: not a folder; mesa-trainer import' quantize model.gguf --
 refused 2 'task.jsonl: not a folder' export task.jsonl --out new
 refused 2 'demo: not a regular file' eval demo --task demo
 refused 2 'none.jsonl: cannot open' eval demo --task task.jsonl --task none.jsonl
-refused 2 'demo: not a regular file' report demo --out page.html
+refused 2 'demo: neither a run (no log.jsonl) nor a sweep (no sweep.json)' report demo --out page.html
 refused 2 'format: missing' report demo/config.json --out page.html
 
 # What would be written over what is read, or over what is none of its kind
@@ -106,6 +106,7 @@ for _ in $(seq 3000); do
     [ -s early.json ] && break
     sleep 0.1
 done
+[ "$(cat /proc/$eval/comm 2>/dev/null)" != exe ] || fail 'the process has lost its name'
 kill -INT $eval
 wait $eval
 "$trainer" report early.json --out early.html 2>err || fail "what was done is lost: $(cat err)"

@@ -88,6 +88,9 @@ START_TEST(what_is_no_sweep_is_refused) {
         {"[grid]\ntrain.seed = 1 2\n", "seeds stand in [sweep]"},
         {"[sweep]\nseed = 1\n", "sweep.ini:2: sweep.seed: unknown"},
         {"[variant ]\na.b = 1\n", "unknown"},
+        {"[variant x]\na.b = 1\n[variant x]\na.b = 2\n", "sweep.ini:4: variant x.a.b: given twice"},
+        {"[grid]\na.b = 1 2\n[variant x]\na.b = 3\n", "variant x.a.b: stands in [grid] too"},
+        {"[sweep]\nseeds = 1 2\n[variant x]\ntrain.seed = 3\n", "seeds stand in [sweep] too"},
         {"[grid]\na.a = 1 2 3 4 5 6 7 8 9 10\na.b = 1 2 3 4 5 6 7 8 9 10\na.c = 1 2 3 4 5 6 7 8 9 10\n"
          "a.d = 1 2 3 4 5 6 7 8 9 10\n",
          "more than 4096 runs"},
