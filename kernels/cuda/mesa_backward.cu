@@ -206,6 +206,8 @@ kern_status cuda_mesa_backward_run(const cuda_step *step, const void *args) {
     const kern_mesa_backward_args *from = (const kern_mesa_backward_args *)args;
     if (step->generated_rows > 0)
         return KERN_INVALID;
+    if (step->chunks == 0)
+        return KERN_OK;
     mesa a = cuda_mesa_of(&from->mesa);
     a.q = from->q.f;
     a.k = from->k.f;

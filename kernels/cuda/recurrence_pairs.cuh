@@ -640,6 +640,7 @@ static __device__ void pairs_run(const cuda_table *table, const gradients_group 
         shared.through[warp] = through;
     sums.value[0] = pairs_over_row(sums.value[0]), sums.value[1] = pairs_over_row(sums.value[1]);
     pairs_scale_state<D, DELTA>(group, j, shared, sums);
+    __syncwarp(); // some lanes came back earlier
     pairs_flow<D, DELTA>(group, j, shared, sums);
     __syncthreads();
     const split_power z_columns = pairs_power(shared.largest[0]), z_rows = pairs_power(shared.largest[1]);
