@@ -110,6 +110,7 @@ START_TEST(pairs) {
                   error.text);
     check_saved(chunks, ids, name);
     check_step(&probe, ids, name);
+    free(probe.gradients);
     small_world_close(&world);
 }
 END_TEST

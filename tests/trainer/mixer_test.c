@@ -107,6 +107,7 @@ START_TEST(gradients_are_differences) {
         check_tensor(&probe, ids, t, gradients + (probe.weights->grad[t] - probe.weights->grads),
                      mixer_variants[_i].name);
     free(gradients);
+    free(probe.gradients);
     small_world_close(&world);
 }
 END_TEST
