@@ -61,6 +61,21 @@ static __device__ __forceinline__ float chunk_whole_m1(const chunk_decay &decay,
     return decay.first[length - 1] < 0 ? expm1f(decay.high[length - 1]) : -1.0f;
 }
 
+// A thread's runs of a vector, one of PARTS threads that have it, into a row of tiles; row[i] is tile i's.
+template <int RUNS, int PARTS>
+static __device__ __forceinline__ void chunk_put_runs(split_tile *row, int32_t inner, int32_t part,
+                                                      const cuda_quad (&x)[RUNS][2], float scale) {
+#pragma unroll
+    for (int n = 0; n < RUNS; n++) {
+        const int32_t run = n * PARTS + part;
+        float scaled[8];
+#pragma unroll
+        for (int e = 0; e < 8; e++)
+            scaled[e] = x[n][e / 4].v[e % 4] * scale;
+        split_put_run(row[run / 2], inner, run % 2, scaled);
+    }
+}
+
 // A vector of a token, WIDTH floats, into a row of tiles, PARTS neighbouring threads a row; row[i] is tile i's. quad(c)
 // is what stands in columns c .. c + 3. Returns the inverse of its power.
 template <int WIDTH, int PARTS, typename Quad>
@@ -81,15 +96,7 @@ static __device__ __forceinline__ float chunk_put_row(split_tile *row, int32_t i
     for (int distance = 1; distance < PARTS; distance *= 2)
         largest = fmaxf(largest, __shfl_xor_sync(~0u, largest, distance));
     const split_power power = split_power_of(largest);
-#pragma unroll
-    for (int n = 0; n < RUNS; n++) {
-        const int32_t run = n * PARTS + part;
-        float scaled[8];
-#pragma unroll
-        for (int e = 0; e < 8; e++)
-            scaled[e] = x[n][e / 4].v[e % 4] * power.scale;
-        split_put_run(row[run / 2], inner, run % 2, scaled);
-    }
+    chunk_put_runs<RUNS, PARTS>(row, inner, part, x, power.scale);
     return power.inverse;
 }
 

@@ -67,15 +67,7 @@ static __device__ __forceinline__ split_power put_keys(states_shared<D> &shared,
     for (int n = 0; n < D / SPLIT_TILE; n++)
         largest = fmaxf(largest, shared.largest[n]);
     const split_power power = split_power_of(largest);
-#pragma unroll
-    for (int n = 0; n < RUNS; n++) {
-        const int32_t run = n * PARTS + part;
-        float scaled[8];
-#pragma unroll
-        for (int e = 0; e < 8; e++)
-            scaled[e] = x[n][e / 4].v[e % 4] * power.scale;
-        split_put_run(shared.keys[token / SPLIT_TILE][run / 2], token % SPLIT_TILE, run % 2, scaled);
-    }
+    chunk_put_runs<RUNS, PARTS>(shared.keys[token / SPLIT_TILE], token % SPLIT_TILE, part, x, power.scale);
     return power;
 }
 
