@@ -3,7 +3,6 @@
 // The table drives reading, checking, writing and freeing: a new key is one row and one member.
 #include "trainer/run_config.h"
 
-#include <ini.h>
 #include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -12,11 +11,11 @@
 
 #include "engine/files.h"
 #include "engine/model.h"
+#include "trainer/ini_file.h"
 #include "trainer/options.h"
 #include "trainer/run_config_keys.h"
 
-// The parser keeps a line in a buffer of 200 bytes and would take the rest for another line.
-enum { FILE_LIMIT = 1 << 20, LINE_LIMIT = 190 };
+enum { FILE_LIMIT = 1 << 20 };
 
 static const double largest = 9007199254740992.0; // 2^53: every integer below is a double
 
@@ -280,55 +279,8 @@ static eng_status set_key(reader *r, const char *section, const char *name, cons
 
 // ------------------------------------------------------------------------------------------------------------ sources
 
-typedef struct ini {
-    trn_ini_visit visit;
-    void *context;
-    eng_error fault;
-} ini;
-
-static int on_value(void *context, const char *section, const char *name, const char *value) {
-    ini *i = context;
-    if (i->fault.code != ENG_OK)
-        return 1; // the first fault is the one that is told
-    return i->visit(i->context, section, name, value ? value : "", &i->fault) == ENG_OK;
-}
-
-static eng_status check_lines(const char *path, const char *text, size_t length, eng_error *error) {
-    int line = 1;
-    for (size_t at = 0, start = 0; at < length; at++) {
-        if (text[at] == '\0')
-            return eng_fail(error, ENG_INVALID, "%s:%d: a NUL byte", path, line);
-        if (text[at] == '\n') {
-            start = at + 1;
-            line++;
-        } else if (at - start >= LINE_LIMIT) {
-            return eng_fail(error, ENG_INVALID, "%s:%d: longer than %d bytes (indent to go on in the next line)", path,
-                            line, LINE_LIMIT);
-        }
-    }
-    return ENG_OK;
-}
-
-eng_status trn_ini_read(const char *path, trn_ini_visit visit, void *context, eng_error *error) {
-    char *text = NULL;
-    size_t length = 0;
-    eng_status status = eng_read_file(path, FILE_LIMIT, &text, &length, error);
-    if (status != ENG_OK)
-        return status;
-    ini ini = {.visit = visit, .context = context};
-    status = check_lines(path, text, length, error);
-    if (status == ENG_OK) {
-        int line = ini_parse_string(text, on_value, &ini);
-        if (line != 0)
-            status = eng_fail(error, ini.fault.code != ENG_OK ? ini.fault.code : ENG_INVALID, "%s:%d: %s", path, line,
-                              ini.fault.code != ENG_OK ? ini.fault.text : "neither [section] nor key = value");
-    }
-    free(text);
-    return status;
-}
-
-static eng_status visit_key(void *context, const char *section, const char *name, const char *value, eng_error *fault) {
-    return set_key(context, section, name, value, fault);
+static eng_status visit_key(void *context, const trn_ini_value *at, eng_error *fault) {
+    return at->name ? set_key(context, at->section, at->name, at->value, fault) : ENG_OK;
 }
 
 static eng_status read_file(trn_run_config *config, const char *path, eng_error *error) {

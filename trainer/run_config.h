@@ -58,10 +58,4 @@ ENG_CHECKED eng_status trn_run_config_text(const trn_run_config *config, char **
 // Writes that text to path, atomically; reading it gives the same configuration.
 ENG_CHECKED eng_status trn_run_config_write(const trn_run_config *config, const char *path, eng_error *error);
 
-// Calls visit with every value of an INI file until it fails; errors name file and line. A value that continues on
-// indented lines is visited again for each.
-typedef eng_status (*trn_ini_visit)(void *context, const char *section, const char *name, const char *value,
-                                    eng_error *fault);
-ENG_CHECKED eng_status trn_ini_read(const char *path, trn_ini_visit visit, void *context, eng_error *error);
-
 #endif

@@ -2,7 +2,8 @@
 // Many small runs from one file, and one table of what came out.
 //
 // FILE has the sections [grid], whose values are tried in every combination, [variant NAME], of which each is tried
-// with all of the grid and whose keys are single values, and [sweep] with `seeds`. Keys are those of --set:
+// with all of the grid and whose keys are single values (or none: what the configuration says), and [sweep] with
+// `seeds`. Keys are those of --set:
 //     [sweep]                      [grid]                              [variant mesa]
 //     seeds = 1 2 3                optim.lr = 0.001 0.002 0.004        model.model_type = mesa_net
 //
@@ -24,6 +25,7 @@ enum { TRN_SWEEP_AXES = 8, TRN_SWEEP_RUNS = 4096 };
 typedef struct trn_list {
     char **item;
     int count;
+    int line; // of the file that has its first value; 0: none
 } trn_list;
 
 typedef struct trn_axis {

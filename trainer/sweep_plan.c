@@ -6,7 +6,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "trainer/run_config.h"
+#include "trainer/ini_file.h"
 #include "trainer/sweep.h"
 
 static eng_status no_memory(eng_error *error) {
@@ -60,8 +60,9 @@ void trn_sweep_free(trn_sweep *sweep) {
 // ---------------------------------------------------------------------------------------------------------------- file
 
 // Values stand between white space; one given twice would be one run twice.
-static eng_status add_values(trn_list *list, const char *key, const char *value, eng_error *error) {
-    char *copy = strdup(value), *rest = NULL;
+static eng_status add_values(trn_list *list, const char *key, const trn_ini_value *at, eng_error *error) {
+    char *copy = strdup(at->value), *rest = NULL;
+    list->line = list->line > 0 ? list->line : at->line;
     eng_status status = copy ? ENG_OK : no_memory(error);
     for (char *word = copy ? strtok_r(copy, " \t", &rest) : NULL; word && status == ENG_OK;
          word = strtok_r(NULL, " \t", &rest)) {
@@ -75,7 +76,8 @@ static eng_status add_values(trn_list *list, const char *key, const char *value,
     return status;
 }
 
-static eng_status add_axis(trn_sweep *sweep, const char *key, const char *value, eng_error *error) {
+static eng_status add_axis(trn_sweep *sweep, const trn_ini_value *at, eng_error *error) {
+    const char *key = at->name;
     if (strcmp(key, "train.seed") == 0)
         return eng_fail(error, ENG_INVALID, "grid.train.seed: seeds stand in [sweep]");
     int i = 0;
@@ -89,7 +91,7 @@ static eng_status add_axis(trn_sweep *sweep, const char *key, const char *value,
             return no_memory(error);
         sweep->axes++;
     }
-    return add_values(&sweep->axis[i].value, key, value, error);
+    return add_values(&sweep->axis[i].value, key, at, error);
 }
 
 static eng_status find_variant(trn_sweep *sweep, const char *name, trn_variant **out, eng_error *error) {
@@ -115,21 +117,41 @@ static bool has_key(const trn_list *set, const char *key) {
     return false;
 }
 
-static eng_status visit(void *context, const char *section, const char *name, const char *value, eng_error *fault) {
+static eng_status refuse_unknown(const trn_ini_value *at, eng_error *fault) {
+    return eng_fail(fault, ENG_INVALID, "%.40s%s%.60s: unknown; a sweep has [sweep] seeds, [grid], [variant NAME]",
+                    at->section, at->name ? "." : "", at->name ? at->name : "");
+}
+
+// A variant without a key is one as well: what the configuration says already.
+static eng_status visit(void *context, const trn_ini_value *at, eng_error *fault) {
     static const char prefix[] = "variant ";
     trn_sweep *sweep = context;
     trn_variant *variant = NULL;
-    if (strcmp(section, "grid") == 0)
-        return add_axis(sweep, name, value, fault);
-    if (strcmp(section, "sweep") == 0 && strcmp(name, "seeds") == 0)
-        return add_values(&sweep->seed, "seeds", value, fault);
-    if (strncmp(section, prefix, sizeof prefix - 1) != 0 || section[sizeof prefix - 1] == '\0')
-        return eng_fail(fault, ENG_INVALID, "%.40s.%.60s: unknown; a sweep has [sweep] seeds, [grid], [variant NAME]",
-                        section, name);
-    eng_status status = find_variant(sweep, section + sizeof prefix - 1, &variant, fault);
-    if (status == ENG_OK && has_key(&variant->set, name))
-        status = eng_fail(fault, ENG_INVALID, "%.40s.%.60s: given twice", section, name);
-    return status == ENG_OK ? add_set(&variant->set, name, value, fault) : status;
+    if (strcmp(at->section, "grid") == 0)
+        return at->name ? add_axis(sweep, at, fault) : ENG_OK;
+    if (strcmp(at->section, "sweep") == 0 && (!at->name || strcmp(at->name, "seeds") == 0))
+        return at->name ? add_values(&sweep->seed, "seeds", at, fault) : ENG_OK;
+    if (strncmp(at->section, prefix, sizeof prefix - 1) != 0 || at->section[sizeof prefix - 1] == '\0')
+        return refuse_unknown(at, fault);
+    eng_status status = find_variant(sweep, at->section + sizeof prefix - 1, &variant, fault);
+    if (status != ENG_OK || !at->name)
+        return status;
+    if (has_key(&variant->set, at->name))
+        return eng_fail(fault, ENG_INVALID, "%.40s.%.60s: given twice", at->section, at->name);
+    return add_set(&variant->set, at->name, at->value, fault);
+}
+
+static eng_status check_values(const trn_sweep *sweep, const char *path, eng_error *error) {
+    if (sweep->seed.line > 0 && sweep->seed.count == 0)
+        return eng_fail(error, ENG_INVALID, "%s:%d: sweep.seeds: no value", path, sweep->seed.line);
+    for (int i = 0; i < sweep->axes; i++)
+        if (sweep->axis[i].value.count == 0)
+            return eng_fail(error, ENG_INVALID, "%s:%d: grid.%.60s: no value", path, sweep->axis[i].value.line,
+                            sweep->axis[i].key);
+    if (sweep->axes + sweep->seed.count + sweep->variants == 0)
+        return eng_fail(error, ENG_INVALID, "%s:1: nothing to try; a sweep has [sweep] seeds, [grid], [variant NAME]",
+                        path);
+    return ENG_OK;
 }
 
 // Of a variant's value and the grid's one would be lost.
@@ -213,9 +235,6 @@ static void place_run(const trn_sweep *sweep, int index, trn_sweep_run *run) {
 }
 
 static eng_status make_runs(trn_sweep *sweep, const trn_list *common, eng_error *error) {
-    for (int i = 0; i < sweep->axes; i++)
-        if (sweep->axis[i].value.count == 0)
-            return eng_fail(error, ENG_INVALID, "grid.%.60s: no value", sweep->axis[i].key);
     const int64_t count = combinations(sweep);
     if (count > TRN_SWEEP_RUNS)
         return eng_fail(error, ENG_INVALID, "more than %d runs", (int)TRN_SWEEP_RUNS);
@@ -235,16 +254,21 @@ static eng_status make_runs(trn_sweep *sweep, const trn_list *common, eng_error 
 eng_status trn_sweep_read(const char *path, const char *const *set, int sets, trn_sweep *sweep, eng_error *error) {
     trn_variant *only = NULL;
     trn_list common = {0};
+    eng_error fault = {0};
     *sweep = (trn_sweep){0};
     eng_status status = trn_ini_read(path, visit, sweep, error);
+    if (status == ENG_OK)
+        status = check_values(sweep, path, error);
+    if (status != ENG_OK)
+        return status;
     for (int i = 0; i < sets && status == ENG_OK; i++)
-        status = add_item(&common, set[i], error);
+        status = add_item(&common, set[i], &fault);
     if (status == ENG_OK && sweep->variants == 0)
-        status = find_variant(sweep, sweep->axes + sweep->seed.count > 0 ? "" : "run", &only, error);
+        status = find_variant(sweep, "", &only, &fault);
     if (status == ENG_OK)
-        status = check_variants(sweep, error);
+        status = check_variants(sweep, &fault);
     if (status == ENG_OK)
-        status = make_runs(sweep, &common, error);
+        status = make_runs(sweep, &common, &fault);
     free_list(&common);
-    return status;
+    return status == ENG_OK ? status : eng_fail(error, status, "%s: %s", path, fault.text);
 }

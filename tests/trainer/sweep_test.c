@@ -78,13 +78,24 @@ START_TEST(a_file_means_its_combinations) {
     read_sweep("[grid]\noptim.lr = 1 2\n", &sweep);
     ck_assert(sweep.runs == 2 && strcmp(sweep.run[1].name, "lr=2") == 0);
     trn_sweep_free(&sweep);
+    read_sweep("[variant plain]\n[variant x]\na.b = 1\n[sweep]\nseeds =\n    7\n", &sweep); // plain: as it is
+    ck_assert(sweep.runs == 2 && strcmp(sweep.run[0].name, "plain,seed=7") == 0 && sweep.run[0].set.count == 1);
+    trn_sweep_free(&sweep);
 }
 END_TEST
 
 START_TEST(what_is_no_sweep_is_refused) {
     static const char *const wrong[][2] = {
         {"[grid]\noptim.lr = 1 1\n", "given twice"},
-        {"[grid]\noptim.lr =\n", "no value"},
+        {"[grid]\noptim.lr =\n", "sweep.ini:2: grid.optim.lr: no value"},
+        {"[sweep]\nseeds =\n", "sweep.ini:2: sweep.seeds: no value"},
+        {"[grid]\noptim.lr = 1\n[sweep]\n\nseeds =\n    \n", "sweep.ini:5: sweep.seeds: no value"},
+        {"", "sweep.ini:1: nothing to try"},
+        {"# later\n[grid]\n[sweep]\n", "sweep.ini:1: nothing to try"},
+        {"[variant a]\n\n[variants]\n", "sweep.ini:3: variants: unknown"},
+        {"[variant a\n", "sweep.ini:1: neither"},
+        {"[grid]\nx\n[nothing]\n", "sweep.ini:2: neither"},
+        {"[variant 123456789012345678901234567890123456789012]\n", "sweep.ini:1: a section's name is longer"},
         {"[grid]\ntrain.seed = 1 2\n", "seeds stand in [sweep]"},
         {"[sweep]\nseed = 1\n", "sweep.ini:2: sweep.seed: unknown"},
         {"[variant ]\na.b = 1\n", "unknown"},
@@ -94,7 +105,7 @@ START_TEST(what_is_no_sweep_is_refused) {
         {"[grid]\na.a = 1 2 3 4 5 6 7 8 9 10\na.b = 1 2 3 4 5 6 7 8 9 10\na.c = 1 2 3 4 5 6 7 8 9 10\n"
          "a.d = 1 2 3 4 5 6 7 8 9 10\n",
          "more than 4096 runs"},
-        {"[variant a/b]\nx.y = 1\n[variant a_b]\nx.y = 2\n", "two runs have the name"},
+        {"[variant a/b]\nx.y = 1\n[variant a_b]\nx.y = 2\n", "sweep.ini: two runs have the name"},
     };
     for (size_t i = 0; i < sizeof wrong / sizeof *wrong; i++) {
         trn_sweep sweep;
