@@ -56,6 +56,26 @@ static void announce(trn_ranks *ranks, const trn_frame_fault *fault) {
     adopt(ranks, fault);
 }
 
+static trn_frame_fault own_fault(const trn_ranks *ranks, eng_status status, const eng_error *error) {
+    trn_frame_fault fault = {.rank = ranks->rank, .code = status};
+    snprintf(fault.text, sizeof fault.text, "rank %d: %.180s", ranks->rank,
+             error->text[0] ? error->text : eng_status_text(status));
+    return fault;
+}
+
+void trn_ranks_send_own_fault(const trn_ranks *ranks, int fd, eng_status status, const eng_error *error) {
+    const trn_frame_fault fault = own_fault(ranks, status, error);
+    send_fault(fd, &fault);
+}
+
+static void tell_own(trn_ranks *ranks, eng_status status, const eng_error *error) {
+    const trn_frame_fault fault = own_fault(ranks, status, error);
+    if (ranks->rank == 0)
+        announce(ranks, &fault);
+    else
+        send_fault(ranks->control ? ranks->control[0] : -1, &fault);
+}
+
 // The next fault on a connection, whatever stands before it. False: it closed, or none came in time.
 static bool read_fault(int fd, trn_frame_fault *fault) {
     const double deadline = trn_seconds() + word_seconds;
@@ -306,8 +326,7 @@ eng_status trn_ranks_agree(trn_ranks *ranks, const char *what, const char *text,
     return status;
 }
 
-// ----------------------------------------------------------------------------------------------------- opening,
-// parting
+// ---------------------------------------------------------------------------------------------------- opening, parting
 
 static void release(trn_ranks *ranks) {
     for (int32_t r = 0; ranks->control && r < ranks->ranks; r++)
@@ -347,16 +366,6 @@ eng_status trn_ranks_open(const trn_rank_place *place, double wait, trn_ranks **
     }
     status = trn_ranks_close(ranks, status, &why);
     return eng_fail(error, status, "%s", why.text);
-}
-
-static void tell_own(trn_ranks *ranks, eng_status status, const eng_error *error) {
-    trn_frame_fault fault = {.rank = ranks->rank, .code = status};
-    snprintf(fault.text, sizeof fault.text, "rank %d: %.180s", ranks->rank,
-             error->text[0] ? error->text : eng_status_text(status));
-    if (ranks->rank == 0)
-        announce(ranks, &fault);
-    else
-        send_fault(ranks->control ? ranks->control[0] : -1, &fault);
 }
 
 eng_status trn_ranks_close(trn_ranks *ranks, eng_status status, eng_error *error) {

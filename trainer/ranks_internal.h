@@ -50,6 +50,8 @@ eng_status trn_ranks_lost(trn_ranks *ranks, int32_t rank, bool silent, eng_error
 // Something can be read from the connection for control of `rank`: *piece says whether it is of an exchange and may
 // wait. A fault ends the run.
 ENG_CHECKED eng_status trn_ranks_hear(trn_ranks *ranks, int32_t rank, bool *piece, eng_error *error);
+// Tells whoever is at the other end of fd that this rank ends with *error.
+void trn_ranks_send_own_fault(const trn_ranks *ranks, int fd, eng_status status, const eng_error *error);
 // The fault that has ended the run.
 eng_status trn_ranks_fail(const trn_ranks *ranks, eng_error *error);
 

@@ -69,7 +69,8 @@ static eng_status admit(trn_ranks *ranks, int fd, seat *seats, eng_error *error)
         return ENG_OK;
     }
     eng_status status = check_hello(ranks, &h, error);
-    if (status != ENG_OK) {
+    if (status != ENG_OK) { // it has no place among those who are told
+        trn_ranks_send_own_fault(ranks, fd, status, error);
         trn_link_close(&fd);
         return status;
     }
