@@ -3,6 +3,7 @@
 // Offsets only: nothing is allocated until eng_memory_create, whose sizes are the peaks that emission reached.
 #include "engine/forward_internal.h"
 
+#include <stdio.h>
 #include <string.h>
 
 void eng_emit_op(eng_emit *emit, kern_op op, const void *args) {
@@ -163,6 +164,20 @@ void *eng_plan_address(const kern_memory *memory, kern_ptr reference) {
     if (class_ == KERN_CLASS_SAVED)
         return (char *)memory->saved + offset;
     return class_ == KERN_CLASS_SCRATCH ? (char *)memory->scratch + offset : NULL;
+}
+
+eng_status eng_open_device(const kern_device_options *options, char *why, size_t why_size, kern_device **out,
+                           eng_error *error) {
+    char reason[256] = "";
+    const kern_status status = kern_device_open(options, out, reason, sizeof reason);
+    if (why)
+        snprintf(why, why_size, "%s", reason);
+    if (status == KERN_OK)
+        return ENG_OK;
+    const char *text = reason[0] ? reason : kern_status_text(status);
+    if (status == KERN_INVALID)
+        return eng_fail(error, ENG_INVALID, "%s", text);
+    return eng_fail(error, status == KERN_NO_MEMORY ? ENG_NO_MEMORY : ENG_DEVICE, "device %s: %s", options->name, text);
 }
 
 eng_status eng_fail_kernel(eng_error *error, kern_status status, const char *doing) {

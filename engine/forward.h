@@ -102,6 +102,10 @@ void eng_memory_free(kern_device *device, kern_memory *memory);
 // The device address of a saved or scratch reference.
 void *eng_plan_address(const kern_memory *memory, kern_ptr reference);
 
+// kern_device_open with the engine's status and text: ENG_INVALID for a name that is none, else NO_MEMORY or DEVICE.
+// why (NULL: not asked) gets, where the device is open, what "auto" says of CUDA.
+ENG_CHECKED eng_status eng_open_device(const kern_device_options *options, char *why, size_t why_size,
+                                       kern_device **out, eng_error *error);
 // The engine's status and text for a kernel's (code INTERNAL, NO_MEMORY, UNSUPPORTED or DEVICE).
 eng_status eng_fail_kernel(eng_error *error, kern_status status, const char *doing);
 

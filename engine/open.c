@@ -60,12 +60,9 @@ static eng_status open_device(const eng_options *options, eng_engine *engine, en
     const bool cpu_alone = chooses && eng_checkpoint_model(engine->checkpoint)->config.quantised;
     char reason[256] = "";
     kern_device_options device = {.name = cpu_alone ? "cpu" : name, .fast = options->fast};
-    kern_status status = kern_device_open(&device, &engine->device, reason, sizeof reason);
-    if (status == KERN_INVALID)
-        return eng_fail(error, ENG_INVALID, "%s", reason[0] ? reason : kern_status_text(status));
-    if (status)
-        return eng_fail(error, status == KERN_NO_MEMORY ? ENG_NO_MEMORY : ENG_DEVICE, "device %s: %s", name,
-                        reason[0] ? reason : kern_status_text(status));
+    eng_status opened = eng_open_device(&device, reason, sizeof reason, &engine->device, error);
+    if (opened != ENG_OK)
+        return opened;
     const char *why = cpu_alone ? "the weights are quantised" : reason;
     if (chooses)
         log_text(options, ENG_LOG_INFO, "device auto is %s%s%s", kern_device_describe(engine->device)->description,
@@ -73,7 +70,7 @@ static eng_status open_device(const eng_options *options, eng_engine *engine, en
     if (options->state_storage == ENG_STATE_BF16 && !kern_device_describe(engine->device)->stores_bf16)
         return eng_fail(error, ENG_INVALID, "state_storage bf16 needs a CUDA device, this is %s",
                         kern_device_describe(engine->device)->description);
-    status = kern_stream_open(engine->device, &engine->stream);
+    kern_status status = kern_stream_open(engine->device, &engine->stream);
     return status ? eng_fail_kernel(error, status, "opening a stream") : ENG_OK;
 }
 

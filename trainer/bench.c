@@ -83,15 +83,12 @@ static eng_status make_random(bench *b, const bench_options *o, kern_storage sto
 }
 
 static eng_status open_model(bench *b, const char *dir, const bench_options *o, eng_error *error) {
-    char reason[160] = "";
     const kern_device_options device = {.name = o->device, .fast = o->fast};
-    kern_status opened = kern_device_open(&device, &b->device, reason, sizeof reason);
-    if (opened != KERN_OK)
-        return eng_fail(error, ENG_DEVICE, "device %s: %s", o->device, reason[0] ? reason : kern_status_text(opened));
-    if (o->mixers)
-        return ENG_OK;
+    eng_status status = eng_open_device(&device, NULL, 0, &b->device, error);
+    if (status != ENG_OK || o->mixers)
+        return status;
     kern_storage storage;
-    eng_status status = trn_parse_storage(o->state_storage, &storage, error);
+    status = trn_parse_storage(o->state_storage, &storage, error);
     if (status == ENG_OK)
         status = trn_check_storage(b->device, storage, error);
     if (status != ENG_OK)
@@ -389,7 +386,7 @@ int trn_command_bench(int argc, char **argv) {
         return TRN_EXIT_OK;
     bench *b = calloc(1, sizeof *b);
     if (!b)
-        return TRN_EXIT_FAILED;
+        return trn_command_end("bench", eng_fail(&error, ENG_NO_MEMORY, "out of memory"), &error);
     set_defaults(&o);
     if (status == ENG_OK)
         status = check_options(&o, dir, &error);

@@ -238,12 +238,10 @@ static eng_status write_parts(const task_command *c, eng_error *error) {
     writing w = {.command = c, .seen = malloc(sizeof *w.seen * (size_t)c->settings.examples)};
     if (!w.seen)
         return eng_fail(error, ENG_NO_MEMORY, "--examples: out of memory for so many");
-    if (mkdir(c->out, 0777) != 0 && errno != EEXIST) {
-        free(w.seen);
-        return eng_fail(error, ENG_IO, "%s: cannot be made: %s", c->out, strerror(errno));
-    }
     trn_progress_begin(&w.progress);
     eng_status status = trn_task_example_create(c->task, &c->settings, &w.example, error);
+    if (status == ENG_OK && mkdir(c->out, 0777) != 0 && errno != EEXIST)
+        status = eng_fail(error, ENG_IO, "%s: cannot be made: %s", c->out, strerror(errno));
     for (int part = 0; status == ENG_OK && part <= c->settings.levels; part++) {
         status = write_part(&w, part, error);
         if (part == 0)

@@ -13,11 +13,9 @@
 enum { MAX_BATCH_ROWS = 64 };
 
 static eng_status open_checkpoint(trn_evaluation *e, const char *dir, const char *device, eng_error *error) {
-    char reason[160] = "";
-    kern_status opened = kern_device_open(&(kern_device_options){.name = device}, &e->device, reason, sizeof reason);
-    if (opened != KERN_OK)
-        return eng_fail(error, ENG_DEVICE, "device %s: %s", device, reason[0] ? reason : kern_status_text(opened));
-    eng_status status = eng_checkpoint_open(dir, &e->checkpoint, error);
+    eng_status status = eng_open_device(&(kern_device_options){.name = device}, NULL, 0, &e->device, error);
+    if (status == ENG_OK)
+        status = eng_checkpoint_open(dir, &e->checkpoint, error);
     if (status != ENG_OK)
         return status;
     e->model = eng_checkpoint_model(e->checkpoint);

@@ -9,6 +9,7 @@
 
 #include "engine/buffer.h"
 #include "engine/files.h"
+#include "engine/forward.h"
 #include "engine/random.h"
 #include "trainer/bench.h"
 #include "trainer/commands.h"
@@ -52,11 +53,9 @@ static eng_status write_model(const char *name, const char *dir, eng_error *erro
     kern_device *device = NULL;
     eng_model *model = NULL;
     eng_weights *weights = NULL;
-    char reason[160] = "";
     eng_status status = trn_random_model_create(name, &model, error);
-    if (status == ENG_OK &&
-        kern_device_open(&(kern_device_options){.name = "cpu"}, &device, reason, sizeof reason) != KERN_OK)
-        status = eng_fail(error, ENG_DEVICE, "%s", reason);
+    if (status == ENG_OK)
+        status = eng_open_device(&(kern_device_options){.name = "cpu"}, NULL, 0, &device, error);
     if (status == ENG_OK)
         status = eng_weights_init(model, device, SEED, false, &weights, error);
     if (status == ENG_OK)

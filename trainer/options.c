@@ -4,6 +4,7 @@
 // Options are "--name value" or "--name=value"; everything else is positional, and "--" ends the options.
 #include "trainer/options.h"
 
+#include <ctype.h>
 #include <errno.h>
 #include <math.h>
 #include <stdio.h>
@@ -75,6 +76,18 @@ static const trn_option *find_option(const trn_command_line *line, const char *n
     return NULL;
 }
 
+// The words of a usage that name the command: "task mano" of "task mano --out DIR".
+static int command_length(const char *usage) {
+    const char *end = usage;
+    while (islower((unsigned char)*end)) {
+        end += strcspn(end, " ");
+        if (*end == '\0' || !islower((unsigned char)end[1]))
+            break;
+        end++;
+    }
+    return (int)(end - usage);
+}
+
 eng_status trn_options_parse(const trn_command_line *line, int argc, char **argv, const char **positional,
                              int *positional_count, bool *helped, eng_error *error) {
     bool only_positional = false;
@@ -101,8 +114,8 @@ eng_status trn_options_parse(const trn_command_line *line, int argc, char **argv
         const char *name = argument + 2, *equals = strchr(name, '=');
         const trn_option *option = find_option(line, name, equals ? (size_t)(equals - name) : strlen(name));
         if (!option)
-            return eng_fail(error, ENG_INVALID, "unknown option \"%.60s\"; try mesa-trainer %.20s --help", argument,
-                            argv[0]);
+            return eng_fail(error, ENG_INVALID, "unknown option \"%.60s\"; try mesa-trainer %.*s --help", argument,
+                            command_length(line->usage), line->usage);
         if (option->kind == TRN_FLAG && equals)
             return eng_fail(error, ENG_INVALID, "--%s takes no value", option->name);
         const char *value = equals ? equals + 1 : NULL;

@@ -14,11 +14,10 @@
 eng_status trn_probe_open(const char *dir, const char *device, bool trainable, kern_storage storage, trn_probe *out,
                           eng_error *error) {
     trn_probe probe = {0};
-    char reason[160] = "";
-    kern_status opened = kern_device_open(&(kern_device_options){.name = device}, &probe.device, reason, sizeof reason);
-    if (opened != KERN_OK)
-        return eng_fail(error, ENG_DEVICE, "device %s: %s", device, reason[0] ? reason : kern_status_text(opened));
-    eng_status status = trn_check_storage(probe.device, storage, error);
+    eng_status status = eng_open_device(&(kern_device_options){.name = device}, NULL, 0, &probe.device, error);
+    if (status != ENG_OK)
+        return status;
+    status = trn_check_storage(probe.device, storage, error);
     if (status == ENG_OK)
         status = eng_checkpoint_open(dir, &probe.checkpoint, error);
     if (status == ENG_OK) {

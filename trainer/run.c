@@ -198,20 +198,18 @@ static eng_status load_weights(trn_run *run, const char *dir, bool starts, eng_e
 
 // --------------------------------------------------------------------------------------------------------------- whole
 
-// "cuda" is the device with this rank's number on its host.
+eng_status trn_run_open_device(const trn_run_config *config, int32_t local, kern_device **out, eng_error *error) {
+    char own[32];
+    snprintf(own, sizeof own, "cuda:%d", local);
+    const kern_device_options options = {.name = strcmp(config->device, "cuda") == 0 ? own : config->device,
+                                         .threads = (int32_t)config->threads,
+                                         .fast = config->precision == 1};
+    return eng_open_device(&options, NULL, 0, out, error);
+}
+
 static eng_status open_device(trn_run *run, eng_error *error) {
-    char reason[160] = "", own[32];
-    const char *name = run->config.device;
-    if (strcmp(name, "cuda") == 0) {
-        snprintf(own, sizeof own, "cuda:%d", trn_ranks_local(run->ranks));
-        name = own;
-    }
-    const kern_device_options options = {
-        .name = name, .threads = (int32_t)run->config.threads, .fast = run->config.precision == 1};
-    kern_status opened = kern_device_open(&options, &run->device, reason, sizeof reason);
-    if (opened != KERN_OK)
-        return eng_fail(error, ENG_DEVICE, "device %s: %s", name, reason[0] ? reason : kern_status_text(opened));
-    return trn_ranks_use(run->ranks, run->device, error);
+    eng_status status = trn_run_open_device(&run->config, trn_ranks_local(run->ranks), &run->device, error);
+    return status == ENG_OK ? trn_ranks_use(run->ranks, run->device, error) : status;
 }
 
 static eng_status open_parts(trn_run *run, const eng_tokenizer *tokenizer, eng_error *error) {

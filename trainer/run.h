@@ -47,6 +47,9 @@ ENG_CHECKED eng_status trn_run_open(trn_run_config *config, trn_ranks *ranks, tr
 // differs.
 ENG_CHECKED eng_status trn_run_resume(trn_run *run, const char *dir, const trn_run_state *state, eng_error *error);
 void trn_run_close(trn_run *run);
+// The device that the configuration names; "cuda" alone is the one of number `local`.
+ENG_CHECKED eng_status trn_run_open_device(const trn_run_config *config, int32_t local, kern_device **out,
+                                           eng_error *error);
 ENG_CHECKED eng_status trn_run_checkpoint(trn_run *run, const char *folder, eng_error *error);
 
 typedef struct trn_step_report {

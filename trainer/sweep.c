@@ -270,15 +270,12 @@ static eng_status prepare(work *w, eng_error *error) {
 static eng_status count_threads(const work *w, int *threads, eng_error *error) {
     trn_run_config config = {0};
     kern_device *device = NULL;
-    char reason[160] = "";
     eng_status status = read_config(w, &w->sweep->run[0], &config, error);
     if (status != ENG_OK)
         return status;
-    const kern_device_options options = {.name = config.device, .threads = (int32_t)config.threads};
-    if (kern_device_open(&options, &device, reason, sizeof reason) == KERN_OK)
+    status = trn_run_open_device(&config, 0, &device, error);
+    if (status == ENG_OK)
         *threads = kern_device_describe(device)->threads;
-    else
-        status = eng_fail(error, ENG_DEVICE, "device %s: %s", config.device, reason);
     kern_device_close(device);
     trn_run_config_free(&config);
     return status;
@@ -338,13 +335,12 @@ eng_status trn_sweep_train(trn_sweep *sweep, const trn_sweep_options *options, e
               .lock = PTHREAD_MUTEX_INITIALIZER,
               .ended = PTHREAD_COND_INITIALIZER,
               .place = calloc((size_t)sweep->runs, sizeof *w.place)};
-    int lock = -1;
-    eng_status status = w.place ? trn_enter_folder(options->out, &lock, error)
+    trn_own_folder folder = {.lock = -1};
+    eng_status status = w.place ? trn_enter_folder(options->out, &folder, error)
                                 : eng_fail(error, ENG_NO_MEMORY, "out of memory for %d runs", sweep->runs);
     if (status == ENG_OK)
         status = sweep_all(&w, error);
-    if (lock >= 0)
-        close(lock);
+    trn_leave_folder(options->out, &folder);
     free(w.place);
     return status;
 }

@@ -138,14 +138,9 @@ static int run_line(const trn_command_line *line, int argc, char **argv, train_o
         sigprocmask(SIG_BLOCK, &signals, NULL);
         status = o->sweep ? sweep(o, &signals, &place, &error) : train(o, &signals, &place, &error);
     }
-    if (status == ENG_OK)
-        return TRN_EXIT_OK;
-    if (place.ranks > 1)
-        fprintf(stderr, "mesa-trainer %s, rank %d: %s\n", name, place.rank, error.text);
-    else
-        fprintf(stderr, "mesa-trainer %s: %s\n", name, error.text);
-    bool usage = status == ENG_INVALID || status == ENG_NOT_FOUND || status == ENG_FORMAT || status == ENG_UNSUPPORTED;
-    return usage ? TRN_EXIT_USAGE : TRN_EXIT_FAILED;
+    char who[40];
+    snprintf(who, sizeof who, place.ranks > 1 ? "%s, rank %d" : "%s", name, place.rank);
+    return trn_command_end(who, status, &error);
 }
 
 // What both commands take.

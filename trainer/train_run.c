@@ -19,12 +19,6 @@ static void tell_damaged(const char *dir, const char *why) {
     fprintf(stderr, "mesa-trainer train: %s is passed over: %s\n", dir, why);
 }
 
-static eng_status make_folder(const char *path, eng_error *error) {
-    if (mkdir(path, 0777) == 0 || errno == EEXIST)
-        return ENG_OK;
-    return eng_fail(error, ENG_IO, "%s: cannot be made: %s", path, strerror(errno));
-}
-
 static eng_status lock_folder(const char *path, int *lock, eng_error *error) {
     *lock = open(path, O_RDONLY | O_DIRECTORY | O_CLOEXEC);
     if (*lock < 0)
@@ -34,9 +28,18 @@ static eng_status lock_folder(const char *path, int *lock, eng_error *error) {
     return ENG_OK;
 }
 
-eng_status trn_enter_folder(const char *path, int *lock, eng_error *error) {
-    eng_status status = make_folder(path, error);
-    return status == ENG_OK ? lock_folder(path, lock, error) : status;
+eng_status trn_enter_folder(const char *path, trn_own_folder *out, eng_error *error) {
+    *out = (trn_own_folder){.lock = -1, .made = mkdir(path, 0777) == 0};
+    if (!out->made && errno != EEXIST)
+        return eng_fail(error, ENG_IO, "%s: cannot be made: %s", path, strerror(errno));
+    return lock_folder(path, &out->lock, error);
+}
+
+void trn_leave_folder(const char *path, const trn_own_folder *own) {
+    if (own->made)
+        rmdir(path); // only where it is empty
+    if (own->lock >= 0)
+        close(own->lock);
 }
 
 static eng_status write_config(const char *folder, const trn_run *run, eng_error *error) {
@@ -60,6 +63,22 @@ static eng_status find_start(const char *folder, bool resume, char **dir, trn_ru
     return status == ENG_OK ? trn_run_trim_log(folder, *dir ? state->step : 0, error) : status;
 }
 
+// A run that was to start from weights, and was ended before its first checkpoint, would start from random ones.
+static eng_status check_warm_start(const char *folder, const trn_run_config *config, eng_error *error) {
+    trn_run_config before = {0};
+    char *path = eng_join_path(folder, "config.ini");
+    eng_status status = !path                     ? eng_fail(error, ENG_NO_MEMORY, "out of memory for a path")
+                        : access(path, F_OK) != 0 ? ENG_OK
+                                                  : trn_run_config_read(path, NULL, 0, &before, error);
+    if (status == ENG_OK && before.warm_start && before.warm_start[0] && !config->warm_start[0])
+        status =
+            eng_fail(error, ENG_INVALID, "%s: no checkpoint yet, and it started from %.100s: --warm-start is needed",
+                     folder, before.warm_start);
+    trn_run_config_free(&before);
+    free(path);
+    return status;
+}
+
 static void announce(const trn_run *run, const char *dir, FILE *out) {
     if (trn_ranks_own(run->ranks) > 0)
         return;
@@ -73,14 +92,16 @@ static void announce(const trn_run *run, const char *dir, FILE *out) {
     fflush(out);
 }
 
-// Makes the folder this run's own and finds where it goes on. *lock stays open.
-static eng_status enter_folder(const trn_train_options *o, trn_ranks *ranks, int *lock, char **dir,
-                               trn_run_state *state, eng_error *error) {
+// Makes the folder this run's own and finds where it goes on.
+static eng_status enter_folder(const trn_train_options *o, const trn_run_config *config, trn_ranks *ranks,
+                               trn_own_folder *own, char **dir, trn_run_state *state, eng_error *error) {
     const bool first = trn_ranks_own(ranks) == 0;
     const char *folder = o->loop.folder;
-    eng_status status = first ? trn_enter_folder(folder, lock, error) : ENG_OK;
+    eng_status status = first ? trn_enter_folder(folder, own, error) : ENG_OK;
     if (status == ENG_OK && first)
         status = find_start(folder, o->resume, dir, state, error);
+    if (status == ENG_OK && first && o->resume && !*dir)
+        status = check_warm_start(folder, config, error);
     if (status == ENG_OK)
         status = trn_ranks_share_start(ranks, folder, dir, state, error);
     return status == ENG_OK ? trn_ranks_agree_folder(ranks, folder, error) : status;
@@ -90,10 +111,10 @@ eng_status trn_train(trn_run_config *config, trn_ranks *ranks, const trn_train_o
     trn_run run = {0};
     trn_run_state state = {0};
     char *dir = NULL;
-    int lock = -1;
+    trn_own_folder own = {.lock = -1};
     eng_status status = trn_ranks_agree_program(ranks, config, error);
     if (status == ENG_OK)
-        status = enter_folder(o, ranks, &lock, &dir, &state, error);
+        status = enter_folder(o, config, ranks, &own, &dir, &state, error);
     if (status == ENG_OK)
         status = trn_run_open(config, ranks, &run, error);
     if (status == ENG_OK)
@@ -109,7 +130,6 @@ eng_status trn_train(trn_run_config *config, trn_ranks *ranks, const trn_train_o
     trn_run_close(&run);
     trn_run_config_free(config);
     free(dir);
-    if (lock >= 0)
-        close(lock);
+    trn_leave_folder(o->loop.folder, &own);
     return status;
 }

@@ -1,7 +1,7 @@
 #!/bin/bash
 # SPDX-License-Identifier: Apache-2.0
-# What newcomers give import, quantize, export, eval and report by mistake: every refusal names the fault, comes before
-# the work, and leaves what stood there as it was.
+# What newcomers give import, quantize, export, eval, report and train by mistake: every refusal names the fault, comes
+# before the work, and leaves what stood there as it was.
 set -uo pipefail
 source_dir=${MESA_SOURCE:-$(cd "$(dirname "$0")/../.." && pwd)}
 trainer=${MESA_BUILD:-$source_dir/build}/mesa-trainer
@@ -95,6 +95,49 @@ done >one.jsonl
 "$trainer" eval demo --task one.jsonl >out 2>err || fail "eval: $(cat err)"
 grep -q 'one: choice 0 is the likeliest in 20 of 20 items' err || fail "no word of it: $(cat err)"
 grep -q '^| one | default | acc [ *]*| 0.5000' out || fail "$(cat out)"
+
+# A run that cannot start leaves no folder
+"$trainer" task mano --out sums --examples 64 --valid-examples 16 >out 2>&1 || fail "task: $(cat out)"
+cat >run.ini <<'END'
+[model]
+model_type = transformer
+vocab_size = 64
+hidden_size = 16
+num_hidden_layers = 1
+num_heads = 1
+[data]
+train = sums/train
+context = 64
+[train]
+steps = 1
+batch_tokens = 128
+END
+touch empty.ini
+refused 2 'device "gpu" is not known' train --config run.ini --out new --set train.device=gpu
+refused 2 'device "gpu" is not known' eval demo --task task.jsonl --device gpu
+refused 2 'device "gpu" is not known' bench demo --device gpu
+refused 2 'cpu:5": the chunk is 16, 32 or 64' logits demo --tokens 1,2 --device cpu:5 --out new
+refused 2 'lost/train-00000.tok: cannot open' train --config run.ini --out new --set data.train=lost/train
+refused 2 'empty.ini:1: nothing to try' train --config run.ini --sweep empty.ini --out new
+printf '[grid]\noptim.lr = 1 2\n' >lr.ini
+refused 2 'is not known' train --config run.ini --sweep lr.ini --out new --set train.device=gpu
+refused 2 'examples' task mano --out new --examples 0
+refused 2 '"--steps"; try mesa-trainer task mano --help' task mano --out new --steps 1
+refused 2 '"--steps"; try mesa-trainer eval --help' eval demo --steps 1
+[ ! -e new ] || fail "a folder is left over: $(ls -A new)"
+mkdir old
+refused 2 'is not known' train --config run.ini --out old --set train.device=gpu
+[ -d old ] || fail 'a folder that was there is gone'
+
+# A run that started from weights and has no checkpoint yet does not go on from random ones
+"$trainer" train --config run.ini --out first >out 2>&1 || fail "train: $(cat out)"
+"$trainer" train --config run.ini --out second --warm-start first/step-00000001 >out 2>&1 || fail "train: $(cat out)"
+rm -r second/step-*
+refused 2 'it started from first/step-00000001: --warm-start is needed' train --config run.ini --out second --resume
+"$trainer" train --config run.ini --out second --resume --warm-start first/step-00000001 >out 2>&1 ||
+    fail "going on: $(cat out)"
+rm -r second/step-*
+"$trainer" train --out second --resume >out 2>&1 || fail "going on by its own configuration: $(cat out)"
 
 # Who ends eval early keeps the rows that are done
 for i in $(seq 4000); do
