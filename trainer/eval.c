@@ -5,7 +5,9 @@
 // request pays and gains with cg_tolerance and cg_max_steps.
 //
 // mesa-trainer eval DIR --task FILE ...: tasks (eval_tasks.h) instead of shards, under one setting or, with --solver or
-// --solver-table, several; --out keeps every item's values for `report`.
+// --solver-table, several.
+//
+// --out keeps the values of every document or item for `report`.
 #include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -14,6 +16,7 @@
 #include "engine/batch.h"
 #include "engine/files.h"
 #include "trainer/commands.h"
+#include "trainer/eval_documents.h"
 #include "trainer/eval_exits.h"
 #include "trainer/eval_setting.h"
 #include "trainer/eval_tasks.h"
@@ -110,16 +113,19 @@ static void print_table_row(const trn_evaluation *e, const char *name, const trn
     fflush(stdout);
 }
 
-static eng_status print_solver_table(trn_evaluation *e, const trn_setting *setting, int settings, eng_error *error) {
-    eng_status status = ENG_OK;
-    for (int i = 0; status == ENG_OK && i < settings; i++) {
-        trn_scores scores;
-        status = trn_evaluation_score(e, eng_solver(&setting[i].knobs), &scores, error);
-        if (status == ENG_OK && i == 0)
-            print_table_head(&scores);
-        if (status == ENG_OK)
-            print_table_row(e, setting[i].name, &scores);
-    }
+// One setting, and what --out keeps of it: a row of `result`, written anew after each.
+static eng_status score(trn_evaluation *e, const eval_options *o, const trn_setting *setting, trn_scores *scores,
+                        trn_result *result, eng_error *error) {
+    trn_result_row row = {0};
+    eng_status status = trn_evaluation_score(e, eng_solver(&setting->knobs), scores, error);
+    if (status != ENG_OK || !o->tasks.out)
+        return status;
+    status = trn_documents_row(e, &o->evaluation.data, setting, scores, &row, error);
+    if (status == ENG_OK)
+        status = trn_result_add(result, &row, error);
+    if (status == ENG_OK)
+        status = trn_result_write(result, o->tasks.out, error);
+    trn_result_row_free(&row);
     return status;
 }
 
@@ -177,11 +183,32 @@ static eng_status print_floors(const trn_strings *data, eng_error *error) {
     return status;
 }
 
+static eng_status score_settings(trn_evaluation *e, const char *dir, const eval_options *o, const trn_setting *setting,
+                                 int settings, eng_error *error) {
+    const bool table = o->solver_table || o->solvers.count > 0;
+    trn_result result = {0};
+    trn_scores scores;
+    eng_status status = trn_result_check_output(o->tasks.out, error);
+    if (status == ENG_OK && o->tasks.out)
+        status = trn_result_describe(e, dir, o->tasks.name, &result, error);
+    for (int i = 0; status == ENG_OK && i < settings; i++) {
+        status = score(e, o, &setting[i], &scores, &result, error);
+        if (status == ENG_OK && table && i == 0)
+            print_table_head(&scores);
+        if (status == ENG_OK && table)
+            print_table_row(e, setting[i].name, &scores);
+    }
+    trn_result_free(&result);
+    if (status != ENG_OK || table)
+        return status;
+    print_scores(e, &scores);
+    return print_floors(&o->evaluation.data, error);
+}
+
 static eng_status evaluate_data(trn_evaluation *e, const char *dir, const eval_options *o, eng_error *error) {
     eng_knobs knobs = {0};
     trn_setting setting[TRN_MAX_SETTINGS];
     int settings = 0;
-    trn_scores scores;
     eng_status status = trn_evaluation_open(dir, &o->evaluation, e, error);
     if (status == ENG_OK)
         status = choose_knobs(e->model, o, &knobs, error);
@@ -189,14 +216,7 @@ static eng_status evaluate_data(trn_evaluation *e, const char *dir, const eval_o
         status = choose_settings(e->model, o, &knobs, setting, &settings, error);
     if (status == ENG_OK && o->exit_table)
         return trn_exit_table(e, dir, &o->exits, &knobs, error);
-    if (status == ENG_OK && (o->solver_table || o->solvers.count > 0))
-        return print_solver_table(e, setting, settings, error);
-    if (status == ENG_OK)
-        status = trn_evaluation_score(e, eng_solver(&knobs), &scores, error);
-    if (status != ENG_OK)
-        return status;
-    print_scores(e, &scores);
-    return print_floors(&o->evaluation.data, error);
+    return status == ENG_OK ? score_settings(e, dir, o, setting, settings, error) : status;
 }
 
 static eng_status evaluate_tasks(trn_evaluation *e, const char *dir, const eval_options *o, eng_error *error) {
@@ -230,8 +250,6 @@ static eng_status check_options(const eval_options *o, eng_error *error) {
     const trn_tasks_options *t = &o->tasks;
     if ((e->data.count > 0) == wants_tasks(o))
         return eng_fail(error, ENG_INVALID, "either --data or tasks (--task, --needles, --pairs) are needed");
-    if (t->out && !wants_tasks(o) && !o->exit_table)
-        return eng_fail(error, ENG_INVALID, "--out: --data keeps no results but those of --exit-table");
     if (o->exits.tokens < 0)
         return eng_fail(error, ENG_INVALID, "--exit-tokens: negative");
     if (t->limit < 0 || t->shots < 0 || t->shots > 1000 || t->seed < 0)
@@ -257,6 +275,7 @@ static eng_status run(const char *dir, eval_options *o, trn_evaluation *e, eng_e
     o->exits.data = o->evaluation.data;
     o->exits.out = o->tasks.out;
     o->exits.name = o->tasks.name;
+    o->evaluation.by_document = o->tasks.out && !o->exit_table;
     eng_status status = check_options(o, error);
     if (status != ENG_OK)
         return status;
@@ -284,7 +303,7 @@ int trn_command_eval(int argc, char **argv) {
         {"seed", "N", TRN_INTEGER, &tasks->seed, "of needles, pairs, examples and --limit (default 0)"},
         {"overlap", "NAME", TRN_STRINGS, &tasks->overlap, "training shards: estimates without items that occur there"},
         {"in-domain", "TASK", TRN_STRINGS, &tasks->in_domain, "the model was tuned on this task; may be repeated"},
-        {"out", "FILE", TRN_STRING, &tasks->out, "results of tasks or of --exit-table, for mesa-trainer report"},
+        {"out", "FILE", TRN_STRING, &tasks->out, "results by document or item, for mesa-trainer report"},
         {"name", "TEXT", TRN_STRING, &tasks->name, "of the checkpoint in reports (default: from DIR)"},
         {"context", "N", TRN_INTEGER, &own->context, "most tokens a window (default: the trained length)"},
         {"windows", "N", TRN_INTEGER, &own->windows,

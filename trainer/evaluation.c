@@ -42,6 +42,11 @@ static eng_status open_data(trn_evaluation *e, const trn_evaluation_options *o, 
     eng_status status = trn_dataset_open(&options, &e->dataset, error);
     if (status == ENG_OK)
         status = trn_windows_choose(e->dataset, e->context, o->windows, e->tokenizer, &e->windows, error);
+    if (status == ENG_OK && o->by_document) {
+        e->document = calloc((size_t)trn_dataset_documents(e->dataset), sizeof *e->document);
+        if (!e->document)
+            status = eng_fail(error, ENG_NO_MEMORY, "out of memory for the documents' scores");
+    }
     return status;
 }
 
@@ -78,6 +83,7 @@ void trn_evaluation_close(trn_evaluation *e) {
     trn_batch_free(&e->batch);
     trn_runner_free(&e->runner);
     trn_windows_free(&e->windows);
+    free(e->document);
     trn_dataset_close(e->dataset);
     eng_tokenizer_close(e->tokenizer);
     eng_weights_free(e->weights);
@@ -87,8 +93,8 @@ void trn_evaluation_close(trn_evaluation *e) {
 }
 
 eng_status trn_evaluation_score(trn_evaluation *e, kern_solver solver, trn_scores *scores, eng_error *error) {
-    eng_status status =
-        trn_score_windows(&e->batch, e->dataset, &e->windows, solver, trn_progress_part, &e->progress, scores, error);
+    eng_status status = trn_score_windows(&e->batch, e->dataset, &e->windows, solver, e->document, trn_progress_part,
+                                          &e->progress, scores, error);
     trn_progress_end(&e->progress);
     if (status == ENG_OK && scores->targets == 0)
         return eng_fail(error, ENG_INVALID, "the data has no counted target");

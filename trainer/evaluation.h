@@ -14,6 +14,7 @@ typedef struct trn_evaluation_options {
     int64_t context;      // -1: the trained length
     int64_t windows;      // 0: all; else the first window of that many documents
     int64_t batch_tokens; // that run together
+    bool by_document;     // keep sums of every document
 } trn_evaluation_options;
 
 typedef struct trn_evaluation {
@@ -24,6 +25,7 @@ typedef struct trn_evaluation {
     eng_tokenizer *tokenizer; // NULL: the folder has none
     trn_dataset *dataset;
     trn_windows windows;
+    trn_document_score *document; // (documents) of the last scoring; NULL: not kept
     trn_runner runner;
     trn_batch batch;
     int32_t context;

@@ -108,7 +108,16 @@ void trn_bucket_range(int bucket, int64_t *first, int64_t *last) {
     *first = bucket == 0 ? 1 : *last / 2 + 1;
 }
 
-static void collect(const trn_batch *batch, trn_scores *scores) {
+static void add_loss(trn_document_score *document, double loss, int bucket) {
+    document->loss += loss;
+    document->targets++;
+    document->bucket_loss[bucket] += loss;
+    document->bucket_targets[bucket]++;
+}
+
+// window: that of the batch's first row.
+static void collect(const trn_batch *batch, const trn_window *window, trn_document_score *document,
+                    trn_scores *scores) {
     const kern_rows *rows = batch->runner->rows;
     for (int32_t r = 0; r < rows->n_rows; r++) {
         const kern_row *row = &rows->row[r];
@@ -123,6 +132,8 @@ static void collect(const trn_batch *batch, trn_scores *scores) {
             scores->loops += batch->loops[row->token0 + i];
             scores->bucket_loss[bucket] += loss;
             scores->bucket_targets[bucket]++;
+            if (document)
+                add_loss(&document[window[r].document], loss, bucket);
         }
         scores->windows += scores->targets > before;
     }
@@ -134,12 +145,13 @@ static void collect(const trn_batch *batch, trn_scores *scores) {
         scores->solves.steps_max = batch->solves.steps_max;
 }
 
-static eng_status run_batch(trn_batch *batch, trn_scores *scores, eng_error *error) {
+static eng_status run_batch(trn_batch *batch, const trn_window *window, trn_document_score *document,
+                            trn_scores *scores, eng_error *error) {
     double start = trn_seconds();
     eng_status status = trn_batch_run(batch, error);
     scores->seconds += trn_seconds() - start;
     if (status == ENG_OK)
-        collect(batch, scores);
+        collect(batch, window, document, scores);
     return status;
 }
 
@@ -149,18 +161,22 @@ static bool fits(const trn_batch *batch, const trn_window *window) {
 }
 
 eng_status trn_score_windows(trn_batch *batch, const trn_dataset *dataset, const trn_windows *windows,
-                             kern_solver solver,
+                             kern_solver solver, trn_document_score *document,
                              void (*progress)(void *context, uint64_t done, uint64_t total, const char *text),
                              void *context, trn_scores *scores, eng_error *error) {
     trn_row row = {0};
+    int64_t first = 0; // window of the batch
     *scores = (trn_scores){0};
+    if (document)
+        memset(document, 0, sizeof *document * (size_t)trn_dataset_documents(dataset));
     eng_status status = trn_row_create(batch->runner->rows->max_tokens, &row, error);
     trn_batch_clear(batch);
     for (int64_t i = 0; status == ENG_OK && i < windows->count; i++) {
         const trn_window *window = &windows->window[i];
         if (!fits(batch, window)) {
-            status = run_batch(batch, scores, error);
+            status = run_batch(batch, &windows->window[first], document, scores, error);
             trn_batch_clear(batch);
+            first = i;
             if (progress)
                 progress(context, (uint64_t)i, (uint64_t)windows->count, "scoring");
         }
@@ -170,7 +186,7 @@ eng_status trn_score_windows(trn_batch *batch, const trn_dataset *dataset, const
             status = trn_batch_add(batch, &row, 0, solver, error);
     }
     if (status == ENG_OK && batch->runner->rows->n_rows > 0)
-        status = run_batch(batch, scores, error);
+        status = run_batch(batch, &windows->window[first], document, scores, error);
     trn_row_free(&row);
     return status;
 }

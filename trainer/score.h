@@ -46,9 +46,18 @@ typedef struct trn_scores {
     double seconds;
 } trn_scores;
 
-// batch's plan must take windows of `context` tokens. progress (may be NULL) hears done and total windows.
+// The same sums of one document's windows.
+typedef struct trn_document_score {
+    double loss;
+    int64_t targets;
+    double bucket_loss[TRN_BUCKETS];
+    int64_t bucket_targets[TRN_BUCKETS];
+} trn_document_score;
+
+// batch's plan must take windows of `context` tokens. document: (documents of the data set), set to what is found of
+// each; NULL: not wanted. progress (may be NULL) hears done and total windows.
 ENG_CHECKED eng_status trn_score_windows(trn_batch *batch, const trn_dataset *dataset, const trn_windows *windows,
-                                         kern_solver solver,
+                                         kern_solver solver, trn_document_score *document,
                                          void (*progress)(void *context, uint64_t done, uint64_t total,
                                                           const char *text),
                                          void *context, trn_scores *scores, eng_error *error);

@@ -1,12 +1,14 @@
 // SPDX-License-Identifier: Apache-2.0
 // Evaluation: windows, buckets, bits per byte, and losses equal to those computed from served logits.
 // Expected values come from elsewhere: a uniform model has a known loss, served logits give the same one.
+#include <math.h>
 #include <string.h>
 
 #include "engine/files.h"
 #include "tests/check_main.h"
 #include "tests/trainer/run_support.h"
 #include "trainer/commands.h"
+#include "trainer/eval_result.h"
 #include "trainer/probe.h"
 #include "trainer/score.h"
 
@@ -63,17 +65,28 @@ START_TEST(buckets_double) {
 }
 END_TEST
 
+static void save_checkpoint(const trn_run *run, const char *path) {
+    eng_error error = {0};
+    ck_assert_msg(eng_checkpoint_save(path, run->weights, ENG_F32, NULL, &error) == ENG_OK, "%s", error.text);
+}
+
 // A model whose head is zero gives every id the same probability.
+static void make_uniform(const trn_run *run) {
+    memset(run->weights->master[run->model->head], 0,
+           sizeof(float) * (size_t)run->model->tensor[run->model->head].count);
+}
+
 START_TEST(a_uniform_model_has_known_scores) {
     trn_run run;
     trn_windows windows;
     trn_scores scores;
     write_documents("d", lengths, DOCUMENTS);
     open_run(write_run(mesa_model, "d", CONTEXT, plan), &run);
-    memset(run.weights->master[run.model->head], 0, sizeof(float) * (size_t)run.model->tensor[run.model->head].count);
+    make_uniform(&run);
     run.runner.plan = run.score_plan;
     ck_assert_int_eq(trn_windows_choose(run.train, CONTEXT, 0, NULL, &windows, NULL), ENG_OK);
-    ck_assert_int_eq(trn_score_windows(&run.batch, run.train, &windows, run.solver, NULL, NULL, &scores, NULL), ENG_OK);
+    ck_assert_int_eq(trn_score_windows(&run.batch, run.train, &windows, run.solver, NULL, NULL, NULL, &scores, NULL),
+                     ENG_OK);
     ck_assert_int_eq(scores.targets, 235);
     ck_assert_double_eq_tol(scores.loss, 235 * log(TEST_VOCABULARY), 1e-3);
     ck_assert_int_eq(scores.bucket_targets[0], 235); // no window is longer than 48
@@ -84,10 +97,53 @@ START_TEST(a_uniform_model_has_known_scores) {
 }
 END_TEST
 
-static void save_checkpoint(const trn_run *run, const char *path) {
-    eng_error error = {0};
-    ck_assert_msg(eng_checkpoint_save(path, run->weights, ENG_F32, NULL, &error) == ENG_OK, "%s", error.text);
+// What --out keeps of each document: its targets, cut into windows and gathered into batches, and its bytes.
+START_TEST(documents_are_kept_apart) {
+    trn_run run;
+    trn_result result = {0};
+    char model[512], data[512], out[512];
+    snprintf(model, sizeof model, "%s", temp_path("model"));
+    snprintf(data, sizeof data, "%s", temp_path("d"));
+    snprintf(out, sizeof out, "%s", temp_path("result.json"));
+    write_documents("d", lengths, DOCUMENTS);
+    open_run(write_run(mesa_model, "d", CONTEXT, plan), &run);
+    make_uniform(&run);
+    save_checkpoint(&run, model);
+    trn_run_close(&run);
+    const char *eval[] = {"eval",           model, "--data",   data,        "--context", "80",
+                          "--batch-tokens", "90",  "--solver", "exact",     "--solver",  "steps:1",
+                          "--out",          out,   "--name",   "even dice", NULL};
+    ck_assert_int_eq(trn_command_eval(16, (char **)eval), TRN_EXIT_OK);
+    ck_assert_int_eq(trn_result_read(out, &result, NULL), ENG_OK);
+    ck_assert_str_eq(result.name, "even dice");
+    ck_assert_int_eq(result.rows, 2);
+    for (int r = 0; r < 2; r++) {
+        const trn_result_row *row = &result.row[r];
+        const trn_metric *bits = trn_result_find(row, "bits_per_byte"), *loss = trn_result_find(row, "loss");
+        ck_assert_str_eq(row->task, "d 80");
+        ck_assert_str_eq(row->setting.name, r ? "steps 1" : "exact");
+        ck_assert_str_eq(row->primary, "bits_per_byte");
+        ck_assert(bits && loss && row->items == DOCUMENTS);
+        for (int d = 0; d < DOCUMENTS; d++) {
+            const double targets = lengths[d] + 1, nats = targets * log(TEST_VOCABULARY);
+            ck_assert_double_eq(loss->weight[d], targets);
+            ck_assert_double_eq_tol(loss->value[d], nats, 1e-3);
+            ck_assert_double_eq(bits->weight[d], 3 * lengths[d]);
+            ck_assert_double_eq_tol(bits->value[d], nats / log(2), 1e-3);
+            ck_assert_double_eq(row->position[0].weight[d], fmin(targets, 64) + fmax(0, targets - 80));
+        }
+        ck_assert_double_eq(row->position[1].weight[0], 16);
+    }
+    trn_result_free(&result);
+
+    const char *parts[] = {"eval", model, "--data", data, "--windows", "3", "--context", "8", "--out", out, NULL};
+    ck_assert_int_eq(trn_command_eval(10, (char **)parts), TRN_EXIT_OK);
+    ck_assert_int_eq(trn_result_read(out, &result, NULL), ENG_OK);
+    ck_assert_str_eq(result.row[0].primary, "loss"); // nobody counted the bytes of parts
+    ck_assert_int_eq(trn_metric_estimate(trn_result_find(&result.row[0], "loss"), NULL, NULL, 0).count, 3);
+    trn_result_free(&result);
 }
+END_TEST
 
 // The same document through serving plans, chunk by chunk, and through the scorer.
 START_TEST(scores_are_those_of_served_logits) {
@@ -101,7 +157,8 @@ START_TEST(scores_are_those_of_served_logits) {
     open_run(write_run(model, "d", 101, "[train]\nsteps = 5\nbatch_tokens = 202\n"), &run);
     run.runner.plan = run.score_plan;
     ck_assert_int_eq(trn_windows_choose(run.train, 101, 0, NULL, &windows, NULL), ENG_OK);
-    ck_assert_int_eq(trn_score_windows(&run.batch, run.train, &windows, exact, NULL, NULL, &scores, NULL), ENG_OK);
+    ck_assert_int_eq(trn_score_windows(&run.batch, run.train, &windows, exact, NULL, NULL, NULL, &scores, NULL),
+                     ENG_OK);
     save_checkpoint(&run, temp_path("model"));
     trn_run_close(&run);
     trn_windows_free(&windows);
@@ -136,8 +193,8 @@ START_TEST(scores_do_not_depend_on_the_batch) {
                  &run);
         run.runner.plan = run.score_plan;
         ck_assert_int_eq(trn_windows_choose(run.train, CONTEXT, 0, NULL, &windows, NULL), ENG_OK);
-        ck_assert_int_eq(trn_score_windows(&run.batch, run.train, &windows, run.solver, NULL, NULL, &scores, NULL),
-                         ENG_OK);
+        ck_assert_int_eq(
+            trn_score_windows(&run.batch, run.train, &windows, run.solver, NULL, NULL, NULL, &scores, NULL), ENG_OK);
         loss[many] = scores.loss;
         trn_windows_free(&windows);
         trn_run_close(&run);
@@ -228,6 +285,7 @@ static Suite *eval_suite(void) {
     tcase_add_test(cases, windows_cover_every_target);
     tcase_add_test(cases, buckets_double);
     tcase_add_test(cases, a_uniform_model_has_known_scores);
+    tcase_add_test(cases, documents_are_kept_apart);
     tcase_add_loop_test(cases, scores_are_those_of_served_logits, 0, 2);
     tcase_add_test(cases, scores_do_not_depend_on_the_batch);
     tcase_add_test(cases, the_commands_run);

@@ -83,7 +83,8 @@ static void check_scores(trn_run *run, counts right) {
     run->runner.plan = run->score_plan;
     ck_assert_int_eq(trn_windows_choose(run->valid, LENGTH, 0, NULL, &windows, NULL), ENG_OK);
     ck_assert_int_eq(windows.count, EXAMPLES);
-    ck_assert_int_eq(trn_score_windows(&run->batch, run->valid, &windows, exact, NULL, NULL, &scores, NULL), ENG_OK);
+    ck_assert_int_eq(trn_score_windows(&run->batch, run->valid, &windows, exact, NULL, NULL, NULL, &scores, NULL),
+                     ENG_OK);
     ck_assert_int_eq(scores.targets, EXAMPLES * PAIRS);
     ck_assert_int_eq(scores.windows, EXAMPLES);
     ck_assert_int_eq(scores.hits.targets, right.targets);
