@@ -307,9 +307,6 @@ START_TEST(the_table_is_kept) {
     check_pair(out);
     words[8] = "-1";
     ck_assert_int_eq(trn_command_eval(11, (char **)words), TRN_EXIT_USAGE);
-    words[6] = "--out"; // results of data alone are not kept
-    words[7] = out;
-    ck_assert_int_eq(trn_command_eval(8, (char **)words), TRN_EXIT_USAGE);
 }
 END_TEST
 
