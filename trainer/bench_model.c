@@ -175,6 +175,7 @@ eng_status trn_train_bench_run(trn_train_bench *bench, trn_speed *speed, eng_err
     kern_stream *stream = bench->runner.stream;
     const int64_t count = bench->weights->count;
     double norm = 0, start = trn_seconds(), middle = bench->context / 2.0;
+    bool usable = false;
     trn_profile_begin(profile);
     eng_status status = trn_optimizer_zero_gradients(&bench->optimizer, error);
     trn_profile_parameters(profile, stream, "clearing gradients", count, 1, 0);
@@ -185,11 +186,13 @@ eng_status trn_train_bench_run(trn_train_bench *bench, trn_speed *speed, eng_err
     if (status == ENG_OK)
         status = trn_batch_run(&bench->batch, error);
     if (status == ENG_OK)
-        status = trn_optimizer_norm(&bench->optimizer, &norm, error);
+        status = trn_optimizer_norm(&bench->optimizer, error);
     trn_profile_parameters(profile, stream, "gradient norm", count, 1, 2);
     if (status == ENG_OK)
         status = trn_optimizer_update(&bench->optimizer, 1e-4, error);
     trn_profile_parameters(profile, stream, "AdamW", count, 7, 15);
+    if (status == ENG_OK)
+        status = trn_optimizer_outcome(&bench->optimizer, &norm, &usable, error);
     trn_profile_end(profile);
     double forward = mean_steps(&bench->batch.solves), backward = mean_steps(&bench->batch.backward_solves);
     double plain = eng_model_flops(model, middle, 0);

@@ -1,6 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 // AdamW over a model's tensor table (Loshchilov and Hutter 2019), with clipping by the gradient's norm.
 //
+// Norm, clipping and update follow one another on the device, which leaves everything as it is where the norm says that
+// the gradient is of no use; the host learns the norm while the update runs, and only several ranks wait in between.
 // Moments are float32, a pair a weight; of several ranks each has those of its parts of the blocks (blocks.h), sums
 // their gradients, updates their weights and gathers the others. Weight decay applies to the tensors that the table
 // marks (linear weights). One thread.
@@ -11,14 +13,21 @@
 
 typedef struct trn_adamw {
     double beta1, beta2, eps, weight_decay;
-    double clip; // largest norm of the gradient; 0: none
+    double clip;     // largest norm of the gradient; 0: none
+    bool gate_alone; // only the exit gate's tensors are updated
 } trn_adamw;
 
 typedef struct trn_piece { // what lies in this rank's parts of a tensor
     int32_t tensor, block;
     int64_t first, count; // of the tensor's elements
     int64_t moment;       // where in m and v
+    int32_t runs;         // KERN_OP_ADAMW's; 0: it is not trained
 } trn_piece;
+
+typedef struct trn_norm { // of the gradient
+    double squares;       // their sum
+    float scale;          // KERN_OP_CLIP_SCALE
+} trn_norm;
 
 typedef struct trn_optimizer {
     const eng_weights *weights; // trainable; borrowed
@@ -27,13 +36,14 @@ typedef struct trn_optimizer {
     trn_blocks blocks;
     trn_piece *piece; // by block, and by tensor inside it; no tensor has two
     int32_t pieces;
-    float *m, *v;    // (moments) device
-    int64_t moments; // of all pieces, each padded to 16
-    double sum;      // of the squares of the whole gradient
-    double *squares; // device double[1]
-    float *scale;    // device float[1]
+    float *m, *v;        // (moments) device
+    int64_t moments;     // of all pieces, each padded to 16
+    kern_adamw_run *run; // device, in the pieces' order
+    trn_norm *norm;      // device
+    trn_norm *told;      // the same in host memory, when `known` is reached
+    kern_event *known;
     int64_t updates; // made so far
-    bool gate_alone; // only the exit gate's tensors are updated
+    bool updating;   // one is launched whose outcome was not asked for yet
 } trn_optimizer;
 
 // plan: the training plan, which says when gradients are final; it and ranks may be NULL for a process alone.
@@ -44,15 +54,18 @@ void trn_optimizer_free(trn_optimizer *optimizer);
 ENG_CHECKED eng_status trn_optimizer_zero_gradients(trn_optimizer *optimizer, eng_error *error);
 // Sums a block's gradients over the ranks, when all of them have begun it; the others' parts are then of no use.
 ENG_CHECKED eng_status trn_optimizer_sum(trn_optimizer *optimizer, int32_t block, eng_error *error);
-// The 2-norm of the whole gradient, NaN or infinite if the gradient is not finite.
-ENG_CHECKED eng_status trn_optimizer_norm(trn_optimizer *optimizer, double *norm, eng_error *error);
+// Launches the norm of the whole gradient and what it is clipped by.
+ENG_CHECKED eng_status trn_optimizer_norm(trn_optimizer *optimizer, eng_error *error);
+// Launches, after the norm, the update of every weight; it does nothing where the gradient is of no use.
+ENG_CHECKED eng_status trn_optimizer_update(trn_optimizer *optimizer, double rate, eng_error *error);
+// What came of both: the 2-norm, NaN or infinite if the gradient is not finite, and whether the gradient was of use.
+// Waits for the norm alone.
+ENG_CHECKED eng_status trn_optimizer_outcome(trn_optimizer *optimizer, double *norm, bool *usable, eng_error *error);
 // Of a block laid out as the weights (masters, gradients): the tensor nearest to the loss that holds a value not
 // finite, and -1 where all are finite. A backward pass fills gradients in that order. An embedding that is the head too
-// counts as the former. Not between the norm and the update.
+// counts as the former.
 ENG_CHECKED eng_status trn_optimizer_find_not_finite(trn_optimizer *optimizer, const float *block, int32_t *tensor,
                                                      eng_error *error);
-// Clips by the norm that trn_optimizer_norm found last and updates every weight.
-ENG_CHECKED eng_status trn_optimizer_update(trn_optimizer *optimizer, double rate, eng_error *error);
 
 // This rank's moments as m.NAME and v.NAME in one safetensors file: whole tensors in their shape, or a piece as a
 // vector whose first element is number metadata[NAME] of the tensor.

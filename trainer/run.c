@@ -119,7 +119,8 @@ static eng_status create_optimizer(trn_run *run, eng_error *error) {
                        .beta2 = config->beta2,
                        .eps = config->eps,
                        .weight_decay = config->weight_decay,
-                       .clip = config->clip};
+                       .clip = config->clip,
+                       .gate_alone = trn_run_trains_gate_alone(run)};
     run->schedule = (trn_schedule){.kind = (trn_schedule_kind)config->schedule,
                                    .peak = config->lr,
                                    .min_ratio = config->min_lr_ratio,
@@ -130,7 +131,6 @@ static eng_status create_optimizer(trn_run *run, eng_error *error) {
                                              run->ranks, &run->optimizer, error);
     if (status != ENG_OK)
         return status;
-    run->optimizer.gate_alone = trn_run_trains_gate_alone(run);
     const trn_blocks *blocks = &run->optimizer.blocks;
     run->block_end = calloc((size_t)blocks->count, sizeof *run->block_end);
     if (!run->block_end)

@@ -4,7 +4,6 @@
 // The loss of a step is the sum over all its targets divided by their number, whatever the micro-batches: every
 // target's weight is 1 / (counted targets of the step), so that gradients of micro-batches, and of ranks, simply add
 // up.
-#include <float.h>
 #include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -130,12 +129,6 @@ static eng_status find_culprit(trn_run *run, trn_step_report *report, eng_error 
     return status;
 }
 
-// Without clipping the square of a gradient must fit into a float: a moment that is infinite stays so.
-static bool is_usable(const trn_run *run, const trn_step_report *report) {
-    return isfinite(report->loss) && isfinite(report->gradient_norm) &&
-           (run->optimizer.adamw.clip > 0 || report->gradient_norm < sqrt(FLT_MAX));
-}
-
 static void profile_optimizer(const trn_run *run, const char *name, double words, double operations) {
     trn_profile_parameters(run->runner.profile, run->runner.stream, name, run->weights->count, words, operations);
 }
@@ -148,17 +141,18 @@ static eng_status compute_update(trn_run *run, trn_step_report *report, eng_erro
     if (status == ENG_OK)
         status = run_micro_batches(run, report, error);
     if (status == ENG_OK)
-        status = trn_optimizer_norm(&run->optimizer, &report->gradient_norm, error);
+        status = trn_optimizer_norm(&run->optimizer, error);
     profile_optimizer(run, "gradient norm", 1, 2);
-    if (status != ENG_OK)
-        return status;
-    if (!is_usable(run, report)) {
-        report->outcome = TRN_STEP_NOT_FINITE;
-        return find_culprit(run, report, error);
-    }
-    status = trn_optimizer_update(&run->optimizer, report->rate, error);
+    if (status == ENG_OK && isfinite(report->loss))
+        status = trn_optimizer_update(&run->optimizer, report->rate, error);
     profile_optimizer(run, "AdamW", 7, 15);
-    return status;
+    bool usable = false;
+    if (status == ENG_OK)
+        status = trn_optimizer_outcome(&run->optimizer, &report->gradient_norm, &usable, error);
+    if (status != ENG_OK || (usable && isfinite(report->loss)))
+        return status;
+    report->outcome = TRN_STEP_NOT_FINITE;
+    return find_culprit(run, report, error);
 }
 
 eng_status trn_run_step(trn_run *run, trn_step_report *report, eng_error *error) {

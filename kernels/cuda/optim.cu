@@ -3,49 +3,62 @@
 //
 //     g = s grad;  m = b1 m + (1 - b1) g;  v = b2 v + (1 - b2) g^2
 //     p -= lr (m / c1 / (sqrt(v / c2) + eps) + weight_decay p),   c = 1 - b^step
-// The sum of squares is double: each block's threads add every other element in order, threads by halving, then one
-// block the blocks. The row table is not used.
+// A block of threads updates a run of one tensor, so that all tensors are one launch, and finds the scale in device
+// memory: one that is not a number says that the step is off. The sum of squares is double: each block's threads add
+// every other element in order, threads by halving, then one block the blocks. The row table is not used.
+#include <float.h>
+
 #include "kernels/cuda/elements.cuh"
 
 enum { THREADS = 256, QUAD = 4, SQUARE_BLOCKS = 1024 };
 
-static __global__ void __launch_bounds__(THREADS) adamw_kernel(const kern_adamw_args a, bool wide) {
-    cuda_begin();
-    cuda_await();
-    const int64_t i = ((int64_t)blockIdx.x * THREADS + threadIdx.x) * QUAD, left = a.count - i;
-    if (left <= 0)
-        return;
-    const float scale = a.grad_scale.f ? a.grad_scale.f[0] : 1.0f;
+static __device__ __forceinline__ void update_quad(const kern_adamw_args &a, const kern_adamw_run &run, float scale,
+                                                   bool wide, int32_t i) {
     const float rest1 = 1.0f - a.beta1, rest2 = 1.0f - a.beta2;
-    const cuda_quad grad = cuda_load(a.grad.f + i, left, wide);
-    cuda_quad parameter = cuda_load(a.parameter.f + i, left, wide);
-    cuda_quad m = cuda_load(a.m.f + i, left, wide), v = cuda_load(a.v.f + i, left, wide);
+    const int64_t left = run.count - i;
+    const cuda_quad grad = cuda_load(run.grad + i, left, wide);
+    cuda_quad parameter = cuda_load(run.parameter + i, left, wide);
+    cuda_quad m = cuda_load(run.m + i, left, wide), v = cuda_load(run.v + i, left, wide);
 #pragma unroll
     for (int j = 0; j < QUAD; j++) {
         const float g = scale * grad.v[j];
         m.v[j] = a.beta1 * m.v[j] + rest1 * g;
         v.v[j] = a.beta2 * v.v[j] + rest2 * (g * g);
         const float step = (m.v[j] / a.correction1) / (sqrtf(v.v[j] / a.correction2) + a.eps);
-        parameter.v[j] -= a.lr * (step + a.weight_decay * parameter.v[j]);
+        parameter.v[j] -= a.lr * (step + run.weight_decay * parameter.v[j]);
     }
-    cuda_store(a.m.f + i, m, left, wide);
-    cuda_store(a.v.f + i, v, left, wide);
-    cuda_store(a.parameter.f + i, parameter, left, wide);
+    cuda_store(run.m + i, m, left, wide);
+    cuda_store(run.v + i, v, left, wide);
+    cuda_store(run.parameter + i, parameter, left, wide);
+}
+
+// The runs are a constant of the training: they are read before the kernel before has ended.
+static __global__ void __launch_bounds__(THREADS) adamw_kernel(const kern_adamw_args a) {
+    cuda_begin();
+    kern_adamw_run run = ((const kern_adamw_run *)a.run.p)[blockIdx.x];
+    run.parameter = cuda_in_global(run.parameter), run.grad = cuda_in_global(run.grad);
+    run.m = cuda_in_global(run.m), run.v = cuda_in_global(run.v);
+    const uintptr_t places = (uintptr_t)run.parameter | (uintptr_t)run.grad | (uintptr_t)run.m | (uintptr_t)run.v;
+    cuda_await();
+    const float scale = a.grad_scale.f ? a.grad_scale.f[0] : 1.0f;
+    if (isnan(scale))
+        return;
+#pragma unroll 2
+    for (int32_t i = (int32_t)threadIdx.x * QUAD; i < run.count; i += THREADS * QUAD)
+        update_quad(a, run, scale, places % 16 == 0, i);
 }
 
 kern_status cuda_adamw_prepare(const kern_cuda *cuda, const void *args, size_t *workspace_bytes) {
     (void)cuda;
     (void)workspace_bytes;
     const kern_adamw_args *a = (const kern_adamw_args *)args;
-    const bool complete = a->parameter.ref && a->grad.ref && a->m.ref && a->v.ref;
-    return !complete || a->count < 0 || !(a->correction1 > 0) || !(a->correction2 > 0) ? KERN_INVALID : KERN_OK;
+    const bool corrects = a->correction1 > 0 && a->correction2 > 0;
+    return !a->run.ref || a->count < 0 || a->runs < 0 || !corrects ? KERN_INVALID : KERN_OK;
 }
 
 kern_status cuda_adamw_run(const cuda_step *step, const void *args) {
     const kern_adamw_args *a = (const kern_adamw_args *)args;
-    const bool wide =
-        cuda_is_wide(a->parameter.p) && cuda_is_wide(a->grad.p) && cuda_is_wide(a->m.p) && cuda_is_wide(a->v.p);
-    return cuda_start(step, adamw_kernel, cuda_blocks(a->count, THREADS * QUAD), THREADS, 0, *a, wide);
+    return a->runs > 0 ? cuda_start(step, adamw_kernel, a->runs, THREADS, 0, *a) : KERN_OK;
 }
 
 // ---------------------------------------------------------------------------------------------------- gradient norm
@@ -108,12 +121,12 @@ kern_status cuda_square_sum_run(const cuda_step *step, const void *args) {
                                (double *)a->sum.p);
 }
 
-// A norm that is not a number stays one in the scale, so that the caller's check of the step sees it.
 static __global__ void clip_kernel(const double *sum, float *scale, float clip) {
     cuda_begin();
     cuda_await();
     const double wanted = clip > 0 ? (double)clip / (sqrt(sum[0]) + 1e-6) : 1.0;
-    scale[0] = wanted > 1.0 ? 1.0f : (float)wanted;
+    const bool usable = isfinite(sum[0]) && (clip > 0 || sum[0] <= (double)FLT_MAX);
+    scale[0] = !usable ? NAN : wanted > 1.0 ? 1.0f : (float)wanted;
 }
 
 kern_status cuda_clip_scale_prepare(const kern_cuda *cuda, const void *args, size_t *workspace_bytes) {

@@ -218,14 +218,39 @@ static void add_attention(bench *b) {
         5 * product);
 }
 
+// An optimizer's runs, over vectors of `count` floats, a multiple of a run's.
+static kern_ptr runs_over(const bench *b, float *grad, int64_t count) {
+    float *weight = numbers(b, (size_t)count), *m = numbers(b, (size_t)count), *v = numbers(b, (size_t)count);
+    const size_t runs = (size_t)(count / KERN_ADAMW_RUN), bytes = runs * sizeof(kern_adamw_run);
+    kern_adamw_run *host = malloc(bytes);
+    kern_ptr made = {.ref = 0};
+    if (!host)
+        check(KERN_NO_MEMORY, "operands");
+    for (size_t r = 0; r < runs; r++) {
+        const size_t at = r * KERN_ADAMW_RUN;
+        host[r] = (kern_adamw_run){weight + at, grad + at, m + at, v + at, KERN_ADAMW_RUN, 0.1f};
+    }
+    check(kern_zero(b->stream, v, sizeof *v * (size_t)count), "operands");
+    check(kern_alloc(b->device, bytes, &made.p), "operands");
+    check(kern_upload(b->stream, made.p, host, bytes), "operands");
+    check(kern_synchronize(b->stream), "operands");
+    free(host);
+    return made;
+}
+
 static void add_rest(bench *b) {
     const int64_t count = 1 << 27;
-    kern_adamw_args adamw = {
-        .count = count, .lr = 1e-4f, .beta1 = 0.9f, .beta2 = 0.98f, .eps = 1e-8f, .correction1 = 1, .correction2 = 1};
-    adamw.parameter = parameter(b, (size_t)count), adamw.grad = parameter(b, (size_t)count);
-    adamw.m = parameter(b, (size_t)count), adamw.v = parameter(b, (size_t)count);
-    check(kern_zero(b->stream, adamw.v.p, sizeof(float) * (size_t)count), "operands");
-    const kern_square_sum_args squares = {adamw.grad, parameter(b, 2), count};
+    const kern_ptr grad = parameter(b, (size_t)count);
+    const kern_adamw_args adamw = {.run = runs_over(b, grad.f, count),
+                                   .count = count,
+                                   .runs = (int32_t)(count / KERN_ADAMW_RUN),
+                                   .lr = 1e-4f,
+                                   .beta1 = 0.9f,
+                                   .beta2 = 0.98f,
+                                   .eps = 1e-8f,
+                                   .correction1 = 1,
+                                   .correction2 = 1};
+    const kern_square_sum_args squares = {grad, parameter(b, 2), count};
     const kern_embed_backward_args embed = {activation(b, WIDTH), parameter(b, (size_t)VOCABULARY * WIDTH), WIDTH, 1};
     add(b, "embedding, backward", KERN_OP_EMBED_BACKWARD, (arguments){.embed = embed}, 3 * WIDTH, 0, 0);
     add(b, "AdamW, 134M parameters", KERN_OP_ADAMW, (arguments){.adamw = adamw}, 0, 7.0 * (double)count, 0);

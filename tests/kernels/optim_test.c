@@ -1,56 +1,141 @@
 // SPDX-License-Identifier: Apache-2.0
-// AdamW over several steps against its reference, the sum of squares in double, the clipping scale.
+// AdamW over several tensors and steps against its reference, the sum of squares in double, the clipping scale.
 //
-// A norm that is not a number must reach the scale; a sum must not know the number of threads.
+// A norm that is of no use must make the scale no number, and that the update must leave out; a sum must not know the
+// number of threads.
 #include "kernels/ref/elementwise.h"
 #include "tests/kernels/kernel_test.h"
 
-static void check_adamw(kernel_test *test, int64_t length, bool scaled) {
-    size_t count = (size_t)length;
-    const kern_ref_adamw rule = {(double)1e-2f, (double)0.9f, (double)0.98f, (double)1e-8f, (double)0.1f, 0};
-    float *parameter = kernel_test_floats(test, count, -1, 1), *m = kernel_test_zero_floats(test, count);
-    float *v = kernel_test_zero_floats(test, count), grad_scale = 0.25f;
-    double *parameter_want = kernel_test_widened(test, parameter, count),
-           *m_want = kernel_test_zero_doubles(test, count);
-    double *v_want = kernel_test_zero_doubles(test, count);
-    kernel_test_lend(test, &grad_scale, sizeof grad_scale);
-    for (int step = 1; step <= 5; step++) {
-        float *grad = kernel_test_floats(test, count, -1, 1);
-        kern_ref_adamw at = rule;
-        at.step = step;
-        kern_adamw_args args = {{parameter},
-                                {grad},
-                                {m},
-                                {v},
-                                {scaled ? &grad_scale : NULL},
-                                length,
-                                1e-2f,
-                                0.9f,
-                                0.98f,
-                                1e-8f,
-                                0.1f,
-                                (float)(1 - pow(rule.beta1, step)),
-                                (float)(1 - pow(rule.beta2, step))};
-        kernel_test_launch(test, KERN_OP_ADAMW, &args);
-        for (size_t i = 0; i < count; i++)
-            kern_ref_adamw_step(at, (scaled ? 0.25 : 1.0) * (double)grad[i], &parameter_want[i], &m_want[i],
-                                &v_want[i]);
+enum { TENSORS = 4, STEPS = 5 };
+
+typedef struct tensor {
+    int32_t first, count; // of the vectors that lie behind one another
+    double decay;
+} tensor;
+
+// One element, a length that no vector of floats divides, a whole run, and one that needs several.
+static const tensor tensors[TENSORS] = {
+    {0, 1, 0.1}, {16, 37, 0}, {64, KERN_ADAMW_RUN, 0}, {64 + KERN_ADAMW_RUN + 3, 20011, 0.1}};
+enum { FLOATS = 64 + KERN_ADAMW_RUN + 3 + 20011 + 5, RUNS = 1 + 1 + 1 + 5 };
+
+// The vectors that a device updates, as the test's memory has them.
+typedef struct vectors {
+    float *parameter, *grad, *m, *v;
+} vectors;
+
+static vectors make_vectors(kernel_test *test) {
+    return (vectors){kernel_test_floats(test, FLOATS, -1, 1), kernel_test_floats(test, FLOATS, -1, 1),
+                     kernel_test_zero_floats(test, FLOATS), kernel_test_zero_floats(test, FLOATS)};
+}
+
+static kern_adamw_run *make_runs(kernel_test *test, const vectors *x) {
+    kern_adamw_run *run = kernel_test_bytes(test, RUNS * sizeof *run);
+    int32_t runs = 0;
+    for (int t = 0; t < TENSORS; t++)
+        for (int32_t at = 0; at < tensors[t].count; at += KERN_ADAMW_RUN) {
+            const int32_t first = tensors[t].first + at, left = tensors[t].count - at;
+            run[runs++] = (kern_adamw_run){.parameter = (float *)kernel_test_on_device(test, x->parameter + first),
+                                           .grad = (float *)kernel_test_on_device(test, x->grad + first),
+                                           .m = (float *)kernel_test_on_device(test, x->m + first),
+                                           .v = (float *)kernel_test_on_device(test, x->v + first),
+                                           .count = left < KERN_ADAMW_RUN ? left : KERN_ADAMW_RUN,
+                                           .weight_decay = (float)tensors[t].decay};
+        }
+    ck_assert_int_eq(runs, RUNS);
+    return run;
+}
+
+static kern_adamw_args adamw_args(kern_adamw_run *run, float *grad_scale, int step) {
+    return (kern_adamw_args){.run.p = run,
+                             .grad_scale.f = grad_scale,
+                             .count = 1 + 37 + KERN_ADAMW_RUN + 20011,
+                             .runs = RUNS,
+                             .lr = 1e-2f,
+                             .beta1 = 0.9f,
+                             .beta2 = 0.98f,
+                             .eps = 1e-8f,
+                             .correction1 = (float)(1 - pow((double)0.9f, step)),
+                             .correction2 = (float)(1 - pow((double)0.98f, step))};
+}
+
+// The runs tell a device where the vectors are: they go over and come back beside the operands.
+static void launch_adamw(kernel_test *test, const vectors *x, const kern_adamw_args *args) {
+    float *const all[] = {x->parameter, x->grad, x->m, x->v};
+    for (size_t i = 0; test->cuda && i < sizeof all / sizeof *all; i++)
+        kernel_test_send(test, kernel_test_find(test, all[i]));
+    kernel_test_launch(test, KERN_OP_ADAMW, args);
+    for (size_t i = 0; test->cuda && i < sizeof all / sizeof *all; i++)
+        ck_assert_int_eq(
+            kern_download(test->stream, all[i], kernel_test_on_device(test, all[i]), FLOATS * sizeof(float)), KERN_OK);
+    ck_assert_int_eq(kern_synchronize(test->stream), KERN_OK);
+}
+
+typedef struct wanted {
+    double *parameter, *m, *v;
+} wanted;
+
+static void step_reference(const wanted *want, const float *grad, double scale, int step) {
+    for (int t = 0; t < TENSORS; t++) {
+        const kern_ref_adamw rule = {
+            (double)1e-2f, (double)0.9f, (double)0.98f, (double)1e-8f, (double)(float)tensors[t].decay, step};
+        for (int32_t i = tensors[t].first; i < tensors[t].first + tensors[t].count; i++)
+            kern_ref_adamw_step(rule, scale * (double)grad[i], &want->parameter[i], &want->m[i], &want->v[i]);
     }
-    kernel_test_assert_norm(m, m_want, count, 1e-6);
-    kernel_test_assert_norm(v, v_want, count, 1e-6);
-    kernel_test_assert_norm(parameter, parameter_want, count, 1e-6);
+}
+
+static void check_adamw(kernel_test *test, bool scaled) {
+    const vectors x = make_vectors(test);
+    kern_adamw_run *run = make_runs(test, &x);
+    const wanted want = {kernel_test_widened(test, x.parameter, FLOATS), kernel_test_zero_doubles(test, FLOATS),
+                         kernel_test_zero_doubles(test, FLOATS)};
+    float *grad_scale = kernel_test_floats(test, 1, 0.25, 0.25);
+    for (int step = 1; step <= STEPS; step++) {
+        for (int i = 0; i < FLOATS; i++)
+            x.grad[i] = (float)(2 * kernel_test_uniform(test) - 1);
+        const kern_adamw_args args = adamw_args(run, scaled ? grad_scale : NULL, step);
+        launch_adamw(test, &x, &args);
+        step_reference(&want, x.grad, scaled ? 0.25 : 1, step);
+    }
+    for (int t = 0; t < TENSORS; t++) {
+        const int32_t first = tensors[t].first;
+        const size_t count = (size_t)tensors[t].count;
+        kernel_test_assert_norm(x.m + first, want.m + first, count, 1e-6);
+        kernel_test_assert_norm(x.v + first, want.v + first, count, 1e-6);
+        kernel_test_assert_norm(x.parameter + first, want.parameter + first, count, 1e-6);
+    }
+    for (int i = 0; i < FLOATS; i++) // what belongs to no tensor is left alone
+        ck_assert((float)want.parameter[i] != x.parameter[i] || want.m[i] != 0 || x.m[i] == 0);
 }
 
 START_TEST(adamw_equals_reference) {
+    for (int scaled = 0; scaled < 2; scaled++) {
+        kernel_test test;
+        if (!kernel_test_open(&test, _i, "cpu"))
+            MESA_TEST_SKIP("no device %s", kernel_test_device_name(_i));
+        check_adamw(&test, scaled);
+        kernel_test_close(&test);
+    }
+}
+END_TEST
+
+// A scale that is not a number, and no runs at all.
+START_TEST(adamw_may_be_off) {
     kernel_test test;
     if (!kernel_test_open(&test, _i, "cpu"))
         MESA_TEST_SKIP("no device %s", kernel_test_device_name(_i));
-    check_adamw(&test, 1, false);
-    check_adamw(&test, 37, true);
-    check_adamw(&test, 20011, false);
-    float *none = kernel_test_zero_floats(&test, 1);
-    kern_adamw_args nothing = {{none}, {none}, {none}, {none}, {NULL}, 0, 1, 0, 0, 1, 0, 1, 1};
-    kernel_test_launch(&test, KERN_OP_ADAMW, &nothing);
+    const vectors x = make_vectors(&test);
+    const float *parameter = kernel_test_copy(&test, x.parameter, FLOATS);
+    const float *zeros = kernel_test_zero_floats(&test, FLOATS);
+    float *grad_scale = kernel_test_floats(&test, 1, 1, 1);
+    kern_adamw_args args = adamw_args(make_runs(&test, &x), grad_scale, 1);
+    *grad_scale = NAN;
+    launch_adamw(&test, &x, &args);
+    *grad_scale = 1;
+    args.runs = 0, args.count = 0;
+    launch_adamw(&test, &x, &args);
+    kernel_test_assert_same(x.parameter, parameter, FLOATS);
+    kernel_test_assert_same(x.m, zeros, FLOATS);
+    kernel_test_assert_same(x.v, zeros, FLOATS);
     kernel_test_close(&test);
 }
 END_TEST
@@ -100,8 +185,9 @@ START_TEST(clip_scale) {
     ck_assert(scale_of(&test, 0.25, 1) == 1);
     ck_assert_double_le(fabs((double)scale_of(&test, 16, 1) - 0.25), 1e-6);
     ck_assert(scale_of(&test, 16, 0) == 1 && scale_of(&test, 16, -1) == 1);
-    ck_assert(isnan(scale_of(&test, (double)NAN, 1)));
-    ck_assert(scale_of(&test, (double)INFINITY, 1) == 0);
+    ck_assert(isnan(scale_of(&test, (double)NAN, 1)) && isnan(scale_of(&test, (double)NAN, 0)));
+    ck_assert(isnan(scale_of(&test, (double)INFINITY, 1)));
+    ck_assert(scale_of(&test, 1e40, 1) > 0 && isnan(scale_of(&test, 1e40, 0))); // whose square is no float
     kernel_test_close(&test);
 }
 END_TEST
@@ -110,9 +196,13 @@ START_TEST(arguments_are_checked) {
     kernel_test test;
     float place[4] = {0};
     ck_assert(kernel_test_open(&test, 0, "cpu"));
-    kern_adamw_args args = {{place}, {place}, {place}, {place}, {NULL}, 4, 1, 0, 0, 1, 0, 0, 1}; // correction 0: step 0
+    kern_adamw_args args = {.run.f = place, .runs = 1, .count = 1, .correction2 = 1}; // correction1 0: step 0
     kernel_test_assert_refused(&test, KERN_OP_ADAMW, &args, KERN_INVALID);
-    args.correction1 = 1, args.v.p = NULL;
+    args.correction1 = 1;
+    kernel_test_assert_refused(&test, KERN_OP_ADAMW, &args, KERN_OK);
+    args.runs = -1;
+    kernel_test_assert_refused(&test, KERN_OP_ADAMW, &args, KERN_INVALID);
+    args.runs = 1, args.run.p = NULL;
     kernel_test_assert_refused(&test, KERN_OP_ADAMW, &args, KERN_INVALID);
     kern_square_sum_args sum = {{place}, {place}, -1};
     kernel_test_assert_refused(&test, KERN_OP_SQUARE_SUM, &sum, KERN_INVALID);
@@ -126,6 +216,7 @@ static Suite *optim_suite(void) {
     Suite *suite = suite_create("optim");
     TCase *tests = tcase_create("optim");
     tcase_add_loop_test(tests, adamw_equals_reference, 0, KERNEL_TEST_DEVICES);
+    tcase_add_loop_test(tests, adamw_may_be_off, 0, KERNEL_TEST_DEVICES);
     tcase_add_loop_test(tests, square_sum_is_double_and_fixed, 0, KERNEL_TEST_DEVICES);
     tcase_add_loop_test(tests, clip_scale, 0, KERNEL_TEST_DEVICES);
     tcase_add_test(tests, arguments_are_checked);

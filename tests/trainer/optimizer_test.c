@@ -39,10 +39,10 @@ static void teardown(fixture *f) {
     kern_device_close(f->device);
 }
 
-static void fill_gradients(const fixture *f, int update) {
+static void fill_gradients(const fixture *f, int step) {
     for (int32_t t = 0; t < f->model->tensors; t++)
         for (int64_t i = 0; i < f->model->tensor[t].count; i++)
-            f->weights->grad[t][i] = 1e-3F * (float)((i * 37 + t * 11 + update * 5) % 101 - 50);
+            f->weights->grad[t][i] = 1e-3F * (float)((i * 37 + t * 11 + step * 5) % 101 - 50);
 }
 
 static double true_norm(const fixture *f) {
@@ -51,6 +51,17 @@ static double true_norm(const fixture *f) {
         for (int64_t i = 0; i < f->model->tensor[t].count; i++)
             sum += (double)f->weights->grad[t][i] * (double)f->weights->grad[t][i];
     return sqrt(sum);
+}
+
+// Norm, update and outcome as a step has them.
+static double update(fixture *f, double rate) {
+    double norm = 0;
+    bool usable = false;
+    ck_assert_int_eq(trn_optimizer_norm(&f->optimizer, NULL), ENG_OK);
+    ck_assert_int_eq(trn_optimizer_update(&f->optimizer, rate, NULL), ENG_OK);
+    ck_assert_int_eq(trn_optimizer_outcome(&f->optimizer, &norm, &usable, NULL), ENG_OK);
+    ck_assert(usable);
+    return norm;
 }
 
 typedef struct reference {
@@ -65,13 +76,11 @@ static void expect_updates(double clip) {
     reference *expected = calloc((size_t)f.weights->count, sizeof *expected);
     for (int64_t i = 0; i < f.weights->count; i++)
         expected[i].parameter = (double)f.weights->masters[i];
-    for (int update = 1; update <= 3; update++) {
-        double norm = 0;
-        fill_gradients(&f, update);
+    for (int step = 1; step <= 3; step++) {
+        fill_gradients(&f, step);
         double wanted_norm = true_norm(&f), scale = clip > 0 ? fmin(1, clip / (wanted_norm + 1e-6)) : 1;
-        ck_assert_int_eq(trn_optimizer_norm(&f.optimizer, &norm, NULL), ENG_OK);
-        ck_assert_double_eq_tol(norm, wanted_norm, 1e-9 * wanted_norm);
-        ck_assert_int_eq(trn_optimizer_update(&f.optimizer, rate, NULL), ENG_OK);
+        ck_assert_double_eq_tol(update(&f, rate), wanted_norm, 1e-9 * wanted_norm);
+        ck_assert_int_eq(f.optimizer.updates, step);
         for (int32_t t = 0; t < f.model->tensors; t++) {
             const eng_tensor *tensor = &f.model->tensor[t];
             reference *r = expected + (f.weights->master[t] - f.weights->masters);
@@ -79,10 +88,10 @@ static void expect_updates(double clip) {
                 double g = scale * (double)f.weights->grad[t][i];
                 r->m = 0.9 * r->m + 0.1 * g;
                 r->v = 0.98 * r->v + 0.02 * g * g;
-                double m = r->m / (1 - pow(0.9, update)), v = r->v / (1 - pow(0.98, update));
+                double m = r->m / (1 - pow(0.9, step)), v = r->v / (1 - pow(0.98, step));
                 r->parameter -= rate * (m / (sqrt(v) + 1e-8) + (tensor->decay ? 0.1 : 0) * r->parameter);
                 ck_assert_msg(fabs((double)f.weights->master[t][i] - r->parameter) < 2e-6, "%s[%lld] update %d",
-                              tensor->name, (long long)i, update);
+                              tensor->name, (long long)i, step);
             }
         }
     }
@@ -104,14 +113,11 @@ START_TEST(only_linear_weights_decay) {
     const trn_adamw adamw = {.beta1 = 0.9, .beta2 = 0.98, .eps = 1e-8, .weight_decay = 0.5};
     fixture f = {0};
     setup(&f, &adamw);
-    double norm = 0;
     int linear = 0;
     float *before = malloc(sizeof *before * (size_t)f.weights->count);
     memcpy(before, f.weights->masters, sizeof *before * (size_t)f.weights->count);
     ck_assert_int_eq(trn_optimizer_zero_gradients(&f.optimizer, NULL), ENG_OK);
-    ck_assert_int_eq(trn_optimizer_norm(&f.optimizer, &norm, NULL), ENG_OK);
-    ck_assert(norm == 0);
-    ck_assert_int_eq(trn_optimizer_update(&f.optimizer, 0.1, NULL), ENG_OK); // no gradient: decay alone
+    ck_assert(update(&f, 0.1) == 0); // no gradient: decay alone
     for (int32_t t = 0; t < f.model->tensors; t++) {
         const eng_tensor *tensor = &f.model->tensor[t];
         const float *old = before + (f.weights->master[t] - f.weights->masters);
@@ -127,18 +133,44 @@ START_TEST(only_linear_weights_decay) {
 }
 END_TEST
 
-START_TEST(a_gradient_that_is_not_finite_shows_in_the_norm) {
+// The update was launched before anybody knew; it leaves weights and moments alone, and is not counted.
+START_TEST(a_gradient_that_is_of_no_use_updates_nothing) {
     const trn_adamw adamw = {.beta1 = 0.9, .beta2 = 0.98, .eps = 1e-8};
     fixture f = {0};
     setup(&f, &adamw);
-    const float bad[] = {NAN, INFINITY, -INFINITY};
-    for (int i = 0; i < 3; i++) {
+    const float bad[] = {NAN, INFINITY, -INFINITY, 1e30f}; // the last one's square is infinite
+    size_t bytes = sizeof(float) * (size_t)f.weights->count;
+    float *before = malloc(bytes);
+    memcpy(before, f.weights->masters, bytes);
+    for (int i = 0; i < 4; i++) {
         double norm = 0;
+        bool usable = true;
         fill_gradients(&f, 0);
         f.weights->grad[f.model->tensors - 1][5] = bad[i];
-        ck_assert_int_eq(trn_optimizer_norm(&f.optimizer, &norm, NULL), ENG_OK);
-        ck_assert(!isfinite(norm));
+        ck_assert_int_eq(trn_optimizer_norm(&f.optimizer, NULL), ENG_OK);
+        ck_assert_int_eq(trn_optimizer_update(&f.optimizer, 0.1, NULL), ENG_OK);
+        ck_assert_int_eq(trn_optimizer_outcome(&f.optimizer, &norm, &usable, NULL), ENG_OK);
+        ck_assert(isfinite(norm) == (i == 3) && !usable);
+        ck_assert_mem_eq(before, f.weights->masters, bytes);
+        ck_assert(f.optimizer.m[0] == 0 && f.optimizer.v[0] == 0);
+        ck_assert_int_eq(f.optimizer.updates, 0);
     }
+    free(before);
+    teardown(&f);
+}
+END_TEST
+
+START_TEST(the_gate_may_be_updated_alone) {
+    const trn_adamw adamw = {.beta1 = 0.9, .beta2 = 0.98, .eps = 1e-8, .gate_alone = true};
+    fixture f = {0};
+    setup(&f, &adamw); // which has no gate
+    size_t bytes = sizeof(float) * (size_t)f.weights->count;
+    float *before = malloc(bytes);
+    memcpy(before, f.weights->masters, bytes);
+    fill_gradients(&f, 1);
+    update(&f, 0.1);
+    ck_assert_mem_eq(before, f.weights->masters, bytes);
+    free(before);
     teardown(&f);
 }
 END_TEST
@@ -153,10 +185,8 @@ START_TEST(moments_come_back_from_a_file) {
     fixture a = {0}, b = {0};
     setup(&a, &adamw);
     setup(&b, &adamw);
-    double norm = 0;
     fill_gradients(&a, 1);
-    ck_assert_int_eq(trn_optimizer_norm(&a.optimizer, &norm, NULL), ENG_OK);
-    ck_assert_int_eq(trn_optimizer_update(&a.optimizer, 0.01, NULL), ENG_OK);
+    update(&a, 0.01);
     ck_assert_int_eq(trn_optimizer_save(&a.optimizer, temp_path("o.safetensors"), NULL), ENG_OK);
     ck_assert_int_eq(load_from(&b.optimizer, "o.safetensors", NULL), ENG_OK);
     size_t bytes = sizeof(float) * (size_t)a.weights->count;
@@ -184,7 +214,8 @@ static Suite *optimizer_suite(void) {
     tcase_add_test(cases, updates_follow_the_formula);
     tcase_add_test(cases, long_gradients_are_clipped);
     tcase_add_test(cases, only_linear_weights_decay);
-    tcase_add_test(cases, a_gradient_that_is_not_finite_shows_in_the_norm);
+    tcase_add_test(cases, a_gradient_that_is_of_no_use_updates_nothing);
+    tcase_add_test(cases, the_gate_may_be_updated_alone);
     tcase_add_test(cases, moments_come_back_from_a_file);
     suite_add_tcase(suite, cases);
     return suite;

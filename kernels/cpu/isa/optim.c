@@ -4,8 +4,9 @@
 //     g = s grad;  m = b1 m + (1 - b1) g;  v = b2 v + (1 - b2) g^2
 //     p -= lr (m / c1 / (sqrt(v / c2) + eps) + weight_decay p),   c = 1 - b^step
 // The sum of squares is double: each block of SQUARE_BLOCK elements is summed in lanes, then the blocks in order. A
-// norm that is not a number stays one in the scale, so that the caller's check of the step sees it. The row table is
-// not used.
+// scale that is not a number says that the step is off. The row table is not used.
+#include <float.h>
+
 #include "kernels/cpu/isa/elementwise.h"
 
 enum { SQUARE_BLOCK = 16384 };
@@ -16,22 +17,28 @@ typedef float vh __attribute__((vector_size(KERN_VL * 2)));
 typedef float vh_unaligned __attribute__((vector_size(KERN_VL * 2), aligned(4), may_alias));
 enum { HALF = KERN_VL / 2 };
 
-static void adamw_range(const kern_cpu *cpu, const kern_rows *rows, const void *args, int64_t first, int64_t end) {
+static void update_run(const kern_adamw_args *a, const kern_adamw_run *run, float grad_scale) {
+    const float rest1 = 1.0f - a->beta1, rest2 = 1.0f - a->beta2;
+    for (int32_t i = 0; i < run->count; i += KERN_VL) {
+        const int64_t left = run->count - i;
+        vf grad = grad_scale * vf_load_upto(run->grad + i, left), parameter = vf_load_upto(run->parameter + i, left);
+        vf m = a->beta1 * vf_load_upto(run->m + i, left) + rest1 * grad;
+        vf v = a->beta2 * vf_load_upto(run->v + i, left) + rest2 * (grad * grad);
+        vf step = (m / a->correction1) / (vf_sqrt(v / a->correction2) + a->eps);
+        vf_store_upto(run->m + i, m, left);
+        vf_store_upto(run->v + i, v, left);
+        vf_store_upto(run->parameter + i, parameter - a->lr * (step + run->weight_decay * parameter), left);
+    }
+}
+
+static void update_runs(const kern_cpu *cpu, const kern_rows *rows, const void *args, int64_t first, int64_t end) {
     (void)cpu;
     (void)rows;
     const kern_adamw_args *a = args;
+    const kern_adamw_run *run = a->run.p;
     const float grad_scale = a->grad_scale.f ? a->grad_scale.f[0] : 1.0f;
-    const float rest1 = 1.0f - a->beta1, rest2 = 1.0f - a->beta2;
-    for (int64_t i = first; i < end; i += KERN_VL) {
-        int64_t left = end - i;
-        vf grad = grad_scale * vf_load_upto(a->grad.f + i, left), parameter = vf_load_upto(a->parameter.f + i, left);
-        vf m = a->beta1 * vf_load_upto(a->m.f + i, left) + rest1 * grad;
-        vf v = a->beta2 * vf_load_upto(a->v.f + i, left) + rest2 * (grad * grad);
-        vf step = (m / a->correction1) / (vf_sqrt(v / a->correction2) + a->eps);
-        vf_store_upto(a->m.f + i, m, left);
-        vf_store_upto(a->v.f + i, v, left);
-        vf_store_upto(a->parameter.f + i, parameter - a->lr * (step + a->weight_decay * parameter), left);
-    }
+    for (int64_t r = first; r < end; r++)
+        update_run(a, &run[r], grad_scale);
 }
 
 static inline vd square_at(const float *x) {
@@ -77,12 +84,13 @@ static void square_sum_blocks(const kern_cpu *cpu, const kern_rows *rows, const 
 KERN_PREPARE(adamw, kern_adamw_args) {
     (void)cpu;
     *thread_bytes = 0;
-    bool complete = a->parameter.ref && a->grad.ref && a->m.ref && a->v.ref;
-    return !complete || a->count < 0 || !(a->correction1 > 0) || !(a->correction2 > 0) ? KERN_INVALID : KERN_OK;
+    const bool corrects = a->correction1 > 0 && a->correction2 > 0;
+    return !a->run.ref || a->count < 0 || a->runs < 0 || !corrects ? KERN_INVALID : KERN_OK;
 }
 
 KERN_RUN(adamw, kern_adamw_args) {
-    kern_over(adamw_range, cpu, rows, a, a->count, 15.0 * (double)a->count);
+    if (!a->grad_scale.f || !isnan(a->grad_scale.f[0]))
+        kern_over(update_runs, cpu, rows, a, a->runs, 15.0 * (double)a->count);
     return KERN_OK;
 }
 
@@ -114,8 +122,8 @@ KERN_PREPARE(clip_scale, kern_clip_scale_args) {
 KERN_RUN(clip_scale, kern_clip_scale_args) {
     (void)cpu;
     (void)rows;
-    const double *sum = a->sum.p;
-    double scale = a->clip > 0 ? a->clip / (sqrt(sum[0]) + 1e-6) : 1.0;
-    a->scale.f[0] = scale > 1.0 ? 1.0f : (float)scale;
+    const double sum = *(const double *)a->sum.p, scale = a->clip > 0 ? a->clip / (sqrt(sum) + 1e-6) : 1.0;
+    const bool usable = isfinite(sum) && (a->clip > 0 || sum <= (double)FLT_MAX);
+    a->scale.f[0] = !usable ? NAN : scale > 1.0 ? 1.0f : (float)scale;
     return KERN_OK;
 }
