@@ -6,6 +6,8 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "trainer/progress.h"
+
 eng_status trn_batch_create(trn_runner *runner, trn_batch *out, eng_error *error) {
     size_t tokens = (size_t)runner->plan->options.max_tokens;
     bool solves = runner->plan->solves.ref != 0;
@@ -72,6 +74,8 @@ eng_status trn_batch_run(trn_batch *batch, eng_error *error) {
     eng_status status = trn_runner_run(runner, error);
     if (status == ENG_OK)
         status = trn_runner_read(runner, plan->loss, batch->loss, sizeof *batch->loss * tokens, error);
+    for (size_t i = 0; status == ENG_OK && i < tokens; i++)
+        batch->loss[i] = (float)trn_unsigned_nan((double)batch->loss[i]);
     if (status == ENG_OK && plan->best.ref)
         status = trn_runner_read(runner, plan->best, batch->best, sizeof *batch->best * tokens, error);
     if (status == ENG_OK && plan->loops.ref)

@@ -10,7 +10,7 @@
 
 typedef struct trn_batch {
     trn_runner *runner;                  // borrowed; its plan is a SCORE or a TRAIN plan
-    float *loss;                         // (max_tokens) of each token, 0 without target; after trn_batch_run
+    float *loss;                         // (max_tokens) of each token, 0 without target, a NaN without sign
     int32_t *best;                       // (max_tokens) of a SCORE plan: its likeliest id, -1 without target
     int32_t *loops;                      // (max_tokens) of a plan with loops: where each is read, from 1; else 0
     kern_solve_sum *token_solves;        // (max_tokens) of the forward solves; NULL: no Mesa layer

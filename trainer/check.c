@@ -17,6 +17,7 @@
 #include "trainer/jsonl.h"
 #include "trainer/options.h"
 #include "trainer/probe.h"
+#include "trainer/progress.h"
 
 // Float32 noise of the expected data times a small factor; states that live long amplify it, hence the second set.
 typedef struct tolerances {
@@ -53,7 +54,7 @@ static double relative_error(const float *mine, const float *expected, int64_t c
 // A NaN is outside every tolerance.
 static void judge(check *c, const char *what, double error, double tolerance) {
     bool inside = error <= tolerance;
-    printf("%-58s %9.2e  (%.0e)%s\n", what, error, tolerance, inside ? "" : "  OUTSIDE");
+    printf("%-58s %9.2e  (%.0e)%s\n", what, trn_unsigned_nan(error), tolerance, inside ? "" : "  OUTSIDE");
     c->compared++;
     c->outside += !inside;
 }

@@ -9,6 +9,7 @@
 #include <string.h>
 
 #include "engine/forward.h"
+#include "trainer/progress.h"
 
 enum { ALIGNMENT = 16 };
 
@@ -228,7 +229,7 @@ eng_status trn_optimizer_norm(trn_optimizer *optimizer, eng_error *error) {
 
 eng_status trn_optimizer_outcome(trn_optimizer *optimizer, double *norm, bool *usable, eng_error *error) {
     eng_status status = eng_fail_kernel(error, kern_event_wait(optimizer->known), "reading the gradient's norm");
-    *norm = sqrt(optimizer->told->squares);
+    *norm = trn_unsigned_nan(sqrt(optimizer->told->squares));
     *usable = status == ENG_OK && !isnan(optimizer->told->scale);
     optimizer->updates += *usable && optimizer->updating;
     optimizer->updating = false;

@@ -9,6 +9,7 @@
 #include <sys/stat.h>
 
 #include "engine/files.h"
+#include "trainer/progress.h"
 #include "trainer/runner.h"
 
 eng_status trn_probe_open(const char *dir, const char *device, bool trainable, kern_storage storage, trn_probe *out,
@@ -172,6 +173,7 @@ eng_status trn_probe_gradients(trn_probe *probe, const int32_t *ids, int32_t cou
         status = trn_runner_read(&runner, one, &token_loss, sizeof token_loss, error);
         *loss += (double)token_loss / pairs;
     }
+    *loss = trn_unsigned_nan(*loss);
     trn_runner_free(&runner);
     return status;
 }

@@ -5,6 +5,7 @@
 #ifndef TRAINER_PROGRESS_H
 #define TRAINER_PROGRESS_H
 
+#include <math.h>
 #include <stdbool.h>
 #include <stdint.h>
 
@@ -23,6 +24,11 @@ __attribute__((format(printf, 2, 3))) void trn_progress_show(trn_progress *progr
 // "WHAT: 12 %, 0:31 left" when due; context is a trn_progress.
 void trn_progress_part(void *context, uint64_t done, uint64_t total, const char *what);
 void trn_progress_end(trn_progress *progress); // clears the line
+
+// What is shown of a NaN that the processor gave a sign: printf would write "-nan".
+static inline double trn_unsigned_nan(double value) {
+    return isnan(value) ? (double)NAN : value;
+}
 
 // "1:02:03" or "2:03" of a duration.
 const char *trn_duration(double seconds, char text[24]);

@@ -315,6 +315,8 @@ START_TEST(a_step_that_is_not_finite_changes_nothing) {
     size_t bytes = sizeof(float) * (size_t)run.weights->count;
     ck_assert_int_eq(trn_run_step(&run, &report, NULL), ENG_OK);
     ck_assert_int_eq(report.outcome, TRN_STEP_NOT_FINITE);
+    ck_assert(isnan(report.loss) && !signbit(report.loss)); // "-nan" is nobody's number
+    ck_assert(!signbit(report.gradient_norm));
     ck_assert_str_eq(report.culprit, "weight model.norm.weight");
     ck_assert_int_eq(report.first_place, 2);
     ck_assert_mem_eq(weights, run.weights->masters, bytes);
