@@ -172,8 +172,7 @@ static int bench(bench_options *o, json_t *fields) {
 int cli_command_bench(int argc, char **argv) {
     bench_options o = {.timeout = 600, .seed = 1, .prompt_tokens = {128, 128}, .max_tokens = {64, 64}};
     const cli_option options[] = {
-        {"url", "URL", CLI_TEXT, &o.url, "http://HOST:PORT, https://HOST or unix:PATH (default MESA_URL)"},
-        {"key-file", "FILE", CLI_TEXT, &o.key_file, "the key is the file's first line (default MESA_API_KEY)"},
+        CLI_ENDPOINT_OPTIONS(o.url, o.key_file),
         {"concurrency", "N,...", CLI_LIST, &o.concurrency, "closed loop: so many requests at a time (default 1)"},
         {"rate", "X,...", CLI_LIST, &o.rate, "open loop: so many arrivals a second, a Poisson process"},
         {"requests", "N", CLI_INTEGER, &o.requests, "requests of a level (default 64, or any number in --seconds)"},
@@ -202,13 +201,12 @@ int cli_command_bench(int argc, char **argv) {
                                    .option_count = sizeof options / sizeof *options,
                                    .takes_fields = true};
     json_t *fields = json_object();
-    int positional = 0, result = CLI_EXIT_USAGE;
+    int positional = 0;
 
     const cli_parsed parsed = cli_options_parse(&line, argc, argv, fields, NULL, &positional);
-    if (parsed == CLI_HELPED)
-        result = CLI_EXIT_OK;
-    else if (parsed == CLI_PARSED && check_options(&o))
-        result = bench(&o, fields);
+    int result = cli_parsed_exit(parsed);
+    if (parsed == CLI_PARSED)
+        result = check_options(&o) ? bench(&o, fields) : CLI_EXIT_USAGE;
     json_decref(fields);
     return result;
 }

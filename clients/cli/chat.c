@@ -212,11 +212,10 @@ static int run(const chat_options *options, json_t *body) {
 int cli_command_chat(int argc, char **argv) {
     chat_options o = {0};
     const cli_option options[] = {
-        {"url", "URL", CLI_TEXT, &o.url, "http://HOST:PORT, https://HOST or unix:PATH (default MESA_URL)"},
-        {"key-file", "FILE", CLI_TEXT, &o.key_file, "the key is the file's first line (default MESA_API_KEY)"},
+        CLI_ENDPOINT_OPTIONS(o.url, o.key_file),
         {"system", "TEXT", CLI_TEXT, &o.system, "what the model is told before the conversation"},
         {"usage", NULL, CLI_FLAG, &o.usage, "tokens, time and solver steps on standard error"},
-        {"timeout", "SECONDS", CLI_REAL, &o.timeout, "give an answer up after this time (default: never)"},
+        {"timeout", "SECONDS", CLI_SECONDS, &o.timeout, "give an answer up after this time (default: never)"},
     };
     const cli_command_line line = {.usage = "chat [options] [MESSAGE]",
                                    .summary = "Says the message and prints the answer; without one, each line of "
@@ -227,15 +226,10 @@ int cli_command_chat(int argc, char **argv) {
                                    .takes_fields = true,
                                    .max_positional = 1};
     json_t *body = json_object();
-    int positional = 0, result = CLI_EXIT_USAGE;
+    int positional = 0;
 
     const cli_parsed parsed = cli_options_parse(&line, argc, argv, body, &o.message, &positional);
-    if (parsed == CLI_HELPED)
-        result = CLI_EXIT_OK;
-    else if (parsed == CLI_PARSED && !(o.timeout >= 0 && o.timeout <= 1e6))
-        cli_complain("--timeout: not in 0..1000000");
-    else if (parsed == CLI_PARSED)
-        result = run(&o, body);
+    const int result = parsed == CLI_PARSED ? run(&o, body) : cli_parsed_exit(parsed);
     json_decref(body);
     return result;
 }

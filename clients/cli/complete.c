@@ -167,16 +167,25 @@ static int complete(const complete_options *options, json_t *body) {
     return result;
 }
 
+static int run(const complete_options *options, json_t *body, const char *usage) {
+    if (!options->prompt)
+        cli_complain("a prompt is needed (usage: mesa %s)", usage);
+    else if (set_prompt(options, body)) {
+        set_stream(options, body);
+        return complete(options, body);
+    }
+    return CLI_EXIT_USAGE;
+}
+
 int cli_command_complete(int argc, char **argv) {
     complete_options o = {0};
     const cli_option options[] = {
-        {"url", "URL", CLI_TEXT, &o.url, "http://HOST:PORT, https://HOST or unix:PATH (default MESA_URL)"},
-        {"key-file", "FILE", CLI_TEXT, &o.key_file, "the key is the file's first line (default MESA_API_KEY)"},
+        CLI_ENDPOINT_OPTIONS(o.url, o.key_file),
         {"ids", NULL, CLI_FLAG, &o.ids, "the prompt is token ids: 1,2,3"},
         {"no-stream", NULL, CLI_FLAG, &o.no_stream, "print the text when it is whole"},
         {"json", NULL, CLI_FLAG, &o.json, "print the answer as it came (not streamed)"},
         {"usage", NULL, CLI_FLAG, &o.usage, "tokens, time and solver steps on standard error"},
-        {"timeout", "SECONDS", CLI_REAL, &o.timeout, "give up after this time (default: never)"},
+        {"timeout", "SECONDS", CLI_SECONDS, &o.timeout, "give up after this time (default: never)"},
     };
     const cli_command_line line = {.usage = "complete [options] PROMPT|-",
                                    .summary =
@@ -187,19 +196,10 @@ int cli_command_complete(int argc, char **argv) {
                                    .takes_fields = true,
                                    .max_positional = 1};
     json_t *body = json_object();
-    int positional = 0, result = CLI_EXIT_USAGE;
+    int positional = 0;
 
     const cli_parsed parsed = cli_options_parse(&line, argc, argv, body, &o.prompt, &positional);
-    if (parsed == CLI_HELPED)
-        result = CLI_EXIT_OK;
-    else if (parsed == CLI_PARSED && positional == 0)
-        cli_complain("a prompt is needed (usage: mesa %s)", line.usage);
-    else if (parsed == CLI_PARSED && !(o.timeout >= 0 && o.timeout <= 1e6))
-        cli_complain("--timeout: not in 0..1000000");
-    else if (parsed == CLI_PARSED && set_prompt(&o, body)) {
-        set_stream(&o, body);
-        result = complete(&o, body);
-    }
+    const int result = parsed == CLI_PARSED ? run(&o, body, line.usage) : cli_parsed_exit(parsed);
     json_decref(body);
     return result;
 }

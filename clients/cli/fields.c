@@ -69,8 +69,10 @@ bool cli_field_takes_value(const cli_field *field) {
 static json_t *make_scalar(const cli_field *field, kind kind, const char *value) {
     int64_t integer;
     double real;
+    char word[64];
     json_t *made = NULL;
 
+    snprintf(word, sizeof word, "--%s", field->option);
     switch (kind) {
     case TEXT:
         made = json_string(value);
@@ -78,9 +80,9 @@ static json_t *make_scalar(const cli_field *field, kind kind, const char *value)
             cli_complain("--%s: the text is not UTF-8", field->option);
         return made;
     case INTEGER:
-        return cli_read_integer(field->option, value, &integer) ? json_integer(integer) : NULL;
+        return cli_read_integer(word, value, &integer) ? json_integer(integer) : NULL;
     case REAL:
-        return cli_read_real(field->option, value, &real) ? json_real(real) : NULL;
+        return cli_read_real(word, value, &real) ? json_real(real) : NULL;
     case TRUE:
         return json_true();
     default:
@@ -112,10 +114,11 @@ static size_t split(const cli_field *field, const char *text, char name[64], con
 
 static bool set_bias(const cli_field *field, const char *value, json_t *body) {
     const char *rest;
-    char name[64];
+    char name[64], word[64];
     int64_t id;
 
-    if (!split(field, value, name, &rest) || !cli_read_integer(field->option, name, &id))
+    snprintf(word, sizeof word, "--%s", field->option);
+    if (!split(field, value, name, &rest) || !cli_read_integer(word, name, &id))
         return false;
     json_t *bias = make_scalar(field, REAL, rest);
     return bias && json_object_set_new(member(body, field->name, json_object), name, bias) == 0;

@@ -76,8 +76,7 @@ int cli_command_models(int argc, char **argv) {
     const char *url = NULL, *key_file = NULL;
     bool json = false;
     const cli_option options[] = {
-        {"url", "URL", CLI_TEXT, &url, "http://HOST:PORT, https://HOST or unix:PATH (default MESA_URL)"},
-        {"key-file", "FILE", CLI_TEXT, &key_file, "the key is the file's first line (default MESA_API_KEY)"},
+        CLI_ENDPOINT_OPTIONS(url, key_file),
         {"json", NULL, CLI_FLAG, &json, "print the answer as it came"},
     };
     const cli_command_line line = {.usage = "models [options]",
@@ -90,7 +89,7 @@ int cli_command_models(int argc, char **argv) {
 
     const cli_parsed parsed = cli_options_parse(&line, argc, argv, NULL, NULL, &positional);
     if (parsed != CLI_PARSED)
-        return parsed == CLI_HELPED ? CLI_EXIT_OK : CLI_EXIT_USAGE;
+        return cli_parsed_exit(parsed);
     if (!cli_endpoint_open(url, key_file, &endpoint))
         return CLI_EXIT_USAGE;
     int result =

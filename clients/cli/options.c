@@ -12,61 +12,61 @@
 #include "clients/cli/cli.h"
 #include "clients/cli/fields.h"
 
-bool cli_read_integer(const char *option, const char *text, int64_t *out) {
+bool cli_read_integer(const char *what, const char *text, int64_t *out) {
     char *end = NULL;
     errno = 0;
     const long long value = strtoll(text, &end, 10);
     if (end == text || *end || errno == ERANGE) {
-        cli_complain("--%s: \"%.40s\" is not an integer", option, text);
+        cli_complain("%s: \"%.40s\" is not an integer", what, text);
         return false;
     }
     *out = value;
     return true;
 }
 
-bool cli_read_real(const char *option, const char *text, double *out) {
+bool cli_read_real(const char *what, const char *text, double *out) {
     char *end = NULL;
     const double value = strtod(text, &end);
     if (end == text || *end || !isfinite(value)) {
-        cli_complain("--%s: \"%.40s\" is not a number", option, text);
+        cli_complain("%s: \"%.40s\" is not a number", what, text);
         return false;
     }
     *out = value;
     return true;
 }
 
-static bool read_range(const char *option, const char *text, cli_range *range) {
+static bool read_range(const char *what, const char *text, cli_range *range) {
     const char *colon = strchr(text, ':');
     char low[32];
 
     if (!colon) {
-        if (!cli_read_integer(option, text, &range->low))
+        if (!cli_read_integer(what, text, &range->low))
             return false;
         range->high = range->low;
     } else {
         snprintf(low, sizeof low, "%.*s", (int)(colon - text), text);
-        if (!cli_read_integer(option, low, &range->low) || !cli_read_integer(option, colon + 1, &range->high))
+        if (!cli_read_integer(what, low, &range->low) || !cli_read_integer(what, colon + 1, &range->high))
             return false;
     }
     if (range->low < 1 || range->high < range->low || range->high > 1 << 24) {
-        cli_complain("--%s: \"%.40s\" is neither N nor LOW:HIGH within 1..16777216", option, text);
+        cli_complain("%s: \"%.40s\" is neither N nor LOW:HIGH within 1..16777216", what, text);
         return false;
     }
     return true;
 }
 
-static bool read_list(const char *option, const char *text, cli_list *list) {
+static bool read_list(const char *what, const char *text, cli_list *list) {
     list->count = 0;
     for (const char *at = text;; at++) {
         const size_t length = strcspn(at, ",");
         char item[64];
         if (list->count == CLI_MAX_LIST || length >= sizeof item) {
-            cli_complain("--%s: more than %d numbers, or too long a number", option, CLI_MAX_LIST);
+            cli_complain("%s: more than %d numbers, or too long a number", what, CLI_MAX_LIST);
             return false;
         }
         memcpy(item, at, length);
         item[length] = '\0';
-        if (!cli_read_real(option, item, &list->value[list->count++]))
+        if (!cli_read_real(what, item, &list->value[list->count++]))
             return false;
         at += length;
         if (!*at)
@@ -74,7 +74,21 @@ static bool read_list(const char *option, const char *text, cli_list *list) {
     }
 }
 
+static bool read_seconds(const char *what, const char *text, double *out) {
+    enum { MOST = 1000000 };
+
+    if (!cli_read_real(what, text, out))
+        return false;
+    if (*out >= 0 && *out <= MOST)
+        return true;
+    cli_complain("%s: not in 0..%d", what, MOST);
+    return false;
+}
+
 static bool set_option(const cli_option *option, const char *value) {
+    char word[64];
+
+    snprintf(word, sizeof word, "--%s", option->name);
     switch (option->kind) {
     case CLI_FLAG:
         *(bool *)option->target = true;
@@ -83,13 +97,15 @@ static bool set_option(const cli_option *option, const char *value) {
         *(const char **)option->target = value;
         return true;
     case CLI_INTEGER:
-        return cli_read_integer(option->name, value, option->target);
+        return cli_read_integer(word, value, option->target);
     case CLI_REAL:
-        return cli_read_real(option->name, value, option->target);
+        return cli_read_real(word, value, option->target);
+    case CLI_SECONDS:
+        return read_seconds(word, value, option->target);
     case CLI_RANGE:
-        return read_range(option->name, value, option->target);
+        return read_range(word, value, option->target);
     case CLI_LIST:
-        return read_list(option->name, value, option->target);
+        return read_list(word, value, option->target);
     }
     return false;
 }
@@ -205,4 +221,8 @@ cli_parsed cli_options_parse(const cli_command_line *line, int argc, char **argv
             return CLI_WRONG;
     }
     return CLI_PARSED;
+}
+
+int cli_parsed_exit(cli_parsed parsed) {
+    return parsed == CLI_WRONG ? CLI_EXIT_USAGE : CLI_EXIT_OK;
 }

@@ -15,6 +15,7 @@ typedef enum cli_kind {
     CLI_TEXT,    // const char **: borrowed from argv
     CLI_INTEGER, // int64_t *
     CLI_REAL,    // double *
+    CLI_SECONDS, // double *: 0 (none) to a million
     CLI_RANGE,   // cli_range *: N or LOW:HIGH, both positive
     CLI_LIST,    // cli_list *: numbers separated by commas
 } cli_kind;
@@ -52,9 +53,18 @@ typedef enum cli_parsed { CLI_PARSED, CLI_HELPED, CLI_WRONG } cli_parsed;
 cli_parsed cli_options_parse(const cli_command_line *line, int argc, char **argv, json_t *body, const char **positional,
                              int *positional_count);
 
-// Whole-string numbers; the complaint names the option.
-bool cli_read_integer(const char *option, const char *text, int64_t *out);
-bool cli_read_real(const char *option, const char *text, double *out);
+// What a command that was not parsed ends with.
+int cli_parsed_exit(cli_parsed parsed);
+
+// The options that say where the server is, of every command.
+#define CLI_ENDPOINT_OPTIONS(url, key_file)                                                                  \
+    {"url", "URL", CLI_TEXT, &(url), "http://HOST:PORT, https://HOST or unix:PATH (default MESA_URL)"}, {    \
+        "key-file", "FILE", CLI_TEXT, &(key_file), "the key is the file's first line (default MESA_API_KEY)" \
+    }
+
+// Whole-string numbers; the complaint begins with what is read.
+bool cli_read_integer(const char *what, const char *text, int64_t *out);
+bool cli_read_real(const char *what, const char *text, double *out);
 
 // Column of explanations in --help.
 void cli_print_option(const char *name, const char *value_name, const char *help);

@@ -156,7 +156,7 @@ static int rollback(session *session) {
     int64_t position;
 
     if (!make_path(session->arguments[0], "/rollback", path) ||
-        !cli_read_integer("position", session->arguments[1], &position))
+        !cli_read_integer("rollback", session->arguments[1], &position))
         return CLI_EXIT_USAGE;
     json_object_set_new(session->body, "position", json_integer(position));
     const int result = send_fields(session, path);
@@ -397,13 +397,13 @@ static bool check_line(const session *session, const action *action, int argumen
 static int run(session *session, int arguments, const char *name) {
     const action *action = NULL;
 
-    for (size_t i = 0; i < sizeof actions / sizeof *actions; i++)
+    for (size_t i = 0; name && i < sizeof actions / sizeof *actions; i++)
         if (strcmp(actions[i].name, name) == 0)
             action = &actions[i];
-    if (!action)
+    if (!name)
+        cli_complain("an action is needed (see mesa session --help)");
+    else if (!action)
         cli_complain("unknown action \"%.40s\" (see mesa session --help)", name);
-    else if (!(session->options.timeout >= 0 && session->options.timeout <= 1e6))
-        cli_complain("--timeout: not in 0..1000000");
     else if (check_line(session, action, arguments) &&
              cli_endpoint_open(session->options.url, session->options.key_file, &session->endpoint)) {
         const int result = action->run(session);
@@ -418,13 +418,12 @@ int cli_command_session(int argc, char **argv) {
     session session = {.options = {.ttl = not_given, .position = not_given}, .body = json_object()};
     session_options *o = &session.options;
     const cli_option options[] = {
-        {"url", "URL", CLI_TEXT, &o->url, "http://HOST:PORT, https://HOST or unix:PATH (default MESA_URL)"},
-        {"key-file", "FILE", CLI_TEXT, &o->key_file, "the key is the file's first line (default MESA_API_KEY)"},
+        CLI_ENDPOINT_OPTIONS(o->url, o->key_file),
         {"ttl", "SECONDS", CLI_INTEGER, &o->ttl, "of create, fork and import: time without use after which it is gone"},
         {"position", "N", CLI_INTEGER, &o->position,
          "of fork: where the copy stands (default: where the session does)"},
         {"json", NULL, CLI_FLAG, &o->json, "print the answer as it came"},
-        {"timeout", "SECONDS", CLI_REAL, &o->timeout, "give up after this time (default: never)"},
+        {"timeout", "SECONDS", CLI_SECONDS, &o->timeout, "give up after this time (default: never)"},
     };
     const cli_command_line line = {
         .usage = "session [options] ACTION [ARGUMENT]...",
@@ -442,17 +441,12 @@ int cli_command_session(int argc, char **argv) {
         .takes_fields = true,
         .max_positional = MAX_ARGUMENTS};
     const char *positional[MAX_ARGUMENTS] = {NULL};
-    int count = 0, result = CLI_EXIT_USAGE;
+    int count = 0;
 
     const cli_parsed parsed = cli_options_parse(&line, argc, argv, session.body, positional, &count);
     for (int i = 1; i < count; i++)
         session.arguments[i - 1] = positional[i];
-    if (parsed == CLI_HELPED)
-        result = CLI_EXIT_OK;
-    else if (parsed == CLI_PARSED && count == 0)
-        cli_complain("an action is needed (see mesa session --help)");
-    else if (parsed == CLI_PARSED)
-        result = run(&session, count - 1, positional[0]);
+    const int result = parsed == CLI_PARSED ? run(&session, count - 1, positional[0]) : cli_parsed_exit(parsed);
     json_decref(session.body);
     return result;
 }

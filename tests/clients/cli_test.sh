@@ -68,6 +68,8 @@ expect 2 '' 'is no session.s name' "$mesa" session show ../models
 expect 2 '' 'temperature has no meaning for create' "$mesa" session create --temperature 1
 expect 2 '' '--position has no meaning for create' "$mesa" session create --position 1
 expect 2 '' 'unknown action' "$mesa" session sing
+expect 2 '' 'an action is needed' "$mesa" session
+expect 2 '' '^mesa: rollback: "five" is not an integer' "$mesa" session rollback "$id" five
 expect 1 '' 'ttl_s must be between' "$mesa" session create --ttl -1
 expect 1 '' 'position' "$mesa" session fork --position -1 "$id"
 expect 2 '' '1 argument is needed, not 0' "$mesa" session drop
@@ -85,7 +87,12 @@ expect 1 '' 'answered 404 model_not_found' "$mesa" complete --model none x
 expect 1 '' 'answered 400 .*\(?prompt' "$mesa" complete --ids 99999999
 expect 2 '' 'a prompt is needed' "$mesa" complete
 expect 2 '' 'unknown option' "$mesa" complete --colour red x
-expect 2 '' '"five" is not an integer' "$mesa" complete --max-tokens five x
+expect 2 '' '--max-tokens: "five" is not an integer' "$mesa" complete --max-tokens five x
+expect 2 '' '--logit-bias: "x" is not an integer' "$mesa" complete --logit-bias x=1 x
+for command in "complete --timeout -1 x" "chat --timeout 1e7 x" "session --timeout -0.5 list"; do
+    # shellcheck disable=SC2086
+    expect 2 '' '--timeout: not in 0..1000000' "$mesa" $command
+done
 expect 2 '' 'not UTF-8' bash -c "printf '\\xff' | '$mesa' complete -"
 expect 2 '' 'not a token id' "$mesa" complete --ids 1,x
 expect 2 '' 'neither http' "$mesa" complete --url ftp://x y
