@@ -62,8 +62,8 @@ void trn_progress_end(trn_progress *progress) {
 }
 
 const char *trn_duration(double seconds, char text[24]) {
-    const double most = 359999; // 99:59:59
-    long whole = lround(seconds < 0 ? 0 : seconds > most ? most : seconds);
+    const double most = 3599999999; // 999999:59:59
+    const long whole = lround(seconds > most ? most : seconds > 0 ? seconds : 0);
     if (whole >= 3600)
         snprintf(text, 24, "%ld:%02ld:%02ld", whole / 3600, whole / 60 % 60, whole % 60);
     else

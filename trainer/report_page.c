@@ -50,6 +50,7 @@ static const char style[] =
     "summary{cursor:pointer;padding:.5rem .8rem;font-weight:500}details .wide{border:0;border-top:1px solid "
     "var(--line);"
     "border-radius:0}details>p{padding:0 .8rem}"
+    "@media(max-width:70rem){.runs th,.runs td{padding:.35rem .5rem}}"
     "@media(max-width:40rem){body{font-size:15px}main{padding:.75rem .75rem 3rem}h1{font-size:1.35rem}"
     "th,td{padding:.3rem .5rem}tbody th{min-width:7rem}svg text{font-size:15px}}"
     "@media print{details{break-inside:avoid}}";

@@ -241,12 +241,13 @@ static void put_row(trn_page *page, const trn_report_run *run) {
 }
 
 static void put_table(trn_page *page, const trn_report_run *run, int runs) {
-    trn_page_put(page,
-                 "<h2>Runs</h2>\n<div class=\"wide\"><table><thead><tr><th>run</th><th>steps</th><th>targets</th>"
-                 "<th>peak rate</th><th>loss<br><small>last %d steps</small></th><th>validation<br><small>last</small>"
-                 "</th><th>validation<br><small>best</small></th><th>right<br><small>last, %%</small></th>"
-                 "<th>bad steps</th><th>time</th></tr></thead><tbody>\n",
-                 (int)LAST_STEPS);
+    trn_page_put(
+        page,
+        "<h2>Runs</h2>\n<div class=\"wide runs\"><table><thead><tr><th>run</th><th>steps</th><th>targets</th>"
+        "<th>peak<br>rate</th><th>loss<br><small>last %d steps</small></th><th>validation<br><small>last</small>"
+        "</th><th>validation<br><small>best</small></th><th>right<br><small>last, %%</small></th>"
+        "<th>bad<br>steps</th><th>time</th></tr></thead><tbody>\n",
+        (int)LAST_STEPS);
     for (int r = 0; r < runs; r++)
         put_row(page, &run[r]);
     trn_page_put(page, "</tbody></table></div>\n");

@@ -10,6 +10,7 @@
 
 #include "tests/check_main.h"
 #include "tests/engine/temp_folder.h"
+#include "trainer/progress.h"
 
 // Loss falls from 4 by steps / (steps + at); step `spike` is at 9, step `bad` was skipped.
 static void write_log(const char *name, int steps, int spike, int bad) {
@@ -97,9 +98,23 @@ START_TEST(a_page_of_runs) {
     ck_assert(!strstr(page.text, "<script") && !strstr(page.text, "http"));
     ck_assert_ptr_nonnull(strstr(text, axes.log_y ? ">5<" : ">8<")); // the spike makes the axis that long
     ck_assert_ptr_nonnull(strstr(text, "<td class=\"bad\">1</td>"));
+    ck_assert_ptr_nonnull(strstr(text, "class=\"wide runs\"")); // whose cells are narrower on a page of 1000 pixels
+    ck_assert_ptr_nonnull(strstr(page.text, ".runs td{padding"));
     trn_page_free(&page);
     for (int r = 0; r < 3; r++)
         trn_log_free(&run[r].log);
+}
+END_TEST
+
+START_TEST(durations) {
+    static const struct {
+        double seconds;
+        const char *text;
+    } cases[] = {{-1, "0:00"},      {NAN, "0:00"},         {59.6, "1:00"},
+                 {3599.4, "59:59"}, {360000, "100:00:00"}, {1e300, "999999:59:59"}};
+    char text[24];
+    for (size_t i = 0; i < sizeof cases / sizeof *cases; i++)
+        ck_assert_str_eq(trn_duration(cases[i].seconds, text), cases[i].text);
 }
 END_TEST
 
@@ -109,6 +124,7 @@ static Suite *report_runs_suite(void) {
     tcase_add_checked_fixture(cases, temp_folder_make, temp_folder_remove);
     tcase_add_test(cases, a_log_is_read);
     tcase_add_test(cases, what_is_no_log_is_refused_with_its_line);
+    tcase_add_test(cases, durations);
     tcase_add_loop_test(cases, a_page_of_runs, 0, 2);
     suite_add_tcase(suite, cases);
     return suite;
