@@ -118,6 +118,8 @@ typedef struct eng_model_info {
 
 // Opens the folder, loads the weights, allocates every byte that serving needs. On failure *out stays as it was and
 // *error names the file and the fault. The caller owns *out and closes it with eng_close (NULL is accepted).
+// Whether a name is one that options.device may have, whatever is there; else ENG_INVALID.
+ENG_EXPORT ENG_CHECKED eng_status eng_check_device(const char *name, eng_error *error);
 ENG_EXPORT ENG_CHECKED eng_status eng_open(const eng_options *options, eng_engine **out, eng_error *error);
 // With a store: gives the leases of named timelines back and waits for what is under way to the store, whose thread
 // must be running or have returned. What was not in the store yet is lost: ENG_ERRAND_PARK before.

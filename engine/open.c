@@ -54,6 +54,12 @@ static eng_status check_options(const eng_options *options, eng_error *error) {
     return ENG_OK;
 }
 
+eng_status eng_check_device(const char *name, eng_error *error) {
+    char reason[256] = "";
+    return kern_device_check_name(name, reason, sizeof reason) == KERN_OK ? ENG_OK
+                                                                          : eng_fail(error, ENG_INVALID, "%s", reason);
+}
+
 static eng_status open_device(const eng_options *options, eng_engine *engine, eng_error *error) {
     const char *name = options->device && options->device[0] ? options->device : "auto";
     const bool chooses = strcmp(name, "auto") == 0;

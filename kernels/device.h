@@ -60,6 +60,9 @@ typedef struct kern_device_options {
     int32_t threads; // of a CPU's team at most; 0: as many as OpenMP gives the thread that opens it
 } kern_device_options;
 
+// Whether a name is one that kern_device_open knows, whatever is there: KERN_INVALID and a sentence (reason may be
+// NULL) where it is none.
+KERN_CHECKED kern_status kern_device_check_name(const char *name, char *reason, size_t reason_size);
 // Opens a device: "cpu", "cpu:16" (C = 16, 32 or 64), "cuda:N", "auto" (CUDA if a module and a device are there, else
 // the CPU). Runs the start-up self-test (oneDNN against a plain loop; a row alone and at every place of a batch).
 // MESA_CPU_ISA=portable|avx2|avx512 chooses the CPU's instruction set. reason (may be NULL) gets a sentence on

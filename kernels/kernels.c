@@ -7,9 +7,12 @@
 #include <dlfcn.h>
 #include <stdarg.h>
 #include <stdio.h>
+#include <stdlib.h>
 #include <string.h>
 
 #include "kernels/backend.h"
+
+enum { MAXIMUM_ORDINAL = 1023 };
 
 const char *kern_status_text(kern_status status) {
     switch (status) {
@@ -117,21 +120,42 @@ static kern_status open_auto(const kern_device_options *options, kern_device **o
     return status;
 }
 
+static bool is_ordinal(const char *digits) {
+    const size_t length = strspn(digits, "0123456789");
+    return length > 0 && length <= 4 && digits[length] == '\0' && atoi(digits) <= MAXIMUM_ORDINAL;
+}
+
+kern_status kern_device_check_name(const char *name, char *reason, size_t reason_size) {
+    static const char *const known[] = {"auto", "cpu", "cpu:16", "cpu:32", "cpu:64"};
+    kern_set_reason(reason, reason_size, "%s", "");
+    for (size_t i = 0; i < sizeof known / sizeof *known; i++)
+        if (strcmp(name, known[i]) == 0)
+            return KERN_OK;
+    if (strncmp(name, "cuda:", 5) == 0 && is_ordinal(name + 5))
+        return KERN_OK;
+    if (strncmp(name, "cpu:", 4) == 0)
+        kern_set_reason(reason, reason_size, "device \"%.64s\": the chunk is 16, 32 or 64", name);
+    else if (strncmp(name, "cuda:", 5) == 0)
+        kern_set_reason(reason, reason_size, "device \"%.64s\": a number follows the colon, as in cuda:0", name);
+    else
+        kern_set_reason(reason, reason_size,
+                        "device \"%.64s\" is not known; it is cpu, cpu:16, cpu:32, cpu:64, cuda:N or auto", name);
+    return KERN_INVALID;
+}
+
 kern_status kern_device_open(const kern_device_options *options, kern_device **out, char *reason, size_t reason_size) {
     const char *name = options->name;
     kern_set_reason(reason, reason_size, "%s", "");
     if (!name || !out)
         return KERN_INVALID;
     *out = NULL;
+    kern_status status = kern_device_check_name(name, reason, reason_size);
+    if (status)
+        return status;
     if (strcmp(name, "auto") == 0)
         return open_auto(options, out, reason, reason_size);
-    if (strcmp(name, "cpu") == 0 || strncmp(name, "cpu:", 4) == 0)
-        return open_cpu(options, out, reason, reason_size);
-    if (strncmp(name, "cuda:", 5) == 0)
-        return open_cuda(options, out, reason, reason_size);
-    kern_set_reason(reason, reason_size,
-                    "device \"%.64s\" is not known; it is cpu, cpu:16, cpu:32, cpu:64, cuda:N or auto", name);
-    return KERN_INVALID;
+    return strncmp(name, "cuda:", 5) == 0 ? open_cuda(options, out, reason, reason_size)
+                                          : open_cpu(options, out, reason, reason_size);
 }
 
 void kern_device_close(kern_device *device) {

@@ -609,10 +609,15 @@ static eng_status check_devices(const srv_config *config, eng_error *error) {
     const size_t count = srv_config_devices(config);
 
     for (size_t i = 0; i < count; i++) {
+        char name[SRV_DEVICE_BYTES];
         size_t length;
+        eng_error why = {0};
         (void)find_device(config, i, &length);
         if (length == 0 || length >= SRV_DEVICE_BYTES)
             return eng_fail(error, ENG_INVALID, "--device: a name of the list is empty or too long");
+        srv_config_device(config, i, name);
+        if (eng_check_device(name, &why))
+            return eng_fail(error, ENG_INVALID, "--device: %s", why.text);
     }
     if (config->model_count * count > SRV_MAX_MODELS)
         return eng_fail(error, ENG_INVALID, "--device: %zu models on %zu devices, the limit is %d in all",

@@ -68,10 +68,11 @@ typedef enum srv_config_action {
 ENG_CHECKED eng_status srv_config_load(srv_config *config, int argument_count, char *const *arguments,
                                        char *const *environment, srv_config_action *action, eng_error *error);
 void srv_config_free(srv_config *config);
-// Reads the sources of old again, arguments and environment as they were then. Options that cannot change in a running
-// server keep old's value; kept gets their names, separated by commas. On failure as srv_config_load.
-ENG_CHECKED eng_status srv_config_reload(const srv_config *old, srv_config *fresh, char *kept, size_t size,
-                                         eng_error *error);
+// Reads the sources of old again, arguments and environment as they were then. On failure as srv_config_load.
+ENG_CHECKED eng_status srv_config_load_again(const srv_config *old, srv_config *fresh, eng_error *error);
+// Options that cannot change in a running server keep old's value; kept gets their names, separated by commas.
+ENG_CHECKED eng_status srv_config_keep(const srv_config *old, srv_config *fresh, char *kept, size_t size,
+                                       eng_error *error);
 bool srv_config_is_fixed(const char *name); // one of those; of a path only whether there is one
 // The names in config->device, and one of them.
 size_t srv_config_devices(const srv_config *config);

@@ -88,10 +88,15 @@ bool srv_config_is_fixed(const char *name) {
     return false;
 }
 
-eng_status srv_config_reload(const srv_config *old, srv_config *fresh, char *kept, size_t size, eng_error *error) {
+eng_status srv_config_load_again(const srv_config *old, srv_config *fresh, eng_error *error) {
     srv_config_action action;
+
+    return srv_config_load(fresh, old->argument_count, old->arguments, old->environment, &action, error);
+}
+
+eng_status srv_config_keep(const srv_config *old, srv_config *fresh, char *kept, size_t size, eng_error *error) {
     size_t length = 0;
-    eng_status status = srv_config_load(fresh, old->argument_count, old->arguments, old->environment, &action, error);
+    eng_status status = ENG_OK;
 
     if (size)
         kept[0] = '\0';

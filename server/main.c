@@ -46,21 +46,10 @@ static void raise_descriptor_limit(void) {
     }
 }
 
-// What a start would find wrong with the configuration's files and addresses.
-static eng_status check_files(const srv_config *config, eng_error *error) {
-    srv_keys *keys = NULL;
-    eng_status status = config->keys ? srv_keys_load(config->keys, NULL, &keys, error) : ENG_OK;
-
-    srv_keys_free(keys);
-    if (!status && config->tls_cert)
-        status = srv_http_check_tls(config, error);
-    return status;
-}
-
 static int print_config(const srv_config *config) {
     eng_error error = {0};
 
-    if (check_files(config, &error)) {
+    if (srv_check_files(config, &error)) {
         fprintf(stderr, "mesa-server: %s\n", error.text);
         return EXIT_USAGE;
     }

@@ -1,13 +1,14 @@
 // SPDX-License-Identifier: Apache-2.0
 // SIGHUP: configuration, keys, certificates and checkpoints are read again, all of it or nothing.
 //
-// First the files of configuration, keys and TLS are read and checked. Then a setup is made: a model whose folder and
-// options are as they were is taken over with all that it holds; any other is opened beside the old one, one after the
-// other, each on a worker's thread, against the memory that is left. Once all are ready the setup takes the place of
-// the present one within one turn of the loop: what is asked from then on goes to the new engines, what is under way
-// ends on the old ones, which setup.c ends after that. Whatever fails, the present setup stays as it is. A signal that
-// comes meanwhile, or while the server starts, makes one more round after it; one that comes while it ends does
-// nothing. The service manager is told when a round begins and when the last has ended. Loop thread.
+// First the files of configuration, keys and TLS are read and checked, those too that only a restart would take. Then a
+// setup is made: a model whose folder and options are as they were is taken over with all that it holds; any other is
+// opened beside the old one, one after the other, each on a worker's thread, against the memory that is left. Once all
+// are ready the setup takes the place of the present one within one turn of the loop: what is asked from then on goes
+// to the new engines, what is under way ends on the old ones, which setup.c ends after that. Whatever fails, the
+// present setup stays as it is. A signal that comes meanwhile, or while the server starts, makes one more round after
+// it; one that comes while it ends does nothing. The service manager is told when a round begins and when the last has
+// ended. Loop thread.
 #include <stdlib.h>
 #include <string.h>
 #include <systemd/sd-daemon.h>
@@ -68,19 +69,14 @@ static void end_round(srv_server *server, const eng_error *error) {
 
 // ---- keys and certificates -----------------------------------------------------------------------------------------
 
-static eng_status check_files(const srv_config *config, eng_error *error) {
-    eng_error why = {0};
+eng_status srv_check_files(const srv_config *config, eng_error *error) {
+    srv_keys *keys = NULL;
+    eng_status status = config->keys ? srv_keys_load(config->keys, NULL, &keys, error) : ENG_OK;
 
-    if (config->keys) {
-        srv_keys *keys = NULL;
-        const eng_status status = srv_keys_load(config->keys, NULL, &keys, &why);
-        srv_keys_free(keys);
-        if (status)
-            return eng_fail(error, status, "%s; the keys stay as they were", why.text);
-    }
-    if (config->tls_cert && srv_http_check_tls(config, &why))
-        return eng_fail(error, why.code, "%s; the certificate stays as it was", why.text);
-    return ENG_OK;
+    srv_keys_free(keys);
+    if (!status && config->tls_cert)
+        status = srv_http_check_tls(config, error);
+    return status;
 }
 
 static void take_files(srv_server *server, const srv_config *config) {
@@ -214,9 +210,11 @@ static eng_status read_all(srv_server *server, eng_error *error) {
     char kept[KEPT_BYTES];
     srv_config config;
 
-    eng_status status = srv_config_reload(server->config, &config, kept, sizeof kept, error);
+    eng_status status = srv_config_load_again(server->config, &config, error);
+    if (!status) // also what waits for a restart, which would fail by it
+        status = srv_check_files(&config, error);
     if (!status)
-        status = check_files(&config, error);
+        status = srv_config_keep(server->config, &config, kept, sizeof kept, error);
     if (!status && !reload)
         status = eng_fail(error, ENG_NO_MEMORY, "no memory for a reload");
     srv_setup *fresh = status ? NULL : srv_setup_create(&config, true);

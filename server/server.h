@@ -213,6 +213,9 @@ void srv_models_free(srv_server *server); // all; their workers have stopped
 
 // ---- reload.c ----
 
+// What a start would find wrong with the files of keys and certificates.
+ENG_CHECKED eng_status srv_check_files(const srv_config *config, eng_error *error);
+
 typedef struct srv_reload srv_reload;
 // Reads configuration, keys, certificates and checkpoints again, or once more when that is done.
 void srv_reload_begin(srv_server *server);

@@ -140,19 +140,9 @@ static void describe(kern_cpu *cpu, const isa_choice *isa) {
     info->memory_total = memory_total();
 }
 
-static kern_status read_chunk(const char *name, int *chunk, char *reason, size_t reason_size) {
-    const char *suffix = name + strlen("cpu");
-    if (suffix[0] == '\0' || strcmp(suffix, ":32") == 0)
-        *chunk = 32;
-    else if (strcmp(suffix, ":16") == 0)
-        *chunk = 16;
-    else if (strcmp(suffix, ":64") == 0)
-        *chunk = 64;
-    else {
-        kern_set_reason(reason, reason_size, "device \"%.64s\": the chunk is 16, 32 or 64", name);
-        return KERN_INVALID;
-    }
-    return KERN_OK;
+// Of a name that kern_device_check_name has passed.
+static int chunk_of(const char *name) {
+    return strcmp(name, "cpu") == 0 ? 32 : atoi(name + strlen("cpu:"));
 }
 
 static void cpu_close(kern_device *device) {
@@ -163,10 +153,7 @@ static void cpu_close(kern_device *device) {
 
 static kern_status cpu_open(const kern_device_options *options, kern_device **out, char *reason, size_t reason_size) {
     const isa_choice *isa = NULL;
-    int chunk = 0;
-    kern_status status = read_chunk(options->name, &chunk, reason, reason_size);
-    if (!status)
-        status = choose_isa(&isa, reason, reason_size);
+    kern_status status = choose_isa(&isa, reason, reason_size);
     if (status)
         return status;
     kern_cpu *cpu = calloc(1, sizeof *cpu);
@@ -179,7 +166,7 @@ static kern_status cpu_open(const kern_device_options *options, kern_device **ou
     cpu->threads = max_threads();
     if (options->threads > 0 && options->threads < cpu->threads)
         cpu->threads = options->threads;
-    cpu->chunk = chunk;
+    cpu->chunk = chunk_of(options->name);
     describe(cpu, isa);
     cpu->team = kern_team_create(cpu->threads);
     if (!cpu->team)

@@ -54,6 +54,15 @@ START_TEST(names_that_are_refused) {
     refuse_device("", KERN_INVALID, "not known");
     refuse_device("cpu:8", KERN_INVALID, "16, 32 or 64");
     refuse_device("cpu:64x", KERN_INVALID, "16, 32 or 64");
+    refuse_device("cpu:", KERN_INVALID, "16, 32 or 64");
+    refuse_device("cuda", KERN_INVALID, "not known");
+    refuse_device("cuda:", KERN_INVALID, "a number follows the colon");
+    refuse_device("cuda:x", KERN_INVALID, "a number follows the colon");
+    refuse_device("cuda:1x", KERN_INVALID, "a number follows the colon");
+    refuse_device("cuda:1024", KERN_INVALID, "a number follows the colon");
+    refuse_device("cuda:1023", KERN_NO_DEVICE, "/nonexistent/libmesa_kern_cuda.so");
+    ck_assert_int_eq(kern_device_check_name("cuda:1023", NULL, 0), KERN_OK); // whatever is there
+    ck_assert_int_eq(kern_device_check_name("auto", NULL, 0), KERN_OK);
     refuse_device("cuda:0", KERN_NO_DEVICE, "/nonexistent/libmesa_kern_cuda.so");
     setenv("MESA_CPU_ISA", "sse9", 1);
     refuse_device("cpu", KERN_INVALID, "sse9");

@@ -265,7 +265,7 @@ static bool log_says(const char *text) {
     return found;
 }
 static bool bad_file_told(void) {
-    return log_says("the keys stay as they were");
+    return log_says("must be followed by the 64 hexadecimal digits of the key's SHA-256; nothing is changed");
 }
 static bool new_file_told(void) {
     return log_says("1 keys are read");
@@ -638,7 +638,7 @@ START_TEST(certificates_are_read_again) {
     expect_health(&early);
     ck_assert_int_eq(rename(second_path, first), 0);
     write_file(second_path, "nonsense");
-    reload_until("the certificate stays as it was");
+    reload_until("; nothing is changed");
     ck_assert(is_shown(first));
     make_pair(second_path, first); // the certificate of another key than the server's file holds
     reload_until("not the key of the certificate");

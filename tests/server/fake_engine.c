@@ -58,6 +58,10 @@ eng_status eng_read_fingerprint(const char *model_dir, eng_fingerprint *out, eng
     return status;
 }
 
+eng_status eng_check_device(const char *name, eng_error *error) {
+    return strcmp(name, "none") == 0 ? eng_fail(error, ENG_INVALID, "no device \"%s\"", name) : ENG_OK;
+}
+
 eng_status eng_open(const eng_options *options, eng_engine **out, eng_error *error) {
     const char *dir = options->model_dir;
     atomic_fetch_add(&controls.opening, 1);

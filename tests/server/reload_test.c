@@ -29,6 +29,15 @@ static void make_config(void) {
     close(descriptor);
 }
 
+static char keys_path[sizeof config_path + 8];
+static void write_keys(void) {
+    snprintf(keys_path, sizeof keys_path, "%s.keys", config_path);
+    FILE *file = fopen(keys_path, "w");
+    ck_assert_ptr_nonnull(file);
+    fprintf(file, "alice %064d\n", 7);
+    ck_assert_int_eq(fclose(file), 0);
+}
+
 static void remove_config(void) {
     unlink(config_path);
 }
@@ -194,15 +203,41 @@ START_TEST(some_options_need_a_restart) {
     start("max_tokens = 5\n");
     write_config("max_tokens = 6\nsocket_mode = 0600\nstore = /tmp/elsewhere\ndevice = cpu,cpu\nconnections = 7\n"
                  "max_headers = 32K\nadmin_listen = 127.0.0.1:0\nallow_anonymous = yes\nstore_budget = 2M\n"
-                 "store_lease = 3\nkeys = /tmp/keys\nidle_time = 3\n");
+                 "store_lease = 3\nidle_time = 3\n");
     reload(true);
-    ck_assert(log_says("until a restart: admin_listen, keys, allow_anonymous, device, socket_mode, store, "
+    ck_assert(log_says("until a restart: admin_listen, allow_anonymous, device, socket_mode, store, "
                        "store_budget, store_lease, max_headers, connections"));
     ck_assert_int_eq(ask("{\"max_tokens\":6}"), 200); // the others hold
     ck_assert_int_eq(atomic_load(&fake_engine()->opened), 1);
     write_config("max_tokens = 5\n");
     reload(true);
     ck_assert_int_eq(ask("{\"max_tokens\":6}"), 400);
+    ck_assert_int_eq(fixture_stop(&server), 0);
+}
+END_TEST
+
+// Neither would be taken now, but a restart would fail by it.
+START_TEST(what_waits_for_a_restart_is_checked) {
+    char lines[256];
+
+    start("max_tokens = 5\n");
+    write_config("max_tokens = 6\ndevice = cpu,none\n");
+    reload(false);
+    ck_assert(log_says("--device: no device \\\"none\\\"; nothing is changed"));
+    write_config("max_tokens = 6\nkeys = /tmp/no/keys\n");
+    reload(false);
+    ck_assert(log_says("/tmp/no/keys: "));
+    write_config("max_tokens = 6\ntls_cert = /tmp/no/cert\ntls_key = /tmp/no/key\n");
+    reload(false);
+    ck_assert(log_says("/tmp/no/cert: "));
+    ck_assert_int_eq(ask("{\"max_tokens\":6}"), 400);
+    write_keys();
+    snprintf(lines, sizeof lines, "max_tokens = 6\nkeys = %s\n", keys_path);
+    write_config(lines);
+    reload(true); // good ones wait
+    ck_assert(log_says("until a restart: keys"));
+    ck_assert_int_eq(ask("{\"max_tokens\":6}"), 200);
+    unlink(keys_path);
     ck_assert_int_eq(fixture_stop(&server), 0);
 }
 END_TEST
@@ -582,6 +617,7 @@ static Suite *reload_suite(void) {
     tcase_add_test(tests, a_queue_grows);
     tcase_add_test(tests, times_take_effect);
     tcase_add_test(tests, some_options_need_a_restart);
+    tcase_add_test(tests, what_waits_for_a_restart_is_checked);
     tcase_add_test(tests, a_wrong_file_changes_nothing);
     tcase_add_test(tests, an_unchanged_model_is_not_touched);
     tcase_add_test(tests, what_runs_ends_on_the_old_engine);
