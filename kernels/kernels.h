@@ -729,7 +729,7 @@ typedef enum kern_op {
 const char *kern_op_name(kern_op op);
 
 // Makes sure that the device's workspace suffices for this operation at these arguments (allocates; call before
-// serving).
+// serving). Rows that merge may make it larger when they come first.
 KERN_CHECKED kern_status kern_reserve(kern_device *device, kern_op op, const void *args);
 // Runs one operation. args is the op's struct with device pointers as operands.
 KERN_CHECKED kern_status kern_launch(kern_stream *stream, kern_op op, const kern_rows *rows, const void *args);

@@ -195,6 +195,9 @@ static __device__ __forceinline__ float cuda_weight_at(const cuda_weight &weight
 typedef kern_status (*cuda_run)(const cuda_step *step, const void *args);
 typedef kern_status (*cuda_prepare)(const kern_cuda *cuda, const void *args, size_t *workspace_bytes);
 
+// At least so many bytes of workspace; what stood there is lost.
+kern_status cuda_make_workspace(kern_cuda *cuda, size_t bytes);
+
 // The operations that this backend has, in the order of KERN_OPS; any other is KERN_UNSUPPORTED.
 #define CUDA_OPS(X)                                   \
     X(EMBED, embed)                                   \

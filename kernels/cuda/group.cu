@@ -158,36 +158,42 @@ static kern_status order(cuda_group *group, cudaStream_t before, cudaStream_t af
     return cuda_status(error);
 }
 
-kern_status cuda_group_sum(kern_group *handle, kern_stream *stream, float *data, size_t part, size_t rest) {
+// The member's part of the block, and the few floats behind all parts.
+template <typename PARTS, typename REST>
+static kern_status launch(kern_group *handle, kern_stream *stream, size_t part, size_t rest, PARTS parts, REST left) {
     cuda_group *group = group_of(handle);
-    const group_library *nccl = &group->nccl;
     const kern_status status = order(group, cuda_handle(stream), group->stream);
     if (status)
         return status;
-    float *own = data + part * (size_t)group->member, *left = data + part * (size_t)group->members;
-    ncclResult_t result = nccl->GroupStart();
+    ncclResult_t result = group->nccl.GroupStart();
     if (result == ncclSuccess && part > 0)
-        result = nccl->ReduceScatter(data, own, part, ncclFloat32, ncclSum, group->comm, group->stream);
+        result = parts(group, part * (size_t)group->member);
     if (result == ncclSuccess && rest > 0)
-        result = nccl->Reduce(left, left, rest, ncclFloat32, ncclSum, group->members - 1, group->comm, group->stream);
-    const ncclResult_t ended = nccl->GroupEnd();
+        result = left(group, part * (size_t)group->members);
+    const ncclResult_t ended = group->nccl.GroupEnd();
     return status_of(result == ncclSuccess ? ended : result);
 }
 
+kern_status cuda_group_sum(kern_group *handle, kern_stream *stream, float *data, size_t part, size_t rest) {
+    return launch(
+        handle, stream, part, rest,
+        [=](cuda_group *g, size_t at) {
+            return g->nccl.ReduceScatter(data, data + at, part, ncclFloat32, ncclSum, g->comm, g->stream);
+        },
+        [=](cuda_group *g, size_t at) {
+            return g->nccl.Reduce(data + at, data + at, rest, ncclFloat32, ncclSum, g->members - 1, g->comm, g->stream);
+        });
+}
+
 kern_status cuda_group_gather(kern_group *handle, kern_stream *stream, float *data, size_t part, size_t rest) {
-    cuda_group *group = group_of(handle);
-    const group_library *nccl = &group->nccl;
-    const kern_status status = order(group, cuda_handle(stream), group->stream);
-    if (status)
-        return status;
-    float *own = data + part * (size_t)group->member, *left = data + part * (size_t)group->members;
-    ncclResult_t result = nccl->GroupStart();
-    if (result == ncclSuccess && part > 0)
-        result = nccl->AllGather(own, data, part, ncclFloat32, group->comm, group->stream);
-    if (result == ncclSuccess && rest > 0)
-        result = nccl->Broadcast(left, left, rest, ncclFloat32, group->members - 1, group->comm, group->stream);
-    const ncclResult_t ended = nccl->GroupEnd();
-    return status_of(result == ncclSuccess ? ended : result);
+    return launch(
+        handle, stream, part, rest,
+        [=](cuda_group *g, size_t at) {
+            return g->nccl.AllGather(data + at, data, part, ncclFloat32, g->comm, g->stream);
+        },
+        [=](cuda_group *g, size_t at) {
+            return g->nccl.Broadcast(data + at, data + at, rest, ncclFloat32, g->members - 1, g->comm, g->stream);
+        });
 }
 
 kern_status cuda_group_join(kern_group *handle, kern_stream *stream) {

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // linear: products of the tokens' vectors with a slice of a weight's rows. Prompts and generated tokens alike: a
-// token's bits are one thing. Only float32 weights with rows->merge go another way (gemm.cu).
+// token's bits are one thing. Only float32 weights with rows->merge go another way (gemm.cu); their workspace is made
+// when such rows come first, since a device that serves never meets them (plan.cu).
 #include "kernels/cuda/gemm.cuh"
 #include "kernels/cuda/products.cuh"
 
@@ -8,8 +9,7 @@ kern_status cuda_linear_prepare(const kern_cuda *cuda, const void *args, size_t 
     const kern_linear_args *a = (const kern_linear_args *)args;
     if (a->cols < 1 || a->rows < 1 || a->row0 < 0 || a->groups < 0 || !a->x.ref || !a->weight.ref || !a->y.ref)
         return KERN_INVALID;
-    const size_t product = cuda_product_workspace(cuda, a->cols), gemm = cuda_gemm_bytes(cuda);
-    *workspace_bytes = product > gemm ? product : gemm;
+    *workspace_bytes = cuda_product_workspace(cuda, a->cols);
     return KERN_OK;
 }
 

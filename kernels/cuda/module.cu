@@ -293,24 +293,28 @@ cuda_prepare cuda_prepare_of(kern_op op) {
     }
 }
 
+kern_status cuda_make_workspace(kern_cuda *cuda, size_t bytes) {
+    void *larger = NULL;
+    if (bytes <= cuda->workspace_bytes)
+        return KERN_OK;
+    const kern_status status = allocate(&cuda->device, bytes, &larger);
+    if (status)
+        return status;
+    cudaFree(cuda->workspace); // waits for whatever still uses it
+    cuda->workspace = (char *)larger;
+    cuda->workspace_bytes = bytes;
+    cuda->device.allocations++;
+    return KERN_OK;
+}
+
 static kern_status reserve(kern_device *device, kern_op op, const void *args) {
     kern_cuda *cuda = cuda_of(device);
     cuda_prepare prepare = cuda_prepare_of(op);
     size_t bytes = 0;
     if (!prepare)
         return KERN_UNSUPPORTED;
-    kern_status status = prepare(cuda, args, &bytes);
-    if (status || bytes <= cuda->workspace_bytes)
-        return status;
-    void *larger = NULL;
-    status = allocate(device, bytes, &larger);
-    if (status)
-        return status;
-    cudaFree(cuda->workspace); // waits for whatever still uses it
-    cuda->workspace = (char *)larger;
-    cuda->workspace_bytes = bytes;
-    device->allocations++;
-    return KERN_OK;
+    const kern_status status = prepare(cuda, args, &bytes);
+    return status ? status : cuda_make_workspace(cuda, bytes);
 }
 
 static const kern_backend backend = {

@@ -8,6 +8,7 @@
 #include <stdlib.h>
 
 #include "kernels/cuda/chain.cuh"
+#include "kernels/cuda/gemm.cuh"
 
 enum { BUCKETS = 11 }; // 1, 2, 4 .. 1024 tokens
 
@@ -40,6 +41,11 @@ static cuda_step step_of(const kern_stream *stream, const kern_rows *rows) {
     return step;
 }
 
+// Products of rows that merge need more than prepare says, which does not know the rows.
+static kern_status make_room(kern_cuda *cuda, const kern_rows *rows) {
+    return rows && rows->merge ? cuda_make_workspace(cuda, cuda_gemm_bytes(cuda)) : KERN_OK;
+}
+
 kern_status cuda_launch(kern_stream *stream, kern_op op, const kern_rows *rows, const void *args) {
     size_t bytes = 0;
     cuda_prepare prepare = cuda_prepare_of(op);
@@ -49,6 +55,8 @@ kern_status cuda_launch(kern_stream *stream, kern_op op, const kern_rows *rows, 
     if (bytes > cuda_of(stream->device)->workspace_bytes)
         return KERN_INVALID;
     status = cuda_status(cudaSetDevice(cuda_of(stream->device)->ordinal));
+    if (!status)
+        status = make_room(cuda_of(stream->device), rows);
     const cuda_step step = step_of(stream, rows);
     return status ? status : cuda_run_of(op)(&step, args);
 }
@@ -154,6 +162,8 @@ static kern_status run_marked(const cuda_step *step, const kern_calls *calls) {
 
 kern_status cuda_calls_run(kern_stream *stream, const kern_rows *rows, kern_calls *calls) {
     kern_status status = cuda_status(cudaSetDevice(cuda_of(stream->device)->ordinal));
+    if (!status)
+        status = make_room(cuda_of(stream->device), rows);
     if (status)
         return status;
     const cuda_step step = step_of(stream, rows);
