@@ -1,0 +1,169 @@
+#!/bin/bash
+# SPDX-License-Identifier: Apache-2.0
+# A ranking of models: each in the same block, of about one size, trained on the same text in the same order.
+#
+#   tests/bench/ranking.sh DATA OUT [PHASE...]      (speed search train eval table; all)
+#
+# speed   each model alone for a few steps: tokens a second
+# search  each at every learning rate of RATES on a quarter of the steps; while the best is the least or the largest
+#         tried, half or twice of it is tried too, WIDER times at most
+# train   each at its best rate, once a seed; models of a seed read the same rows in the same order
+# eval    every trained model on all windows of the validation shards and on TASKS, results by document and item
+# table   one Markdown table, OUT/ranking.md: means over seeds, deviations, differences from the first of MODELS
+# What is done is not done again, so that a call that was ended goes on with the next one.
+#
+# DATA has the shards train, valid, elsewhere, long-36k and long-144k (tests/bench/ranking_data.py makes their texts,
+# `mesa-trainer tokenizer` and `pack` the rest), their tokenizer in DATA/tokenizer, and the TASKS as JSONL.
+# ranking.ini and ranking_models.ini beside this script say what is trained.
+#
+# Needs mesa-trainer (MESA_BUILD, default build, is its folder) and for the table python3. DEVICE (cpu), STEPS (700),
+# MODELS (all, by their names; the first is what others are held against), RATES ("0.001 0.002 0.004"), WIDER (1),
+# SEEDS ("1 2 3"), PARALLEL (as many runs at once as suit the device), MAX_SECONDS (0, none) of training a phase,
+# SPEED_STEPS (12), SETTINGS ("section.key=value ..." of all runs), EVALS ("valid:2048 elsewhere:2048 long-36k:16384
+# long-144k:65536", shards and the length of their windows), TASKS ("lambada_openai blimp"), ITEMS (5360 of each),
+# BATCH_TOKENS (65536; on a CPU 4096), READERS (1; evaluations at once).
+set -euo pipefail
+
+if [ $# -lt 2 ]; then
+    echo "usage: tests/bench/ranking.sh DATA OUT [speed|search|train|eval|table|all]..." >&2
+    exit 2
+fi
+here=$(cd "$(dirname "$0")" && pwd)
+data=$1 out=$2
+shift 2
+phases=${*:-all}
+[ "$phases" != all ] || phases="speed search train eval table"
+export TRAINER=${MESA_BUILD:-build}/mesa-trainer DATA=$data OUT=$out DEVICE=${DEVICE:-cpu}
+steps=${STEPS:-700} seeds=${SEEDS:-1 2 3} first_seed=${SEEDS:-1}
+first_seed=${first_seed%% *}
+every=$(sed -n 's/^\[variant \(.*\)\]$/\1/p' "$here/ranking_models.ini" | paste -sd' ')
+read -ra models <<<"${MODELS:-$every}"
+read -ra rates <<<"${RATES:-0.001 0.002 0.004}"
+wider=${WIDER:-1}
+export EVALS=${EVALS:-valid:2048 elsewhere:2048 long-36k:16384 long-144k:65536}
+export TASKS=${TASKS-lambada_openai blimp} ITEMS=${ITEMS:-5360}
+export BATCH_TOKENS=${BATCH_TOKENS:-$([[ $DEVICE == cpu* ]] && echo 4096 || echo 65536)}
+[ -x "$TRAINER" ] || { echo "ranking.sh: no $TRAINER; set MESA_BUILD" >&2; exit 2; }
+for phase in $phases; do
+    [[ " speed search train eval table " == *" $phase "* ]] || { echo "ranking.sh: no phase $phase" >&2; exit 2; }
+done
+for model in "${models[@]}"; do
+    [[ " $every " == *" $model "* ]] || { echo "ranking.sh: no model $model (of $every)" >&2; exit 2; }
+done
+mkdir -p "$out/eval"
+
+settings=()
+for setting in data.train="$data/train" data.valid="$data/valid" data.tokenizer="$data/tokenizer" \
+    train.device="$DEVICE" train.precision=bf16 ${SETTINGS:-}; do
+    settings+=(--set "$setting")
+done
+
+variant() { # MODEL NAME: its section, under that name
+    sed -n "/^\[variant $1\]$/,/^\[/p" "$here/ranking_models.ini" | grep '^model\.' | sed "1i [variant $2]"
+}
+
+# STEPS FILE FOLDER: the runs that FILE lists. A run that fails is a row of the table, and told.
+sweep() {
+    "$TRAINER" train --config "$here/ranking.ini" --sweep "$2" --out "$3" --max-seconds "${MAX_SECONDS:-0}" \
+        ${PARALLEL:+--parallel "$PARALLEL"} "${settings[@]}" --set train.steps="$1" --set train.eval_every="$1" \
+        --set optim.warmup_steps="$((($1 + 9) / 10))" || echo "ranking.sh: not all runs of $3 ended well" >&2
+}
+
+number() { # KEY FILE: its last value
+    grep -oE "\"$1\": ?[0-9.e+-]+" "$2" | tail -n 1 | sed 's/.*: *//'
+}
+
+speed() {
+    local model
+    for model in "${models[@]}"; do
+        [ ! -e "$out/speed/$model/run.json" ] || continue
+        variant "$model" "$model" >"$out/speed-$model.ini"
+        sweep "${SPEED_STEPS:-12}" "$out/speed-$model.ini" "$out/speed" >&2
+        rm -rf "$out/speed/$model"/step-*
+    done
+}
+
+# A line "LOSS RATE" a rate that was tried, the best first.
+tried() { # MODEL
+    local run rate
+    for run in "$out/search/$1@"*/run.json; do
+        rate=${run##*@}
+        ! grep -q '"end": *"done"' "$run" || echo "$(number valid_loss "$run") ${rate%%,*}"
+    done | sort -g
+}
+
+# Reads what `tried` prints: the rate that is to be tried besides, if the best is the least or the largest.
+beyond() {
+    awk '
+        NR == 1 { best = least = most = $2 }
+        { least = $2 < least ? $2 : least; most = $2 > most ? $2 : most }
+        END { if (NR > 1 && best == most) print 2 * most; else if (NR > 1 && best == least) print least / 2 }'
+}
+
+add_rate() { # MODEL RATE: to the list, once
+    grep -qx "\[variant $1@$2\]" "$list" || { variant "$1" "$1@$2"; echo "optim.lr = $2"; } >>"$list"
+}
+
+search() {
+    local model rate round list=$out/search.ini
+    [ -e "$list" ] || printf '[sweep]\nseeds = %s\n' "$first_seed" >"$list"
+    for model in "${models[@]}"; do
+        for rate in "${rates[@]}"; do
+            add_rate "$model" "$rate"
+        done
+    done
+    for round in $(seq 0 "$wider"); do
+        for model in "${models[@]}"; do
+            rate=$([ "$round" = 0 ] || tried "$model" | beyond)
+            [ -z "$rate" ] || [ "$(grep -c "^\[variant $model@" "$list")" -ge $((${#rates[@]} + wider)) ] ||
+                add_rate "$model" "$rate"
+        done
+        sweep $(((steps + 3) / 4)) "$list" "$out/search"
+        rm -rf "$out/search"/*/step-*
+    done
+}
+
+train() {
+    local model rate count list=$out/train.ini all=()
+    read -ra all <<<"$seeds"
+    for count in $(seq "${#all[@]}"); do # a seed of every model before the next, should the time end
+        printf '[sweep]\nseeds = %s\n' "${all[*]:0:count}" >"$list"
+        for model in "${models[@]}"; do
+            rate=$(tried "$model" | head -n 1 | cut -d' ' -f2)
+            [ -n "$rate" ] || { echo "ranking.sh: $model: no learning rate was found" >&2; continue; }
+            { variant "$model" "$model"; echo "optim.lr = $rate"; } >>"$list"
+        done
+        sweep "$steps" "$list" "$out/train"
+    done
+}
+
+# RUN: says what its last checkpoint is and scores, a file a part in OUT/eval; the output goes to RUN/eval.log.
+eval_run() {
+    local run=$1 name part checkpoint to
+    grep -q '"end": *"done"' "$run/run.json" || return 0
+    exec >>"$run/eval.log"
+    name=$(basename "$run")
+    checkpoint=$(printf '%s\n' "$run"/step-* | tail -n 1) to=$OUT/eval/$name
+    "$TRAINER" inspect "$checkpoint" --summary >"$to.txt"
+    for part in $EVALS; do
+        [ -e "$to-${part%:*}.json" ] || "$TRAINER" eval "$checkpoint" --data "$DATA/${part%:*}" --name "$name" \
+            --context "${part#*:}" --batch-tokens "$BATCH_TOKENS" --device "$DEVICE" --out "$to-${part%:*}.json"
+    done
+    for part in $TASKS; do
+        [ -e "$to-$part.json" ] || "$TRAINER" eval "$checkpoint" --task "$DATA/$part.jsonl" --limit "$ITEMS" \
+            --name "$name" --batch-tokens "$BATCH_TOKENS" --device "$DEVICE" --out "$to-$part.json"
+    done
+}
+export -f eval_run
+
+evaluate() {
+    printf '%s\0' "$out/train"/*,seed=* | xargs -0 -P "${READERS:-1}" -n 1 bash -euc 'eval_run "$@"' eval_run >&2
+}
+
+for phase in $phases; do
+    case $phase in
+    eval) evaluate ;;
+    table) python3 "$here/ranking_table.py" "$out" "${models[@]}" | tee "$out/ranking.md" ;;
+    *) "$phase" ;;
+    esac
+done
