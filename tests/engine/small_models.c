@@ -50,8 +50,15 @@ static eng_model *make_model(const small_model *small) {
 // Of random weights the tokens would leave at one loop.
 static void vary_exits(const small_world *world) {
     const int32_t gate = world->model->exit_gate;
-    for (int64_t i = 0; gate >= 0 && i < world->model->tensor[gate].count; i++)
-        world->weights->master[gate][i] = (float)((i * 37 + 11) % 64) / 256 - 0.125F;
+    if (gate < 0)
+        return;
+    const size_t count = (size_t)world->model->tensor[gate].count;
+    float *values = malloc(count * sizeof *values);
+    for (size_t i = 0; i < count; i++)
+        values[i] = (float)((i * 37 + 11) % 64) / 256 - 0.125F;
+    ck_assert_int_eq(kern_upload(world->stream, world->weights->master[gate], values, count * sizeof *values), KERN_OK);
+    ck_assert_int_eq(kern_synchronize(world->stream), KERN_OK);
+    free(values);
 }
 
 void small_world_open(const small_model *small, const char *device, small_world *out) {

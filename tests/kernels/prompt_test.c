@@ -66,7 +66,7 @@ START_TEST(equal_tokens_match_reference) {
                 p.g[t * p.decay_row + i] = decays[t / 65];
         }
         run_forward(&p, false);
-        check_forward(&p, 2e-6);
+        check_forward(&p, test.cuda ? 1e-5 : 2e-6); // tensor cores cut sums off at 24 bits, which these systems magnify
         kernel_test_close(&test);
     }
 }
