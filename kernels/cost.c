@@ -347,7 +347,8 @@ static kern_cost cost_exit_loss(const needs *n) {
 }
 
 static kern_cost cost_adamw(const needs *n) {
-    return each((double)((const kern_adamw_args *)n->args)->count, 7, 15);
+    const kern_adamw_args *a = n->args;
+    return each((double)a->count, a->rounding == KERN_ROUND_COMPENSATED ? 9 : 7, 15);
 }
 
 static kern_cost cost_square_sum(const needs *n) {

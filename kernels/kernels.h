@@ -640,35 +640,7 @@ typedef struct kern_sample_args {
     int32_t vocabulary;
 } kern_sample_args;
 
-// Optimizer launchers (rows may be NULL).
-// What ADAMW updates at once: all tensors, in runs of neighbouring elements, each inside a tensor. In device memory,
-// and so is what it points to.
-enum { KERN_ADAMW_RUN = 4096 };
-typedef struct kern_adamw_run {
-    float *parameter, *grad, *m, *v; // (count)
-    int32_t count;                   // 0 .. KERN_ADAMW_RUN
-    float weight_decay;
-} kern_adamw_run;
-// AdamW (Loshchilov and Hutter 2019, decoupled decay): m, v, then p -= lr (m^ / (sqrt(v^) + eps) + weight_decay p).
-typedef struct kern_adamw_args {
-    kern_ptr run;        // kern_adamw_run (runs)
-    kern_ptr grad_scale; // optional float[1]: the gradient is multiplied by it first; NaN: nothing is updated
-    int64_t count;       // elements of all runs
-    int32_t runs;
-    float lr, beta1, beta2, eps;
-    float correction1, correction2; // 1 - beta^step
-} kern_adamw_args;
-// sum[0] += sum of squares (double), fixed blocks in order.
-typedef struct kern_square_sum_args {
-    kern_ptr x, sum; // (count), double[1]
-    int64_t count;
-} kern_square_sum_args;
-// scale[0] = min(1, clip / (sqrt(sum) + 1e-6)); clip <= 0: 1. NaN where the gradient is of no use: its sum of squares
-// is not finite, or without clipping above the largest float, so that a moment could become infinite and stay so.
-typedef struct kern_clip_scale_args {
-    kern_ptr sum, scale; // double[1], float[1]
-    float clip;
-} kern_clip_scale_args;
+#include "kernels/optim.h"
 
 // code, launcher name, argument struct, first member after the operands
 #define KERN_OPS(X)                                                                            \

@@ -29,6 +29,12 @@ KERN_PHILOX kern_philox kern_philox_4x32_10(kern_philox counter, uint32_t key0, 
     return counter;
 }
 
+// What four neighbouring weights are rounded by at an update (ADAMW): key = seed, counter = (quad, update, a name).
+KERN_PHILOX kern_philox kern_philox_rounding(uint64_t seed, uint64_t quad, uint32_t update) {
+    const kern_philox counter = {{(uint32_t)quad, (uint32_t)(quad >> 32), update, 0x726F756Eu}};
+    return kern_philox_4x32_10(counter, (uint32_t)seed, (uint32_t)(seed >> 32));
+}
+
 // Uniform in [0, 1) with 53 bits: key = seed, counter = (position, choice, stream).
 KERN_PHILOX double kern_philox_uniform(uint64_t seed, uint64_t position, uint32_t choice, uint32_t stream) {
     const kern_philox counter = {{(uint32_t)position, (uint32_t)(position >> 32), choice, stream}};

@@ -69,6 +69,8 @@ static kern_adamw_run run_of(const trn_optimizer *optimizer, const trn_piece *pi
                             .grad = weights->grad[piece->tensor] + first,
                             .m = optimizer->m + piece->moment + at,
                             .v = optimizer->v + piece->moment + at,
+                            .rest = optimizer->rest ? optimizer->rest + piece->moment + at : NULL,
+                            .first = weights->master[piece->tensor] - weights->masters + first,
                             .count = (int32_t)(left < KERN_ADAMW_RUN ? left : KERN_ADAMW_RUN),
                             .weight_decay = decays ? (float)optimizer->adamw.weight_decay : 0};
 }
@@ -103,15 +105,17 @@ static kern_square_sum_args square_arguments(const trn_optimizer *optimizer, con
 static kern_status allocate(trn_optimizer *optimizer) {
     kern_device *device = optimizer->weights->device;
     const size_t moments = sizeof(float) * (size_t)optimizer->moments;
-    void *m = NULL, *v = NULL, *norm = NULL, *told = NULL;
+    void *m = NULL, *v = NULL, *rest = NULL, *norm = NULL, *told = NULL;
     kern_status made = kern_alloc(device, moments, &m);
     if (made == KERN_OK)
         made = kern_alloc(device, moments, &v);
+    if (made == KERN_OK && optimizer->adamw.rounding == KERN_ROUND_COMPENSATED)
+        made = kern_alloc(device, moments, &rest);
     if (made == KERN_OK)
         made = kern_alloc(device, sizeof *optimizer->norm, &norm);
     if (made == KERN_OK)
         made = kern_alloc_host(device, sizeof *optimizer->told, &told);
-    optimizer->m = m, optimizer->v = v, optimizer->norm = norm, optimizer->told = told;
+    optimizer->m = m, optimizer->v = v, optimizer->rest = rest, optimizer->norm = norm, optimizer->told = told;
     if (made == KERN_OK)
         made = kern_event_create(device, &optimizer->known);
     if (made != KERN_OK)
@@ -143,6 +147,7 @@ void trn_optimizer_free(trn_optimizer *optimizer) {
     kern_device *device = optimizer->weights->device;
     kern_free(device, optimizer->m);
     kern_free(device, optimizer->v);
+    kern_free(device, optimizer->rest);
     kern_free(device, optimizer->run);
     kern_free(device, optimizer->norm);
     kern_free_host(device, optimizer->told);
@@ -274,7 +279,8 @@ eng_status trn_optimizer_find_not_finite(trn_optimizer *optimizer, const float *
 
 static kern_adamw_args adamw_arguments(const trn_optimizer *optimizer, double rate) {
     const trn_adamw *adamw = &optimizer->adamw;
-    const double update = (double)optimizer->updates + 1;
+    const int64_t number = optimizer->updates + 1;
+    const double update = (double)number;
     return (kern_adamw_args){.run.p = optimizer->run,
                              .grad_scale.f = &optimizer->norm->scale,
                              .lr = (float)rate,
@@ -282,7 +288,10 @@ static kern_adamw_args adamw_arguments(const trn_optimizer *optimizer, double ra
                              .beta2 = (float)adamw->beta2,
                              .eps = (float)adamw->eps,
                              .correction1 = (float)(1 - pow((float)adamw->beta1, update)),
-                             .correction2 = (float)(1 - pow((float)adamw->beta2, update))};
+                             .correction2 = (float)(1 - pow((float)adamw->beta2, update)),
+                             .rounding = (int32_t)adamw->rounding,
+                             .update = (uint32_t)number,
+                             .seed = adamw->seed};
 }
 
 // Updates this rank's part of the weights of a block, whose pieces begin with *next, and gathers the others. arguments:

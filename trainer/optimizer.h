@@ -15,6 +15,8 @@ typedef struct trn_adamw {
     double beta1, beta2, eps, weight_decay;
     double clip;     // largest norm of the gradient; 0: none
     bool gate_alone; // only the exit gate's tensors are updated
+    kern_rounding rounding;
+    uint64_t seed; // of KERN_ROUND_STOCHASTIC
 } trn_adamw;
 
 typedef struct trn_piece { // what lies in this rank's parts of a tensor
@@ -37,6 +39,7 @@ typedef struct trn_optimizer {
     trn_piece *piece; // by block, and by tensor inside it; no tensor has two
     int32_t pieces;
     float *m, *v;        // (moments) device
+    float *rest;         // likewise, of KERN_ROUND_COMPENSATED
     int64_t moments;     // of all pieces, each padded to 16
     kern_adamw_run *run; // device, in the pieces' order
     trn_norm *norm;      // device
@@ -67,11 +70,11 @@ ENG_CHECKED eng_status trn_optimizer_outcome(trn_optimizer *optimizer, double *n
 ENG_CHECKED eng_status trn_optimizer_find_not_finite(trn_optimizer *optimizer, const float *block, int32_t *tensor,
                                                      eng_error *error);
 
-// This rank's moments as m.NAME and v.NAME in one safetensors file: whole tensors in their shape, or a piece as a
-// vector whose first element is number metadata[NAME] of the tensor.
+// This rank's moments as m.NAME and v.NAME, and rests as r.NAME, in one safetensors file: whole tensors in their shape,
+// or a piece as a vector whose first element is number metadata[NAME] of the tensor.
 ENG_CHECKED eng_status trn_optimizer_save(trn_optimizer *optimizer, const char *path, eng_error *error);
 // From the files of all ranks that saved, however many. Refuses missing tensors and pieces, wrong shapes, values not
-// finite.
+// finite, and rests where there were none or the other way round.
 ENG_CHECKED eng_status trn_optimizer_load(trn_optimizer *optimizer, const char *const *path, int32_t files,
                                           eng_error *error);
 

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// The optimizer's moments in a file; see optimizer.h. Host memory: a copy of the moments while they are written, half
-// of one while they are read. A piece is read from whichever files hold its elements, so that any number of ranks reads
-// what any number has written.
+// The optimizer's moments and rests in a file; see optimizer.h. Host memory: a copy of them while they are written, of
+// a tensor while they are read. A piece is read from whichever files hold its elements, so that any number of ranks
+// reads what any number has written.
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -30,11 +30,24 @@ static eng_st_source describe(const trn_optimizer *optimizer, const trn_piece *p
     return source;
 }
 
+enum { MOST_KINDS = 3 };
+
+// What a weight has beside itself, by the letter of its name in files.
+typedef struct kinds {
+    size_t count;
+    char letter[MOST_KINDS];
+    float *vector[MOST_KINDS]; // (moments) device
+} kinds;
+
+static kinds kinds_of(const trn_optimizer *optimizer) {
+    return (kinds){optimizer->rest ? 3 : 2, {'m', 'v', 'r'}, {optimizer->m, optimizer->v, optimizer->rest}};
+}
+
 // What a file of moments is written from.
 typedef struct moment_file {
-    float *host;                 // (2, moments)
-    eng_st_source *source;       // (2, pieces)
-    char (*name)[PREFIXED_NAME]; // (2, pieces)
+    float *host;                 // (kinds, moments)
+    eng_st_source *source;       // (kinds, pieces)
+    char (*name)[PREFIXED_NAME]; // (kinds, pieces)
     char (*first)[NUMBER];       // (pieces)
     const char **metadata;       // name, first, ... NULL
 } moment_file;
@@ -49,9 +62,10 @@ static void file_free(moment_file *file) {
 
 static eng_status file_create(const trn_optimizer *optimizer, moment_file *file, eng_error *error) {
     const size_t pieces = (size_t)optimizer->pieces + 1; // none is no reason for an empty allocation
-    *file = (moment_file){.host = malloc(2 * ((size_t)optimizer->moments + 1) * sizeof *file->host),
-                          .source = calloc(2 * pieces, sizeof *file->source),
-                          .name = calloc(2 * pieces, sizeof *file->name),
+    const size_t count = kinds_of(optimizer).count;
+    *file = (moment_file){.host = malloc(count * ((size_t)optimizer->moments + 1) * sizeof *file->host),
+                          .source = calloc(count * pieces, sizeof *file->source),
+                          .name = calloc(count * pieces, sizeof *file->name),
                           .first = calloc(pieces, sizeof *file->first),
                           .metadata = calloc(2 * pieces + 1, sizeof *file->metadata)};
     if (file->host && file->source && file->name && file->first && file->metadata)
@@ -60,14 +74,15 @@ static eng_status file_create(const trn_optimizer *optimizer, moment_file *file,
     return eng_fail(error, ENG_NO_MEMORY, "out of memory for the optimizer's moments");
 }
 
-static void fill_file(const trn_optimizer *optimizer, moment_file *file) {
+static void fill_file(const trn_optimizer *optimizer, const kinds *kinds, moment_file *file) {
     const size_t pieces = (size_t)optimizer->pieces;
     size_t told = 0;
-    for (size_t i = 0; i < 2 * pieces; i++) {
+    for (size_t i = 0; i < kinds->count * pieces; i++) {
+        const size_t kind = i / pieces;
         const trn_piece *piece = &optimizer->piece[i % pieces];
         const eng_tensor *tensor = &optimizer->weights->model->tensor[piece->tensor];
-        const float *host = i < pieces ? file->host : file->host + optimizer->moments;
-        snprintf(file->name[i], sizeof file->name[i], "%c.%s", i < pieces ? 'm' : 'v', tensor->name);
+        const float *host = file->host + kind * (size_t)optimizer->moments;
+        snprintf(file->name[i], sizeof file->name[i], "%c.%s", kinds->letter[kind], tensor->name);
         file->source[i] = describe(optimizer, piece, file->name[i], host);
         if (i >= pieces || is_whole(tensor, piece))
             continue;
@@ -79,20 +94,21 @@ static void fill_file(const trn_optimizer *optimizer, moment_file *file) {
 
 eng_status trn_optimizer_save(trn_optimizer *optimizer, const char *path, eng_error *error) {
     const size_t floats = (size_t)optimizer->moments;
+    const kinds kinds = kinds_of(optimizer);
     moment_file file;
     eng_status status = file_create(optimizer, &file, error);
     if (status != ENG_OK)
         return status;
-    kern_status copied = kern_download(optimizer->stream, file.host, optimizer->m, floats * sizeof *file.host);
-    if (copied == KERN_OK)
-        copied = kern_download(optimizer->stream, file.host + floats, optimizer->v, floats * sizeof *file.host);
+    kern_status copied = KERN_OK;
+    for (size_t k = 0; copied == KERN_OK && k < kinds.count; k++)
+        copied = kern_download(optimizer->stream, file.host + k * floats, kinds.vector[k], floats * sizeof *file.host);
     if (copied == KERN_OK)
         copied = kern_synchronize(optimizer->stream);
     status = eng_fail_kernel(error, copied, "reading the moments");
-    fill_file(optimizer, &file);
+    fill_file(optimizer, &kinds, &file);
     if (status == ENG_OK)
-        status = eng_st_write(path, file.source, 2 * (size_t)optimizer->pieces, file.metadata[0] ? file.metadata : NULL,
-                              error);
+        status = eng_st_write(path, file.source, kinds.count * (size_t)optimizer->pieces,
+                              file.metadata[0] ? file.metadata : NULL, error);
     file_free(&file);
     return status;
 }
@@ -161,17 +177,33 @@ static eng_status load_piece(trn_optimizer *optimizer, const moment_files *files
     return eng_fail_kernel(error, copied, "loading the moments");
 }
 
+// Going on without the rests, or without what they were, would be a step back that nobody sees.
+static eng_status check_rests(const trn_optimizer *optimizer, const moment_files *files, eng_error *error) {
+    for (int32_t i = 0; i < files->count; i++)
+        for (int32_t t = 0; t < optimizer->weights->model->tensors; t++) {
+            const char *tensor = optimizer->weights->model->tensor[t].name;
+            char moment[PREFIXED_NAME], rest[PREFIXED_NAME];
+            snprintf(moment, sizeof moment, "m.%s", tensor);
+            snprintf(rest, sizeof rest, "r.%s", tensor);
+            const bool has = eng_st_find(files->file[i], rest) != NULL;
+            if (eng_st_find(files->file[i], moment) && has != (optimizer->rest != NULL))
+                return eng_fail(error, ENG_INVALID, "%s: optim.rounding was %scompensated, and is %s",
+                                eng_path_tail(eng_st_path(files->file[i])), has ? "" : "not ",
+                                has ? "not any more" : "so now");
+        }
+    return ENG_OK;
+}
+
 static eng_status load_pieces(trn_optimizer *optimizer, const moment_files *files, eng_error *error) {
+    const kinds kinds = kinds_of(optimizer);
     int64_t most = 1;
     for (int32_t i = 0; i < optimizer->pieces; i++)
         most = optimizer->piece[i].count > most ? optimizer->piece[i].count : most;
     float *host = malloc(sizeof *host * (size_t)most);
     eng_status status = host ? ENG_OK : eng_fail(error, ENG_NO_MEMORY, "out of memory for the optimizer's moments");
     for (int32_t i = 0; status == ENG_OK && i < optimizer->pieces; i++) {
-        const trn_piece *piece = &optimizer->piece[i];
-        status = load_piece(optimizer, files, piece, 'm', optimizer->m, host, error);
-        if (status == ENG_OK)
-            status = load_piece(optimizer, files, piece, 'v', optimizer->v, host, error);
+        for (size_t k = 0; status == ENG_OK && k < kinds.count; k++)
+            status = load_piece(optimizer, files, &optimizer->piece[i], kinds.letter[k], kinds.vector[k], host, error);
     }
     free(host);
     return status;
@@ -184,6 +216,8 @@ eng_status trn_optimizer_load(trn_optimizer *optimizer, const char *const *path,
         status = eng_st_open(path[open.count], &open.file[open.count], error);
         open.count += status == ENG_OK;
     }
+    if (status == ENG_OK)
+        status = check_rests(optimizer, &open, error);
     if (status == ENG_OK)
         status = load_pieces(optimizer, &open, error);
     for (int32_t i = 0; i < open.count; i++)

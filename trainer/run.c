@@ -120,7 +120,9 @@ static eng_status create_optimizer(trn_run *run, eng_error *error) {
                        .eps = config->eps,
                        .weight_decay = config->weight_decay,
                        .clip = config->clip,
-                       .gate_alone = trn_run_trains_gate_alone(run)};
+                       .gate_alone = trn_run_trains_gate_alone(run),
+                       .rounding = (kern_rounding)config->rounding,
+                       .seed = (uint64_t)config->seed};
     run->schedule = (trn_schedule){.kind = (trn_schedule_kind)config->schedule,
                                    .peak = config->lr,
                                    .min_ratio = config->min_lr_ratio,

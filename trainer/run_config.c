@@ -21,6 +21,7 @@ static const double largest = 9007199254740992.0; // 2^53: every integer below i
 
 static const char *const schedules[] = {"cosine", "wsd", NULL};
 static const char *const precisions[] = {"float32", "bf16", NULL}; // of products; weights stay float32
+static const char *const roundings[] = {"nearest", "stochastic", "compensated", NULL}; // to bf16
 static const char *const recomputes[] = {"none", "mixer", "block", NULL};
 static const char *const loop_losses[] = {"final", "weighted", "expected", "next", "previous", NULL};
 static const char *const modes[] = {"tolerance", "steps", "exact", "fixed", NULL};
@@ -40,6 +41,7 @@ const trn_run_key trn_run_keys[] = {
     {"optim", "beta2", TRN_KEY_REAL, AT(beta2), "0.98", 0, 0.9999999, NULL},
     {"optim", "eps", TRN_KEY_REAL, AT(eps), "1e-8", 0, 1, NULL},
     {"optim", "weight_decay", TRN_KEY_REAL, AT(weight_decay), "0.1", 0, 10, NULL},
+    {"optim", "rounding", TRN_KEY_CHOICE, AT(rounding), "nearest", 0, 0, roundings},
     {"optim", "clip", TRN_KEY_REAL, AT(clip), "1", 0, 1e6, NULL},
     {"train", "steps", TRN_KEY_INTEGER, AT(steps), "0", 0, largest, NULL},
     {"train", "batch_tokens", TRN_KEY_INTEGER, AT(batch_tokens), "32768", 1, 1 << 30, NULL},

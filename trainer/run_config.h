@@ -24,6 +24,7 @@ typedef struct trn_run_config {
     // [optim]
     double lr, min_lr_ratio, decay_fraction, beta1, beta2, eps, weight_decay, clip;
     int64_t warmup_steps, schedule; // trn_schedule_kind
+    int64_t rounding;               // kern_rounding; NONE: to nearest, where a product reads a weight as bf16
     // [train]
     int64_t steps, batch_tokens, micro_rows, seed, eval_every, eval_rows, save_every, keep;
     int64_t recompute;     // eng_recompute

@@ -145,7 +145,7 @@ static eng_status compute_update(trn_run *run, trn_step_report *report, eng_erro
     profile_optimizer(run, "gradient norm", 1, 2);
     if (status == ENG_OK && isfinite(report->loss))
         status = trn_optimizer_update(&run->optimizer, report->rate, error);
-    profile_optimizer(run, "AdamW", 7, 15);
+    profile_optimizer(run, "AdamW", run->optimizer.rest ? 9 : 7, 15);
     bool usable = false;
     if (status == ENG_OK)
         status = trn_optimizer_outcome(&run->optimizer, &report->gradient_norm, &usable, error);

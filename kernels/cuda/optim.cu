@@ -3,49 +3,78 @@
 //
 //     g = s grad;  m = b1 m + (1 - b1) g;  v = b2 v + (1 - b2) g^2
 //     p -= lr (m / c1 / (sqrt(v / c2) + eps) + weight_decay p),   c = 1 - b^step
+// Rounded to bf16 at random, a float gets 16 random bits added to the 16 that go; compensated, the sum p + rest is what
+// is updated, and rest what is left of it.
 // A block of threads updates a run of one tensor, so that all tensors are one launch, and finds the scale in device
 // memory: one that is not a number says that the step is off. The sum of squares is double: each block's threads add
 // every other element in order, threads by halving, then one block the blocks. The row table is not used.
 #include <float.h>
 
-#include "kernels/cuda/elements.cuh"
+#include "kernels/cuda/storage.cuh"
 
 enum { THREADS = 256, QUAD = 4, SQUARE_BLOCKS = 1024 };
 
+// Takes a step with a weight; rest and bits of those that round by them.
+template <kern_rounding ROUNDING>
+static __device__ __forceinline__ void take_step(const kern_adamw_args &a, float weight_decay, float step,
+                                                 float *parameter, float *rest, uint32_t bits) {
+    if constexpr (ROUNDING == KERN_ROUND_COMPENSATED) {
+        const float change = *rest - a.lr * (step + weight_decay * (*parameter + *rest));
+        const float next = __bfloat162float(__float2bfloat16_rn(*parameter + change));
+        *rest = (*parameter - next) + change;
+        *parameter = next;
+    } else {
+        *parameter -= a.lr * (step + weight_decay * *parameter);
+        if constexpr (ROUNDING == KERN_ROUND_STOCHASTIC)
+            *parameter = cuda_stored<cuda_bf16>(cuda_rounded(*parameter, bits >> 16));
+    }
+}
+
+template <kern_rounding ROUNDING>
 static __device__ __forceinline__ void update_quad(const kern_adamw_args &a, const kern_adamw_run &run, float scale,
                                                    bool wide, int32_t i) {
     const float rest1 = 1.0f - a.beta1, rest2 = 1.0f - a.beta2;
     const int64_t left = run.count - i;
     const cuda_quad grad = cuda_load(run.grad + i, left, wide);
     cuda_quad parameter = cuda_load(run.parameter + i, left, wide);
-    cuda_quad m = cuda_load(run.m + i, left, wide), v = cuda_load(run.v + i, left, wide);
+    cuda_quad m = cuda_load(run.m + i, left, wide), v = cuda_load(run.v + i, left, wide), rest = {};
+    kern_philox random = {};
+    if constexpr (ROUNDING == KERN_ROUND_COMPENSATED)
+        rest = cuda_load(run.rest + i, left, wide);
+    if constexpr (ROUNDING == KERN_ROUND_STOCHASTIC)
+        random = kern_philox_rounding(a.seed, (uint64_t)(run.first + i) / QUAD, a.update);
 #pragma unroll
     for (int j = 0; j < QUAD; j++) {
         const float g = scale * grad.v[j];
         m.v[j] = a.beta1 * m.v[j] + rest1 * g;
         v.v[j] = a.beta2 * v.v[j] + rest2 * (g * g);
         const float step = (m.v[j] / a.correction1) / (sqrtf(v.v[j] / a.correction2) + a.eps);
-        parameter.v[j] -= a.lr * (step + run.weight_decay * parameter.v[j]);
+        take_step<ROUNDING>(a, run.weight_decay, step, &parameter.v[j], &rest.v[j], random.word[j]);
     }
     cuda_store(run.m + i, m, left, wide);
     cuda_store(run.v + i, v, left, wide);
     cuda_store(run.parameter + i, parameter, left, wide);
+    if constexpr (ROUNDING == KERN_ROUND_COMPENSATED)
+        cuda_store(run.rest + i, rest, left, wide);
 }
 
 // The runs are a constant of the training: they are read before the kernel before has ended.
+template <kern_rounding ROUNDING>
 static __global__ void __launch_bounds__(THREADS) adamw_kernel(const kern_adamw_args a) {
     cuda_begin();
     kern_adamw_run run = ((const kern_adamw_run *)a.run.p)[blockIdx.x];
     run.parameter = cuda_in_global(run.parameter), run.grad = cuda_in_global(run.grad);
     run.m = cuda_in_global(run.m), run.v = cuda_in_global(run.v);
-    const uintptr_t places = (uintptr_t)run.parameter | (uintptr_t)run.grad | (uintptr_t)run.m | (uintptr_t)run.v;
+    uintptr_t places = (uintptr_t)run.parameter | (uintptr_t)run.grad | (uintptr_t)run.m | (uintptr_t)run.v;
+    if constexpr (ROUNDING == KERN_ROUND_COMPENSATED)
+        run.rest = cuda_in_global(run.rest), places |= (uintptr_t)run.rest;
     cuda_await();
     const float scale = a.grad_scale.f ? a.grad_scale.f[0] : 1.0f;
     if (isnan(scale))
         return;
 #pragma unroll 2
     for (int32_t i = (int32_t)threadIdx.x * QUAD; i < run.count; i += THREADS * QUAD)
-        update_quad(a, run, scale, places % 16 == 0, i);
+        update_quad<ROUNDING>(a, run, scale, places % 16 == 0, i);
 }
 
 kern_status cuda_adamw_prepare(const kern_cuda *cuda, const void *args, size_t *workspace_bytes) {
@@ -53,12 +82,22 @@ kern_status cuda_adamw_prepare(const kern_cuda *cuda, const void *args, size_t *
     (void)workspace_bytes;
     const kern_adamw_args *a = (const kern_adamw_args *)args;
     const bool corrects = a->correction1 > 0 && a->correction2 > 0;
-    return !a->run.ref || a->count < 0 || a->runs < 0 || !corrects ? KERN_INVALID : KERN_OK;
+    const bool rounds = a->rounding >= 0 && a->rounding < KERN_ROUNDINGS;
+    return !a->run.ref || a->count < 0 || a->runs < 0 || !corrects || !rounds ? KERN_INVALID : KERN_OK;
 }
 
 kern_status cuda_adamw_run(const cuda_step *step, const void *args) {
     const kern_adamw_args *a = (const kern_adamw_args *)args;
-    return a->runs > 0 ? cuda_start(step, adamw_kernel, a->runs, THREADS, 0, *a) : KERN_OK;
+    if (a->runs == 0)
+        return KERN_OK;
+    switch ((kern_rounding)a->rounding) {
+    case KERN_ROUND_STOCHASTIC:
+        return cuda_start(step, adamw_kernel<KERN_ROUND_STOCHASTIC>, a->runs, THREADS, 0, *a);
+    case KERN_ROUND_COMPENSATED:
+        return cuda_start(step, adamw_kernel<KERN_ROUND_COMPENSATED>, a->runs, THREADS, 0, *a);
+    default:
+        return cuda_start(step, adamw_kernel<KERN_ROUND_NONE>, a->runs, THREADS, 0, *a);
+    }
 }
 
 // ---------------------------------------------------------------------------------------------------- gradient norm

@@ -228,7 +228,12 @@ static kern_ptr runs_over(const bench *b, float *grad, int64_t count) {
         check(KERN_NO_MEMORY, "operands");
     for (size_t r = 0; r < runs; r++) {
         const size_t at = r * KERN_ADAMW_RUN;
-        host[r] = (kern_adamw_run){weight + at, grad + at, m + at, v + at, KERN_ADAMW_RUN, 0.1f};
+        host[r] = (kern_adamw_run){.parameter = weight + at,
+                                   .grad = grad + at,
+                                   .m = m + at,
+                                   .v = v + at,
+                                   .count = KERN_ADAMW_RUN,
+                                   .weight_decay = 0.1f};
     }
     check(kern_zero(b->stream, v, sizeof *v * (size_t)count), "operands");
     check(kern_alloc(b->device, bytes, &made.p), "operands");

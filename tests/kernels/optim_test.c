@@ -1,8 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 // AdamW over several tensors and steps against its reference, the sum of squares in double, the clipping scale.
 //
-// A norm that is of no use must make the scale no number, and that the update must leave out; a sum must not know the
-// number of threads.
+// Weights that are rounded to bf16 at random have exactly the bits that Philox gives, and drift as they would
+// unrounded; compensated ones lose nothing. A norm that is of no use must make the scale no number, and that the update
+// must leave out; a sum must not know the number of threads.
+#include "kernels/philox.h"
 #include "kernels/ref/elementwise.h"
 #include "tests/kernels/kernel_test.h"
 
@@ -20,12 +22,18 @@ enum { FLOATS = 64 + KERN_ADAMW_RUN + 3 + 20011 + 5, RUNS = 1 + 1 + 1 + 5 };
 
 // The vectors that a device updates, as the test's memory has them.
 typedef struct vectors {
-    float *parameter, *grad, *m, *v;
+    float *parameter, *grad, *m, *v, *rest;
 } vectors;
 
 static vectors make_vectors(kernel_test *test) {
     return (vectors){kernel_test_floats(test, FLOATS, -1, 1), kernel_test_floats(test, FLOATS, -1, 1),
-                     kernel_test_zero_floats(test, FLOATS), kernel_test_zero_floats(test, FLOATS)};
+                     kernel_test_zero_floats(test, FLOATS), kernel_test_zero_floats(test, FLOATS),
+                     kernel_test_zero_floats(test, FLOATS)};
+}
+
+// Of the elements of all tensors, in which they need not lie as here.
+static int64_t number_of(int t, int32_t at) {
+    return 32768 * (int64_t)t + at;
 }
 
 static kern_adamw_run *make_runs(kernel_test *test, const vectors *x) {
@@ -38,6 +46,8 @@ static kern_adamw_run *make_runs(kernel_test *test, const vectors *x) {
                                            .grad = (float *)kernel_test_on_device(test, x->grad + first),
                                            .m = (float *)kernel_test_on_device(test, x->m + first),
                                            .v = (float *)kernel_test_on_device(test, x->v + first),
+                                           .rest = (float *)kernel_test_on_device(test, x->rest + first),
+                                           .first = number_of(t, at),
                                            .count = left < KERN_ADAMW_RUN ? left : KERN_ADAMW_RUN,
                                            .weight_decay = (float)tensors[t].decay};
         }
@@ -60,7 +70,7 @@ static kern_adamw_args adamw_args(kern_adamw_run *run, float *grad_scale, int st
 
 // The runs tell a device where the vectors are: they go over and come back beside the operands.
 static void launch_adamw(kernel_test *test, const vectors *x, const kern_adamw_args *args) {
-    float *const all[] = {x->parameter, x->grad, x->m, x->v};
+    float *const all[] = {x->parameter, x->grad, x->m, x->v, x->rest};
     for (size_t i = 0; test->cuda && i < sizeof all / sizeof *all; i++)
         kernel_test_send(test, kernel_test_find(test, all[i]));
     kernel_test_launch(test, KERN_OP_ADAMW, args);
@@ -117,6 +127,132 @@ START_TEST(adamw_equals_reference) {
     }
 }
 END_TEST
+
+// -------------------------------------------------------------------------------------------------------- rounding
+
+static uint32_t bits_of(float x) {
+    uint32_t bits;
+    memcpy(&bits, &x, sizeof bits);
+    return bits;
+}
+
+static float float_of(uint32_t bits) {
+    float x;
+    memcpy(&x, &bits, sizeof x);
+    return x;
+}
+
+// What an update that rounds at random leaves of the same update's float.
+static float rounded_at_random(float x, uint64_t seed, uint32_t update, int64_t number) {
+    const kern_philox quad = kern_philox_rounding(seed, (uint64_t)number / 4, update);
+    return float_of((bits_of(x) + (quad.word[number % 4] >> 16)) & 0xFFFF0000u);
+}
+
+static void check_random_bits(kernel_test *test, const vectors *start, const vectors *x, kern_adamw_run *run,
+                              uint64_t seed, uint32_t update) {
+    kern_adamw_args args = adamw_args(run, NULL, 1);
+    const size_t bytes = FLOATS * sizeof(float);
+    float *plain = kernel_test_zero_floats(test, FLOATS);
+    for (int rounding = KERN_ROUND_NONE; rounding <= KERN_ROUND_STOCHASTIC; rounding++) {
+        memcpy(x->parameter, start->parameter, bytes), memcpy(x->grad, start->grad, bytes);
+        memset(x->m, 0, bytes), memset(x->v, 0, bytes);
+        args.rounding = rounding, args.seed = seed, args.update = update;
+        launch_adamw(test, x, &args);
+        if (rounding == KERN_ROUND_NONE)
+            memcpy(plain, x->parameter, bytes);
+    }
+    for (int t = 0; t < TENSORS; t++)
+        for (int32_t i = 0; i < tensors[t].count; i++) {
+            const float want = rounded_at_random(plain[tensors[t].first + i], seed, update, number_of(t, i));
+            ck_assert_uint_eq(bits_of(x->parameter[tensors[t].first + i]), bits_of(want));
+        }
+}
+
+START_TEST(random_rounding_follows_seed_update_and_place) {
+    kernel_test test;
+    if (!kernel_test_open(&test, _i, "cpu"))
+        MESA_TEST_SKIP("no device %s", kernel_test_device_name(_i));
+    const vectors start = make_vectors(&test), x = make_vectors(&test);
+    kern_adamw_run *run = make_runs(&test, &x);
+    check_random_bits(&test, &start, &x, run, 7, 1);
+    check_random_bits(&test, &start, &x, run, 7, 2);
+    check_random_bits(&test, &start, &x, run, 7 + ((uint64_t)1 << 32), 2);
+    kernel_test_close(&test);
+}
+END_TEST
+
+enum { DRIFT_STEPS = 64 };
+
+// Weights of 1 that lose 2^-12 a step, far less than the distance 2^-8 of bf16 numbers below 1; the mean of weights and
+// rests of all tensors.
+static double drift(kernel_test *test, const vectors *x, kern_rounding rounding) {
+    kern_adamw_args args = adamw_args(make_runs(test, x), NULL, 1);
+    double sum = 0;
+    args.lr = 0x1p-12f, args.beta1 = args.beta2 = 0, args.eps = 0, args.correction1 = args.correction2 = 1;
+    args.rounding = (int32_t)rounding, args.seed = 3;
+    for (int r = 0; r < RUNS; r++)
+        ((kern_adamw_run *)args.run.p)[r].weight_decay = 0;
+    for (int i = 0; i < FLOATS; i++)
+        x->parameter[i] = x->grad[i] = 1;
+    for (int step = 1; step <= DRIFT_STEPS; step++) {
+        args.update = (uint32_t)step;
+        launch_adamw(test, x, &args);
+    }
+    for (int t = 0; t < TENSORS; t++)
+        for (int32_t i = tensors[t].first; i < tensors[t].first + tensors[t].count; i++) {
+            ck_assert_uint_eq(bits_of(x->parameter[i]) & 0xFFFFu, 0);
+            sum += (double)x->parameter[i] + (double)x->rest[i];
+        }
+    return sum / (double)args.count;
+}
+
+// Each weight walks with the variance 2^-8 - 2^-12 of a step's 2^-12, so the mean's deviation is 2^-7 / sqrt(24145).
+START_TEST(small_steps_are_not_lost) {
+    kernel_test test;
+    const double want = 1 - DRIFT_STEPS * 0x1p-12;
+    if (!kernel_test_open(&test, _i, "cpu"))
+        MESA_TEST_SKIP("no device %s", kernel_test_device_name(_i));
+    const vectors random = make_vectors(&test), compensated = make_vectors(&test);
+    ck_assert_double_eq_tol(drift(&test, &random, KERN_ROUND_STOCHASTIC), want, 5 * 0x1p-7 / sqrt(24145));
+    ck_assert(drift(&test, &compensated, KERN_ROUND_COMPENSATED) == want); // 2^-12 and its multiples are exact
+    kernel_test_close(&test);
+}
+END_TEST
+
+// A weight and its rest are the weight as it would be in more than float; the weight is that, rounded.
+START_TEST(compensated_weights_lose_nothing) {
+    kernel_test test;
+    if (!kernel_test_open(&test, _i, "cpu"))
+        MESA_TEST_SKIP("no device %s", kernel_test_device_name(_i));
+    const vectors x = make_vectors(&test);
+    kern_adamw_run *run = make_runs(&test, &x);
+    const wanted want = {kernel_test_widened(&test, x.parameter, FLOATS), kernel_test_zero_doubles(&test, FLOATS),
+                         kernel_test_zero_doubles(&test, FLOATS)};
+    for (int step = 1; step <= 4 * STEPS; step++) {
+        for (int i = 0; i < FLOATS; i++)
+            x.grad[i] = (float)(2 * kernel_test_uniform(&test) - 1);
+        kern_adamw_args args = adamw_args(run, NULL, step);
+        args.rounding = KERN_ROUND_COMPENSATED;
+        launch_adamw(&test, &x, &args);
+        step_reference(&want, x.grad, 1, step);
+    }
+    for (int t = 0; t < TENSORS; t++) {
+        const int32_t first = tensors[t].first, end = first + tensors[t].count;
+        double error = 0, size = 0;
+        for (int32_t i = first; i < end; i++) {
+            const float power = float_of(bits_of(x.parameter[i]) & 0x7F800000u); // the largest below
+            const double whole = (double)x.parameter[i] + (double)x.rest[i];
+            error += (whole - want.parameter[i]) * (whole - want.parameter[i]);
+            size += want.parameter[i] * want.parameter[i];
+            ck_assert((bits_of(x.parameter[i]) & 0xFFFFu) == 0 && fabsf(x.rest[i]) <= 0x1p-8f * power);
+        }
+        ck_assert_double_le(sqrt(error), 1e-6 * sqrt(size));
+    }
+    kernel_test_close(&test);
+}
+END_TEST
+
+// ------------------------------------------------------------------------------------------------------------- rest
 
 // A scale that is not a number, and no runs at all.
 START_TEST(adamw_may_be_off) {
@@ -202,7 +338,9 @@ START_TEST(arguments_are_checked) {
     kernel_test_assert_refused(&test, KERN_OP_ADAMW, &args, KERN_OK);
     args.runs = -1;
     kernel_test_assert_refused(&test, KERN_OP_ADAMW, &args, KERN_INVALID);
-    args.runs = 1, args.run.p = NULL;
+    args.runs = 1, args.rounding = KERN_ROUNDINGS;
+    kernel_test_assert_refused(&test, KERN_OP_ADAMW, &args, KERN_INVALID);
+    args.rounding = KERN_ROUND_NONE, args.run.p = NULL;
     kernel_test_assert_refused(&test, KERN_OP_ADAMW, &args, KERN_INVALID);
     kern_square_sum_args sum = {{place}, {place}, -1};
     kernel_test_assert_refused(&test, KERN_OP_SQUARE_SUM, &sum, KERN_INVALID);
@@ -215,7 +353,11 @@ END_TEST
 static Suite *optim_suite(void) {
     Suite *suite = suite_create("optim");
     TCase *tests = tcase_create("optim");
+    tcase_set_timeout(tests, 60);
     tcase_add_loop_test(tests, adamw_equals_reference, 0, KERNEL_TEST_DEVICES);
+    tcase_add_loop_test(tests, random_rounding_follows_seed_update_and_place, 0, KERNEL_TEST_DEVICES);
+    tcase_add_loop_test(tests, small_steps_are_not_lost, 0, KERNEL_TEST_DEVICES);
+    tcase_add_loop_test(tests, compensated_weights_lose_nothing, 0, KERNEL_TEST_DEVICES);
     tcase_add_loop_test(tests, adamw_may_be_off, 0, KERNEL_TEST_DEVICES);
     tcase_add_loop_test(tests, square_sum_is_double_and_fixed, 0, KERNEL_TEST_DEVICES);
     tcase_add_loop_test(tests, clip_scale, 0, KERNEL_TEST_DEVICES);

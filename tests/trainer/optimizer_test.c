@@ -206,6 +206,55 @@ START_TEST(moments_come_back_from_a_file) {
 }
 END_TEST
 
+static bool all_bf16(const fixture *f) {
+    uint32_t bits, low = 0;
+    for (int64_t i = 0; i < f->weights->count; i++) {
+        memcpy(&bits, &f->weights->masters[i], sizeof bits);
+        low |= bits & 0xFFFF;
+    }
+    return low == 0;
+}
+
+// Every update leaves bf16 numbers; what stands beside compensated ones goes into files, and is neither dropped nor
+// missed in silence.
+START_TEST(weights_may_be_rounded) {
+    const trn_adamw plain = {.beta1 = 0.9, .beta2 = 0.98, .eps = 1e-8, .weight_decay = 0.1};
+    trn_adamw random = plain, compensated = plain;
+    random.rounding = KERN_ROUND_STOCHASTIC, compensated.rounding = KERN_ROUND_COMPENSATED;
+    const trn_adamw *all[] = {&plain, &random, &compensated, &compensated};
+    fixture f[4] = {0};
+    eng_error error = {0};
+    for (int i = 0; i < 4; i++) {
+        setup(&f[i], all[i]);
+        fill_gradients(&f[i], 1);
+        update(&f[i], 0.01);
+        ck_assert(all_bf16(&f[i]) == (i > 0));
+    }
+    double lost = 0;
+    for (int32_t t = 0; t < f[0].model->tensors; t++)
+        for (int64_t i = 0; i < f[0].model->tensor[t].count; i++) { // the same weight, in two parts
+            const int64_t at = f[0].weights->master[t] - f[0].weights->masters + i;
+            const double whole = (double)f[2].weights->masters[at] + (double)f[2].optimizer.rest[at];
+            ck_assert_double_eq_tol(whole, (double)f[0].weights->masters[at], 1e-6);
+            lost = fmax(lost, fabs((double)f[2].optimizer.rest[at]));
+        }
+    ck_assert(lost > 1e-5);
+    ck_assert_int_eq(trn_optimizer_save(&f[0].optimizer, temp_path("plain.safetensors"), NULL), ENG_OK);
+    ck_assert_int_eq(trn_optimizer_save(&f[2].optimizer, temp_path("rests.safetensors"), NULL), ENG_OK);
+    const size_t bytes = sizeof(float) * (size_t)f[3].optimizer.moments;
+    memset(f[3].optimizer.rest, 0, bytes);
+    ck_assert_int_eq(load_from(&f[3].optimizer, "rests.safetensors", NULL), ENG_OK);
+    ck_assert_mem_eq(f[3].optimizer.rest, f[2].optimizer.rest, bytes);
+    ck_assert_int_eq(load_from(&f[0].optimizer, "rests.safetensors", &error), ENG_INVALID);
+    ck_assert_ptr_nonnull(strstr(error.text, "rests.safetensors: optim.rounding was compensated, and is not any more"));
+    error = (eng_error){0};
+    ck_assert_int_eq(load_from(&f[3].optimizer, "plain.safetensors", &error), ENG_INVALID);
+    ck_assert_ptr_nonnull(strstr(error.text, "plain.safetensors: optim.rounding was not compensated, and is so now"));
+    for (int i = 0; i < 4; i++)
+        teardown(&f[i]);
+}
+END_TEST
+
 static Suite *optimizer_suite(void) {
     Suite *suite = suite_create("optimizer");
     TCase *cases = tcase_create("adamw");
@@ -217,6 +266,7 @@ static Suite *optimizer_suite(void) {
     tcase_add_test(cases, a_gradient_that_is_of_no_use_updates_nothing);
     tcase_add_test(cases, the_gate_may_be_updated_alone);
     tcase_add_test(cases, moments_come_back_from_a_file);
+    tcase_add_test(cases, weights_may_be_rounded);
     suite_add_tcase(suite, cases);
     return suite;
 }

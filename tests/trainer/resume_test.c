@@ -14,7 +14,7 @@
 #include "tests/trainer/run_support.h"
 #include "trainer/train_loop.h"
 
-enum { STEPS = 9 };
+enum { STEPS = 9, CASES = 4 };
 
 static const char plan[] = "[optim]\nlr = 0.003\nwarmup_steps = 4\n"
                            "[train]\nsteps = 9\nbatch_tokens = 128\nmicro_rows = 2\neval_every = 3\nsave_every = 4\n";
@@ -29,14 +29,14 @@ static void tell(const char *dir, const char *why) {
 }
 
 // Runs until `stop` steps in `folder`, from its newest checkpoint if it has one, as a process that ends there would.
-static void train_until(const char *model, const char *folder, int64_t stop) {
+static void train_until(const char *model, const char *more, const char *folder, int64_t stop) {
     trn_run run;
     trn_run_state state;
     eng_error error = {0};
     char *dir = NULL;
     bool has = false;
     mkdir(folder, 0777);
-    open_run(write_run(model, "d", 32, plan), &run);
+    open_run(write_run(model, "d", 32, more), &run);
     ck_assert_int_eq(trn_run_has_checkpoints(folder, &has, NULL), ENG_OK);
     if (has) {
         ck_assert_msg(trn_run_newest(folder, tell, &dir, &state, &error) == ENG_OK, "%s", error.text);
@@ -88,15 +88,19 @@ static char *timeless_log(const char *folder) {
 }
 
 START_TEST(going_on_is_never_having_stopped) {
-    const char *model = _i == 0 ? mesa_model : hybrid_model;
-    char straight[512], parts[512];
+    const struct {
+        const char *model, *rounding;
+    } cases[CASES] = {
+        {mesa_model, "nearest"}, {hybrid_model, "nearest"}, {mesa_model, "stochastic"}, {mesa_model, "compensated"}};
+    char straight[512], parts[512], more[512];
+    snprintf(more, sizeof more, "[optim]\nrounding = %s\n%s", cases[_i].rounding, strchr(plan, '\n') + 1);
     copy_path(straight, sizeof straight, "straight");
     copy_path(parts, sizeof parts, "parts");
     write_data();
-    train_until(model, straight, STEPS);
+    train_until(cases[_i].model, more, straight, STEPS);
     const int64_t stops[] = {2, 4, 5, STEPS}; // in warm-up, at its last step, after it
     for (int i = 0; i < 4; i++)
-        train_until(model, parts, stops[i]);
+        train_until(cases[_i].model, more, parts, stops[i]);
     same_file(straight, parts, "step-00000009/model.safetensors");
     same_file(straight, parts, "step-00000009/trainer/optim-0.safetensors");
     char *a = timeless_log(straight), *b = timeless_log(parts);
@@ -134,8 +138,8 @@ START_TEST(bad_steps_leave_the_last_good_checkpoint) {
     copy_path(straight, sizeof straight, "straight");
     copy_path(broken, sizeof broken, "broken");
     write_data();
-    train_until(mesa_model, straight, STEPS);
-    train_until(mesa_model, broken, 4);
+    train_until(mesa_model, plan, straight, STEPS);
+    train_until(mesa_model, plan, broken, 4);
     train_poisoned(broken, 2, &error);
     ck_assert_msg(strstr(error.text, "step 6") && strstr(error.text, "weight model.embeddings.weight"), "%s",
                   error.text);
@@ -146,7 +150,7 @@ START_TEST(bad_steps_leave_the_last_good_checkpoint) {
     error = (eng_error){0};
     train_poisoned(broken, 0, &error); // goes on, up to where it would be saved
     ck_assert_msg(strstr(error.text, "step 8: not saved: weight model.embeddings.weight"), "%s", error.text);
-    train_until(mesa_model, broken, STEPS);
+    train_until(mesa_model, plan, broken, STEPS);
     same_file(straight, broken, "step-00000009/model.safetensors");
     same_file(straight, broken, "step-00000009/trainer/optim-0.safetensors");
 }
@@ -270,7 +274,7 @@ START_TEST(a_warm_start_takes_weights_alone) {
     char folder[512], more[1024];
     copy_path(folder, sizeof folder, "first");
     write_data();
-    train_until(mesa_model, folder, 5);
+    train_until(mesa_model, plan, folder, 5);
     snprintf(more, sizeof more, "%swarm_start = %s/step-00000005\n", plan, folder);
     trn_run warm, cold;
     open_run(write_run(mesa_model, "d", 32, more), &warm);
@@ -358,7 +362,7 @@ static Suite *resume_suite(void) {
     TCase *cases = tcase_create("runs");
     tcase_add_checked_fixture(cases, temp_folder_make, temp_folder_remove);
     tcase_set_timeout(cases, 120);
-    tcase_add_loop_test(cases, going_on_is_never_having_stopped, 0, 2);
+    tcase_add_loop_test(cases, going_on_is_never_having_stopped, 0, CASES);
     tcase_add_test(cases, bad_steps_leave_the_last_good_checkpoint);
     tcase_add_test(cases, what_a_killed_run_logged_beyond_its_checkpoint_goes);
     tcase_add_test(cases, the_newest_whole_checkpoint_is_found);

@@ -31,6 +31,7 @@ START_TEST(defaults_are_those_of_the_design) {
     ck_assert(c.min_lr_ratio == 0.1 && c.decay_fraction == 0.2 && c.beta1 == 0.9 && c.beta2 == 0.98);
     ck_assert(c.eps == 1e-8 && c.weight_decay == 0.1 && c.clip == 1);
     ck_assert_int_eq(c.schedule, TRN_COSINE);
+    ck_assert_int_eq(c.rounding, KERN_ROUND_NONE);
     ck_assert_int_eq(c.recompute, ENG_RECOMPUTE_NONE);
     ck_assert_int_eq(c.solver_mode, KERN_SOLVE_TOLERANCE);
     ck_assert(c.solver_tolerance == 1e-4 && c.backward_tolerance == 1e-5);
@@ -52,6 +53,7 @@ START_TEST(faults_name_file_and_line) {
     refused("[data]\ncontext = 16777217\n", "run.ini:2", "is not in 1..16777216");
     refused("[data]\ntrain = a\n[train]\nsteps = 0\n", "train.steps", "or 0");
     refused("[optim]\nschedule = linear\n", "run.ini:2", "none of cosine, wsd");
+    refused("[optim]\nrounding = up\n", "run.ini:2", "none of nearest, stochastic, compensated");
     refused("[train]\nsteps 3\n", "run.ini:2", "neither");
     refused("[train]\nsteps = 10\n", "data.train", "missing");
     refused("[data]\ntrain = a\n", "train.steps", "missing");

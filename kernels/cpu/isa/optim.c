@@ -3,11 +3,14 @@
 //
 //     g = s grad;  m = b1 m + (1 - b1) g;  v = b2 v + (1 - b2) g^2
 //     p -= lr (m / c1 / (sqrt(v / c2) + eps) + weight_decay p),   c = 1 - b^step
+// Rounded to bf16 at random, a float gets 16 random bits added to the 16 that go; compensated, the sum p + rest is what
+// is updated, and rest what is left of it.
 // The sum of squares is double: each block of SQUARE_BLOCK elements is summed in lanes, then the blocks in order. A
 // scale that is not a number says that the step is off. The row table is not used.
 #include <float.h>
 
 #include "kernels/cpu/isa/elementwise.h"
+#include "kernels/philox.h"
 
 enum { SQUARE_BLOCK = 16384 };
 
@@ -17,17 +20,50 @@ typedef float vh __attribute__((vector_size(KERN_VL * 2)));
 typedef float vh_unaligned __attribute__((vector_size(KERN_VL * 2), aligned(4), may_alias));
 enum { HALF = KERN_VL / 2 };
 
+// The bf16 number nearest to x, ties to even; what is no number stays so.
+static inline vf to_nearest(vf x) {
+    const vu bits = (vu)x;
+    return vf_select(x == x, (vf)((bits + 0x7FFF + (bits >> 16 & 1)) & 0xFFFF0000u), x);
+}
+
+static inline vf to_random(const kern_adamw_args *a, int64_t first, vf x) {
+    vu random;
+    uint32_t word[KERN_VL];
+    for (int lane = 0; lane < KERN_VL; lane += 4) {
+        const kern_philox quad = kern_philox_rounding(a->seed, (uint64_t)(first + lane) / 4, a->update);
+        memcpy(word + lane, quad.word, sizeof quad.word);
+    }
+    memcpy(&random, word, sizeof random);
+    return vf_select(x == x, (vf)(((vu)x + (random >> 16)) & 0xFFFF0000u), x);
+}
+
+// Takes a step with KERN_VL weights of a run, from its element i on.
+static inline void take_step(const kern_adamw_args *a, const kern_adamw_run *run, int32_t i, vf step) {
+    const int64_t left = run->count - i;
+    const vf parameter = vf_load_upto(run->parameter + i, left);
+    vf next = parameter - a->lr * (step + run->weight_decay * parameter);
+    if (a->rounding == KERN_ROUND_STOCHASTIC)
+        next = to_random(a, run->first + i, next);
+    if (a->rounding == KERN_ROUND_COMPENSATED) {
+        const vf rest = vf_load_upto(run->rest + i, left);
+        const vf change = rest - a->lr * (step + run->weight_decay * (parameter + rest));
+        next = to_nearest(parameter + change);
+        vf_store_upto(run->rest + i, (parameter - next) + change, left);
+    }
+    vf_store_upto(run->parameter + i, next, left);
+}
+
 static void update_run(const kern_adamw_args *a, const kern_adamw_run *run, float grad_scale) {
     const float rest1 = 1.0f - a->beta1, rest2 = 1.0f - a->beta2;
     for (int32_t i = 0; i < run->count; i += KERN_VL) {
         const int64_t left = run->count - i;
-        vf grad = grad_scale * vf_load_upto(run->grad + i, left), parameter = vf_load_upto(run->parameter + i, left);
+        vf grad = grad_scale * vf_load_upto(run->grad + i, left);
         vf m = a->beta1 * vf_load_upto(run->m + i, left) + rest1 * grad;
         vf v = a->beta2 * vf_load_upto(run->v + i, left) + rest2 * (grad * grad);
         vf step = (m / a->correction1) / (vf_sqrt(v / a->correction2) + a->eps);
         vf_store_upto(run->m + i, m, left);
         vf_store_upto(run->v + i, v, left);
-        vf_store_upto(run->parameter + i, parameter - a->lr * (step + run->weight_decay * parameter), left);
+        take_step(a, run, i, step);
     }
 }
 
@@ -85,7 +121,8 @@ KERN_PREPARE(adamw, kern_adamw_args) {
     (void)cpu;
     *thread_bytes = 0;
     const bool corrects = a->correction1 > 0 && a->correction2 > 0;
-    return !a->run.ref || a->count < 0 || a->runs < 0 || !corrects ? KERN_INVALID : KERN_OK;
+    const bool rounds = a->rounding >= 0 && a->rounding < KERN_ROUNDINGS;
+    return !a->run.ref || a->count < 0 || a->runs < 0 || !corrects || !rounds ? KERN_INVALID : KERN_OK;
 }
 
 KERN_RUN(adamw, kern_adamw_args) {
