@@ -264,34 +264,33 @@ static void add_rest(bench *b) {
 
 // ------------------------------------------------------------------------------------------------------- measurements
 
-static double measure(const bench *b, const subject *s) {
-    int count = 0;
-    check(kern_synchronize(b->stream), "waiting");
-    const double start = now();
-    double end = start;
-    for (int each = 1; end - start < b->least_seconds; each *= 2) {
-        for (int i = 0; i < each; i++) {
-            if (s)
-                check(kern_launch(b->stream, s->op, b->rows, &s->args), s->name);
-            else
-                check(kern_copy(b->stream, b->copy[0], b->copy[1], sizeof(float) * COPY), "copy");
-        }
-        count += each;
-        check(kern_synchronize(b->stream), "waiting");
-        end = now();
-    }
-    return (end - start) / count;
+typedef struct work {
+    const bench *b;
+    const subject *s;
+} work;
+
+static void run(void *context) {
+    const work *w = context;
+    check(kern_launch(w->b->stream, w->s->op, w->b->rows, &w->s->args), w->s->name);
+}
+
+static void run_copy(void *context) {
+    const work *w = context;
+    check(kern_copy(w->b->stream, w->b->copy[0], w->b->copy[1], sizeof(float) * COPY), "copy");
 }
 
 static void print_subject(const bench *b, const subject *s) {
     double seconds[ROUNDS_MAX], floors[ROUNDS_MAX];
     check(kern_reserve(b->device, s->op, &s->args), s->name);
-    (void)measure(b, s);
+    work w = {b, s};
+    int launches = 1, copies = 1;
+    run(&w); // once untimed: modules are loaded
     for (int round = 0; round < b->rounds; round++) {
-        const double rate = 2 * sizeof(float) * (double)COPY / measure(b, NULL);
+        const double rate =
+            2 * sizeof(float) * (double)COPY / time_call(b->stream, b->least_seconds, run_copy, &w, &copies);
         const double memory = s->bytes / rate, products = s->flops / b->flops;
         floors[round] = memory > products ? memory : products;
-        seconds[round] = measure(b, s);
+        seconds[round] = time_call(b->stream, b->least_seconds, run, &w, &launches);
     }
     const double taken = median(seconds, b->rounds), floor = median(floors, b->rounds);
     printf("| %s | %.1f | %.1f | %.2f | %.1f |\n", s->name, 1e6 * taken, 1e6 * floor, taken / floor,

@@ -346,17 +346,20 @@ static size_t next_part(work *w) {
     return w->next++ % w->parts * w->part;
 }
 
-static void run_launch(work *w) {
+static void run_launch(void *context) {
+    work *w = context;
     const arguments a = arguments_of(w->b, w->s, &w->l, next_part(w));
     check(kern_launch(w->b->stream, w->s->op, w->b->rows, &a), w->s->name);
 }
 
-static void run_plan(work *w) {
+static void run_plan(void *context) {
+    work *w = context;
     const kern_memory memory = {.state = w->b->pool, .saved = w->b->operands};
     check(kern_plan_run(w->plan, w->b->stream, w->b->rows, &memory), w->s->name);
 }
 
-static void run_copy(work *w) {
+static void run_copy(void *context) {
+    work *w = context;
     const size_t at = w->next++ % (w->half / w->copy_bytes) * w->copy_bytes;
     check(kern_copy(w->b->stream, w->b->pool + w->half + at, w->b->pool + at, w->copy_bytes), "copy");
 }
@@ -383,32 +386,6 @@ static void build(work *w) {
 
 // ----------------------------------------------------------------------------------------------------------- measuring
 
-// Seconds of one call, from as many as fill the least time; `count` is kept from round to round.
-static double measure(work *w, void (*run)(work *w), int *count) {
-    for (;; *count *= 2) {
-        check(kern_synchronize(w->b->stream), w->s->name);
-        const double start = now();
-        for (int i = 0; i < *count; i++)
-            run(w);
-        check(kern_synchronize(w->b->stream), w->s->name);
-        const double seconds = now() - start;
-        if (seconds >= w->b->least_seconds || *count > 1 << 24)
-            return seconds / *count;
-    }
-}
-
-static double mean_steps(const work *w) {
-    const size_t solves = (size_t)w->s->batch * HEADS;
-    kern_solve_report *report = allocate(solves * sizeof *report);
-    double steps = 0;
-    check(kern_download(w->b->stream, report, w->b->operands + w->l.report, solves * sizeof *report), "reports");
-    check(kern_synchronize(w->b->stream), "reports");
-    for (size_t i = 0; i < solves; i++)
-        steps += report[i].steps;
-    free(report);
-    return steps / (double)solves;
-}
-
 static double bytes_moved(const subject *s) {
     const double operands = sizeof(float) * HEADS * (4.0 * s->width + 2.0);
     const double state = s->parts == PREPARATION ? 0 : (double)state_bytes(s);
@@ -422,7 +399,7 @@ static void print_line(const work *w, double *seconds, double *copy, double *sha
            s->planned ? "plan" : "launch", 1e6 * time, 1e-6 * bytes, 1e-12 * bytes / time,
            1e-12 * median(copy, w->b->rounds), median(share, w->b->rounds));
     if (s->op == KERN_OP_MESA)
-        printf(" %.1f |\n", mean_steps(w));
+        printf(" %.1f |\n", mean_steps(w->b->stream, w->b->operands + w->l.report, (size_t)s->batch * HEADS));
     else
         printf(" - |\n");
     fflush(stdout);
@@ -445,11 +422,11 @@ static void measure_subject(const bench *b, const layout *l, const subject *s) {
     fill_rows(b, s);
     build(&w);
     int launches = 1, copies = 1;
-    void (*run)(work *) = s->planned ? run_plan : run_launch;
+    void (*run)(void *) = s->planned ? run_plan : run_launch;
     run(&w); // once untimed: modules are loaded, graphs made
     for (int round = 0; round < b->rounds; round++) {
-        copy[round] = 2.0 * (double)w.copy_bytes / measure(&w, run_copy, &copies);
-        seconds[round] = measure(&w, run, &launches) / (s->planned ? PLANNED : 1);
+        copy[round] = 2.0 * (double)w.copy_bytes / time_call(b->stream, b->least_seconds, run_copy, &w, &copies);
+        seconds[round] = time_call(b->stream, b->least_seconds, run, &w, &launches) / (s->planned ? PLANNED : 1);
         share[round] = bytes_moved(s) / seconds[round] / copy[round];
     }
     print_line(&w, seconds, copy, share);

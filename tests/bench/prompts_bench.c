@@ -245,7 +245,8 @@ static gradients gradients_of(const work *w, const arguments *of, size_t part) {
     return d;
 }
 
-static void run(work *w) {
+static void run(void *context) {
+    work *w = context;
     const size_t part = w->next++ % w->parts;
     const arguments a = arguments_of(w, part);
     check(kern_launch(w->b->stream, w->s->op, w->b->rows, &a), w->s->name);
@@ -264,37 +265,10 @@ static void reserve(const work *w) {
     check(kern_reserve(w->b->device, backward_of(w), &d), w->s->name);
 }
 
-static void run_copy(work *w) {
+static void run_copy(void *context) {
+    const work *w = context;
     check(kern_copy(w->b->stream, w->b->vectors[5], w->b->vectors[4], w->b->tokens * HEADS * w->width * sizeof(float)),
           "copy");
-}
-
-// Seconds of one call, from as many as fill the least time; `count` is kept from round to round.
-static double measure(work *w, void (*call)(work *w), int *count) {
-    for (;; *count *= 2) {
-        check(kern_synchronize(w->b->stream), w->s->name);
-        const double start = now();
-        for (int i = 0; i < *count; i++)
-            call(w);
-        check(kern_synchronize(w->b->stream), w->s->name);
-        const double seconds = now() - start;
-        if (seconds >= w->b->least_seconds || *count > 1 << 20)
-            return seconds / *count;
-    }
-}
-
-static double mean_steps(const work *w) {
-    const size_t solves = w->tokens * HEADS;
-    kern_solve_report *report = malloc(solves * sizeof *report);
-    double steps = 0;
-    if (!report)
-        check(KERN_NO_MEMORY, "reports");
-    check(kern_download(w->b->stream, report, w->b->report, solves * sizeof *report), "reports");
-    check(kern_synchronize(w->b->stream), "reports");
-    for (size_t i = 0; i < solves; i++)
-        steps += report[i].steps;
-    free(report);
-    return steps / (double)solves;
 }
 
 // ---------------------------------------------------------------------------------------------------------- measuring
@@ -337,10 +311,12 @@ static void measure_case(const bench *b, const subject *s, size_t width, int32_t
     run(&w); // once untimed: modules are loaded
     int launches = 1, copies = 1;
     for (int round = 0; round < b->rounds; round++) {
-        copy[round] = 2.0 * (double)(b->tokens * HEADS * width * sizeof(float)) / measure(&w, run_copy, &copies);
-        seconds[round] = measure(&w, run, &launches);
+        copy[round] = 2.0 * (double)(b->tokens * HEADS * width * sizeof(float)) /
+                      time_call(b->stream, b->least_seconds, run_copy, &w, &copies);
+        seconds[round] = time_call(b->stream, b->least_seconds, run, &w, &launches);
     }
-    const double steps = s->op == KERN_OP_MESA ? mean_steps(&w) : 0, time = median(seconds, b->rounds);
+    const double steps = s->op == KERN_OP_MESA ? mean_steps(b->stream, b->report, w.tokens * HEADS) : 0,
+                 time = median(seconds, b->rounds);
     const double memory = bytes_of(&w) / median(copy, b->rounds), products = flops_of(&w, steps) / b->flops;
     printf("| %s | %zu | %d x %d | %.1f | %.2f | %.1f | %.1f | %.2f | %.1f | %.1f |\n", s->name, width, (int)rows,
            (int)length, 1e6 * time, 1e-6 * (double)w.tokens / time, 1e6 * memory, 1e6 * products,
