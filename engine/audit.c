@@ -6,7 +6,6 @@
 #include "engine/audit.h"
 
 #include <inttypes.h>
-#include <stdio.h>
 
 #include "engine/scheduler_internal.h"
 
@@ -77,16 +76,12 @@ eng_status eng_audit_admit(eng_scheduler *scheduler, eng_error *error) {
 }
 
 static void condemn(eng_scheduler *scheduler) {
-    const eng_scheduler_options *options = &scheduler->options;
-    char text[160];
     scheduler->audit.mismatches++;
-    snprintf(text, sizeof text,
-             "a cached state behind %" PRId64
-             " tokens is not what reading them again gives: the prefix cache is emptied",
-             scheduler->audit.boundary->read);
-    if (options->log)
-        options->log(options->log_context, ENG_LOG_ERROR, text);
-    eng_prefix_purge(options->prefix);
+    eng_log(scheduler->options.log, ENG_LOG_ERROR,
+            "a cached state behind %" PRId64
+            " tokens is not what reading them again gives: the prefix cache is emptied",
+            scheduler->audit.boundary->read);
+    eng_prefix_purge(scheduler->options.prefix);
 }
 
 static eng_status compare(eng_scheduler *scheduler, eng_error *error) {

@@ -5,13 +5,13 @@
 // that were asked for, and nothing is refused later. eng_close takes an engine apart at any stage of its making, which
 // is all the unwinding that a failed eng_open needs.
 #include <inttypes.h>
-#include <stdarg.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
 #include "engine/engine_internal.h"
 #include "engine/fingerprint.h"
+#include "engine/log.h"
 #include "engine/loop.h"
 #include "engine/mixer.h"
 
@@ -27,17 +27,8 @@ enum {
     MAXIMUM_PROMPT_TOKENS = 1 << 16,
 };
 
-static void log_text(const eng_options *options, eng_log_level level, const char *format, ...) ENG_PRINTF(3, 4);
-
-static void log_text(const eng_options *options, eng_log_level level, const char *format, ...) {
-    char text[512];
-    va_list arguments;
-    if (!options->log)
-        return;
-    va_start(arguments, format);
-    vsnprintf(text, sizeof text, format, arguments);
-    va_end(arguments);
-    options->log(options->log_context, level, text);
+static eng_logger logger_of(const eng_options *options) {
+    return (eng_logger){options->log, options->log_context};
 }
 
 static eng_status check_options(const eng_options *options, eng_error *error) {
@@ -71,8 +62,8 @@ static eng_status open_device(const eng_options *options, eng_engine *engine, en
         return opened;
     const char *why = cpu_alone ? "the weights are quantised" : reason;
     if (chooses)
-        log_text(options, ENG_LOG_INFO, "device auto is %s%s%s", kern_device_describe(engine->device)->description,
-                 why[0] ? ", not CUDA: " : "", why);
+        eng_log(logger_of(options), ENG_LOG_INFO, "device auto is %s%s%s",
+                kern_device_describe(engine->device)->description, why[0] ? ", not CUDA: " : "", why);
     if (options->state_storage == ENG_STATE_BF16 && !kern_device_describe(engine->device)->stores_bf16)
         return eng_fail(error, ENG_INVALID, "state_storage bf16 needs a CUDA device, this is %s",
                         kern_device_describe(engine->device)->description);
@@ -85,7 +76,7 @@ static eng_status open_chat(const eng_options *options, eng_engine *engine, eng_
     eng_status status = eng_chat_format_open(options->model_dir, &engine->chat, error);
     const char *fault = engine->chat ? eng_chat_format_fault(engine->chat) : NULL;
     if (status == ENG_OK && fault)
-        log_text(options, ENG_LOG_WARNING, "%s: no chat: %s", options->model_dir, fault);
+        eng_log(logger_of(options), ENG_LOG_WARNING, "%s: no chat: %s", options->model_dir, fault);
     return status;
 }
 
@@ -99,7 +90,7 @@ static eng_status open_files(const eng_options *options, eng_engine *engine, eng
     const eng_model *model = eng_checkpoint_model(engine->checkpoint);
     status = eng_tokenizer_open(options->model_dir, model->config.vocab_size, &engine->tokenizer, &why);
     if (status == ENG_NOT_FOUND && !options->need_tokenizer)
-        log_text(options, ENG_LOG_WARNING, "%s: no tokenizer.json; token ids only", options->model_dir);
+        eng_log(logger_of(options), ENG_LOG_WARNING, "%s: no tokenizer.json; token ids only", options->model_dir);
     else if (status != ENG_OK)
         return eng_fail(error, status, "%s", why.text);
     return engine->tokenizer ? open_chat(options, engine, error) : ENG_OK;
@@ -145,7 +136,8 @@ static eng_status size_pool(const eng_options *options, const eng_engine *engine
         pages = INT32_MAX / 2;
     *out = (pool_size){(int32_t)slots, (int32_t)pages, slots * slot + pages * page, prompt_chunks(options, device)};
     if (slots < rows)
-        log_text(options, ENG_LOG_WARNING, "state_budget holds %" PRIu64 " of %" PRIu64 " states", slots, rows);
+        eng_log(logger_of(options), ENG_LOG_WARNING, "state_budget holds %" PRIu64 " of %" PRIu64 " states", slots,
+                rows);
     return ENG_OK;
 }
 
@@ -242,9 +234,9 @@ static eng_status make_prefix(const eng_options *options, pool_size size, eng_en
                                                                                : DEFAULT_SNAPSHOT_TOKENS,
                                        .has_solver = engine->info.has_mesa};
     if (options->prefix_budget > 0 && options->prefix_budget < least)
-        log_text(options, ENG_LOG_WARNING,
-                 "prefix_budget is %" PRIu64 " bytes; one state has %" PRIu64 ": no prefix is kept",
-                 options->prefix_budget, least);
+        eng_log(logger_of(options), ENG_LOG_WARNING,
+                "prefix_budget is %" PRIu64 " bytes; one state has %" PRIu64 ": no prefix is kept",
+                options->prefix_budget, least);
     return eng_prefix_create(&prefix, &engine->prefix, error);
 }
 
@@ -283,8 +275,7 @@ static eng_status start_serving(const eng_options *options, pool_size size, eng_
         .ahead = kern_device_describe(engine->device)->asynchronous,
         .queue_requests = options->queue_requests ? options->queue_requests : DEFAULT_QUEUE_REQUESTS,
         .queue_tokens = options->queue_tokens ? options->queue_tokens : DEFAULT_QUEUE_TOKENS,
-        .log = options->log,
-        .log_context = options->log_context};
+        .log = logger_of(options)};
     return eng_scheduler_create(&scheduler, &engine->scheduler, error);
 }
 
@@ -362,11 +353,11 @@ eng_status eng_open(const eng_options *options, eng_engine **out, eng_error *err
         return status;
     }
     const eng_model_info *info = &engine->info;
-    log_text(options, ENG_LOG_INFO,
-             "%s: %s (%s), %" PRIu64 " parameters on %s; %" PRId32 " rows, %" PRIu64 " bytes of states and KV pages; "
-             "between two tokens of a request lie at most one step and %" PRId32 " prompt tokens",
-             options->model_dir, info->model_type, info->mixers, info->parameters, info->device, info->max_rows,
-             info->pool_bytes, info->prompt_tokens);
+    eng_log(logger_of(options), ENG_LOG_INFO,
+            "%s: %s (%s), %" PRIu64 " parameters on %s; %" PRId32 " rows, %" PRIu64 " bytes of states and KV pages; "
+            "between two tokens of a request lie at most one step and %" PRId32 " prompt tokens",
+            options->model_dir, info->model_type, info->mixers, info->parameters, info->device, info->max_rows,
+            info->pool_bytes, info->prompt_tokens);
     *out = engine;
     return ENG_OK;
 }

@@ -21,6 +21,7 @@
 #define ENGINE_SCHEDULER_H
 
 #include "engine/durable.h"
+#include "engine/log.h"
 #include "engine/prefix.h"
 #include "engine/request.h"
 
@@ -41,8 +42,7 @@ typedef struct eng_scheduler_options {
     int32_t prompt_chunks; // a step beside those that generate
     bool ahead;            // a step is started before the one under way is finished
     uint64_t queue_requests, queue_tokens;
-    eng_log_fn log; // may be NULL
-    void *log_context;
+    eng_logger log;
 } eng_scheduler_options;
 
 ENG_CHECKED eng_status eng_scheduler_create(const eng_scheduler_options *options, eng_scheduler **out,

@@ -9,7 +9,6 @@
 
 #include <inttypes.h>
 #include <pthread.h>
-#include <stdarg.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -28,8 +27,7 @@ struct eng_store {
     bool stopping;
     eng_store_gauges gauges;
     int32_t time_limit_ms;
-    eng_log_fn log;
-    void *log_context;
+    eng_logger log;
 };
 
 struct eng_store_client {
@@ -96,8 +94,7 @@ eng_status eng_store_open(const eng_store_options *options, eng_store **out, eng
         return eng_fail(error, ENG_NO_MEMORY, "out of memory for a store");
     }
     store->last = &store->first;
-    store->log = options->log;
-    store->log_context = options->log_context;
+    store->log = (eng_logger){options->log, options->log_context};
     store->time_limit_ms = options->time_limit_ms ? options->time_limit_ms : DEFAULT_TIME_LIMIT_MS;
     eng_store_options settled = *options;
     settled.budget = options->budget ? options->budget : default_budget;
@@ -265,15 +262,8 @@ void eng_store_tell_dropped(eng_store *store, uint64_t evicted, uint64_t expired
     pthread_mutex_unlock(&store->lock);
 }
 
-void eng_store_log(eng_store *store, eng_log_level level, const char *format, ...) {
-    char text[320];
-    va_list arguments;
-    if (!store->log)
-        return;
-    va_start(arguments, format);
-    vsnprintf(text, sizeof text, format, arguments);
-    va_end(arguments);
-    store->log(store->log_context, level, text);
+eng_logger eng_store_logger(const eng_store *store) {
+    return store->log;
 }
 
 // ------------------------------------------------------------------------------------------------------------ a client

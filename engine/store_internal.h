@@ -6,6 +6,7 @@
 #ifndef ENGINE_STORE_INTERNAL_H
 #define ENGINE_STORE_INTERNAL_H
 
+#include "engine/log.h"
 #include "engine/store.h"
 
 typedef struct eng_store_job {
@@ -46,7 +47,7 @@ void eng_store_finish(eng_store *store, eng_store_job *job, eng_status status);
 void eng_store_tell_fault(eng_store *store, const char *text);
 void eng_store_tell_retry(eng_store *store);
 void eng_store_tell_dropped(eng_store *store, uint64_t evicted, uint64_t expired);
-void eng_store_log(eng_store *store, eng_log_level level, const char *format, ...) ENG_PRINTF(3, 4);
+eng_logger eng_store_logger(const eng_store *store);
 
 // ------------------------------------------------------------------------------------------------------------ records
 

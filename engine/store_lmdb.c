@@ -569,7 +569,7 @@ static void idle(void *self) {
     }
     none = rc ? eng_lmdb_failed(l, rc, &error) : ENG_OK;
     if (none != ENG_OK)
-        eng_store_log(l->store, ENG_LOG_WARNING, "%s", error.text);
+        eng_log(eng_store_logger(l->store), ENG_LOG_WARNING, "%s", error.text);
     eng_store_lease_sweep(l->leases, eng_store_clock());
 }
 

@@ -454,7 +454,7 @@ static void wait_and_work(eng_redis *r) {
         return;
     uint64_t count;
     if (fds[0].revents && read(r->wake, &count, sizeof count) < 0 && errno != EAGAIN)
-        eng_store_log(r->store, ENG_LOG_ERROR, "a store's eventfd: %s", strerror(errno));
+        eng_log(eng_store_logger(r->store), ENG_LOG_ERROR, "a store's eventfd: %s", strerror(errno));
     if (events)
         eng_redis_link_work(&r->link, fds[1].revents);
 }

@@ -123,7 +123,7 @@ void eng_redis_link_fail(eng_redis_link *link, const char *why) {
             *at = '?';
     eng_store_tell_fault(link->store, text);
     if (!link->told)
-        eng_store_log(link->store, ENG_LOG_WARNING, "%s", text);
+        eng_log(eng_store_logger(link->store), ENG_LOG_WARNING, "%s", text);
     link->told = true;
     bool greeted = link->state == ENG_REDIS_READY;
     hang_up(link);
@@ -261,19 +261,19 @@ static void welcome(eng_redis_link *link) {
     link->state = ENG_REDIS_READY;
     link->back_off = 0;
     if (link->told)
-        eng_store_log(link->store, ENG_LOG_INFO, "Redis at %s: connected again", name);
+        eng_log(eng_store_logger(link->store), ENG_LOG_INFO, "Redis at %s: connected again", name);
     link->told = false;
     unsigned risks = link->risks == link->warned ? 0 : link->risks;
     link->warned = link->risks;
     if (risks & NOT_KEPT)
-        eng_store_log(link->store, ENG_LOG_WARNING,
-                      "Redis at %s: appendonly is no: what is acknowledged is lost when it ends", name);
+        eng_log(eng_store_logger(link->store), ENG_LOG_WARNING,
+                "Redis at %s: appendonly is no: what is acknowledged is lost when it ends", name);
     else if (risks & NOT_SYNCED)
-        eng_store_log(link->store, ENG_LOG_WARNING,
-                      "Redis at %s: appendfsync is not always: a power cut may lose what is acknowledged", name);
+        eng_log(eng_store_logger(link->store), ENG_LOG_WARNING,
+                "Redis at %s: appendfsync is not always: a power cut may lose what is acknowledged", name);
     if (risks & EVICTS)
-        eng_store_log(link->store, ENG_LOG_WARNING,
-                      "Redis at %s: maxmemory-policy is not noeviction: it may drop sessions", name);
+        eng_log(eng_store_logger(link->store), ENG_LOG_WARNING,
+                "Redis at %s: maxmemory-policy is not noeviction: it may drop sessions", name);
 }
 
 static void take_greeting(eng_redis_link *link, const eng_redis_due *due, const redisReply *reply) {

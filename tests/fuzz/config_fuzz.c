@@ -10,11 +10,6 @@
 #include "engine/model.h"
 #include "tests/fuzz/fuzz.h"
 
-static void require(int condition) {
-    if (!condition)
-        abort();
-}
-
 static void use(const eng_model *model) {
     uint64_t parameters = 0;
     for (int32_t i = 0; i < model->tensors; i++) {

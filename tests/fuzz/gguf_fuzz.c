@@ -2,24 +2,16 @@
 // Fuzz target of the GGUF reader and of what the importer makes of its keys: any bytes are refused with words or give a
 // file whose every key and tensor reads.
 //
-// The input is a whole file, held in memory; see safetensors_fuzz.c for how it is run.
+// The input is a whole file, held in memory.
 #ifndef _GNU_SOURCE
 #define _GNU_SOURCE
 #endif
-#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <sys/mman.h>
-#include <unistd.h>
 
 #include "engine/gguf.h"
 #include "engine/import_internal.h"
-#include "tests/fuzz/fuzz.h"
-
-static void require(int condition) {
-    if (!condition)
-        abort();
-}
+#include "tests/fuzz/memory_file.h"
 
 static uint64_t sum_value(const eng_gguf_value *value) {
     int64_t integer = 0;
@@ -68,15 +60,8 @@ static void check_import(const eng_gguf *file) {
 }
 
 int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size) {
-    int fd = memfd_create("gguf", MFD_CLOEXEC);
-    require(fd >= 0);
-    for (size_t done = 0; done < size;) {
-        ssize_t put = write(fd, data + done, size - done);
-        require(put > 0);
-        done += (size_t)put;
-    }
     char path[64];
-    snprintf(path, sizeof path, "/proc/self/fd/%d", fd);
+    const int fd = memory_file(data, size, path);
     eng_gguf *file;
     eng_error error = {0};
     eng_status status = eng_gguf_open(path, &file, &error);

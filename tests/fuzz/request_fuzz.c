@@ -11,11 +11,6 @@
 #include "server/response.h"
 #include "tests/fuzz/fuzz.h"
 
-static void require(int condition) {
-    if (!condition)
-        abort();
-}
-
 static const srv_bounds bounds = {.max_tokens = 1000,
                                   .max_prompt_tokens = 1000,
                                   .max_prompts = 16,

@@ -1,24 +1,15 @@
 // SPDX-License-Identifier: Apache-2.0
 // Fuzz target of the safetensors reader: any bytes are refused with words or give a file whose every tensor reads.
 //
-// The input is a whole file, held in memory. With clang: -fsanitize=fuzzer,address,undefined. With any compiler and
-// tests/fuzz/corpus_main.c: a program that runs the files named on its command line.
+// The input is a whole file, held in memory.
 #ifndef _GNU_SOURCE
 #define _GNU_SOURCE
 #endif
-#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <sys/mman.h>
-#include <unistd.h>
 
 #include "engine/safetensors.h"
-#include "tests/fuzz/fuzz.h"
-
-static void require(int condition) {
-    if (!condition)
-        abort();
-}
+#include "tests/fuzz/memory_file.h"
 
 // What an accepted file promises, whatever its bytes.
 static void check_accepted(const eng_st_file *file, size_t size) {
@@ -43,15 +34,8 @@ static void check_accepted(const eng_st_file *file, size_t size) {
 }
 
 int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size) {
-    int fd = memfd_create("safetensors", MFD_CLOEXEC);
-    require(fd >= 0);
-    for (size_t done = 0; done < size;) {
-        ssize_t put = write(fd, data + done, size - done);
-        require(put > 0);
-        done += (size_t)put;
-    }
     char path[64];
-    snprintf(path, sizeof path, "/proc/self/fd/%d", fd);
+    const int fd = memory_file(data, size, path);
     eng_st_file *file;
     eng_error error = {0};
     eng_status status = eng_st_open(path, &file, &error);

@@ -8,11 +8,6 @@
 #include "engine/template.h"
 #include "tests/fuzz/fuzz.h"
 
-static void require(int condition) {
-    if (!condition)
-        abort();
-}
-
 #define TEXT(text) \
     { text, sizeof(text) - 1 }
 

@@ -19,11 +19,6 @@ static const char *const texts[] = {
     "aaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaa",
 };
 
-static void require(int condition) {
-    if (!condition)
-        abort();
-}
-
 static void use(const eng_tokenizer *tokenizer, const char *text) {
     int32_t *ids = NULL;
     size_t count = 0, length = 0;
