@@ -101,7 +101,7 @@ typedef struct kern_rows {
     int32_t n_rows, n_tokens, n_generated; // n_generated: tokens of the generated rows, which come first
     int32_t n_logits;
     int32_t n_boundaries, n_pages, n_edits;
-    bool merge;            // see above
+    bool merge;            // see above; before kern_rows_prepare
     kern_row *row;         // (n_rows)
     int32_t *boundary;     // (n_boundaries)
     int32_t *page;         // (n_pages)
@@ -701,7 +701,7 @@ typedef enum kern_op {
 const char *kern_op_name(kern_op op);
 
 // Makes sure that the device's workspace suffices for this operation at these arguments (allocates; call before
-// serving). Rows that merge may make it larger when they come first.
+// serving). Rows that merge may need more, which kern_rows_prepare sees to.
 KERN_CHECKED kern_status kern_reserve(kern_device *device, kern_op op, const void *args);
 // Runs one operation. args is the op's struct with device pointers as operands.
 KERN_CHECKED kern_status kern_launch(kern_stream *stream, kern_op op, const kern_rows *rows, const void *args);

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // linear: products of the tokens' vectors with a slice of a weight's rows. Prompts and generated tokens alike: a
 // token's bits are one thing. Only float32 weights with rows->merge go another way (gemm.cu); their workspace is made
-// when such rows come first, since a device that serves never meets them (plan.cu).
+// when such rows are prepared first (rows.cu), since a device that serves never meets them.
 #include "kernels/cuda/gemm.cuh"
 #include "kernels/cuda/products.cuh"
 

@@ -41,9 +41,10 @@ static cuda_step step_of(const kern_stream *stream, const kern_rows *rows) {
     return step;
 }
 
-// Products of rows that merge need more than prepare says, which does not know the rows.
-static kern_status make_room(kern_cuda *cuda, const kern_rows *rows) {
-    return rows && rows->merge ? cuda_make_workspace(cuda, cuda_gemm_bytes(cuda)) : KERN_OK;
+// Products of rows that merge need more than an operation's prepare says, which does not know the rows; their own
+// (cuda_mirror_send) has made it.
+static kern_status check_room(const kern_cuda *cuda, const kern_rows *rows) {
+    return rows && rows->merge && cuda_gemm_bytes(cuda) > cuda->workspace_bytes ? KERN_INVALID : KERN_OK;
 }
 
 kern_status cuda_launch(kern_stream *stream, kern_op op, const kern_rows *rows, const void *args) {
@@ -56,7 +57,7 @@ kern_status cuda_launch(kern_stream *stream, kern_op op, const kern_rows *rows, 
         return KERN_INVALID;
     status = cuda_status(cudaSetDevice(cuda_of(stream->device)->ordinal));
     if (!status)
-        status = make_room(cuda_of(stream->device), rows);
+        status = check_room(cuda_of(stream->device), rows);
     const cuda_step step = step_of(stream, rows);
     return status ? status : cuda_run_of(op)(&step, args);
 }
@@ -163,7 +164,7 @@ static kern_status run_marked(const cuda_step *step, const kern_calls *calls) {
 kern_status cuda_calls_run(kern_stream *stream, const kern_rows *rows, kern_calls *calls) {
     kern_status status = cuda_status(cudaSetDevice(cuda_of(stream->device)->ordinal));
     if (!status)
-        status = make_room(cuda_of(stream->device), rows);
+        status = check_room(cuda_of(stream->device), rows);
     if (status)
         return status;
     const cuda_step step = step_of(stream, rows);

@@ -6,7 +6,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "kernels/cuda/cuda.cuh"
+#include "kernels/cuda/gemm.cuh"
 
 enum { STAGINGS = 2, ALIGNMENT = 16 };
 
@@ -116,11 +116,15 @@ void cuda_mirror_free(void *memory) {
 kern_status cuda_mirror_send(kern_stream *stream, const kern_rows *rows, void *memory) {
     cuda_mirror *mirror = (cuda_mirror *)memory;
     const int turn = mirror->next;
+    kern_cuda *cuda = cuda_of(stream->device);
     cudaError_t error = cudaSetDevice(mirror->ordinal);
     if (error == cudaSuccess)
         error = cudaEventSynchronize(mirror->sent[turn]);
-    if (error != cudaSuccess)
-        return cuda_status(error);
+    kern_status status = cuda_status(error);
+    if (!status && rows->merge)
+        status = cuda_make_workspace(cuda, cuda_gemm_bytes(cuda));
+    if (status)
+        return status;
     const size_t bytes = pack_table(rows, rows, mirror->staging[turn], mirror->device);
     error = cudaMemcpyAsync(mirror->device, mirror->staging[turn], bytes, cudaMemcpyHostToDevice, cuda_handle(stream));
     if (error == cudaSuccess)
