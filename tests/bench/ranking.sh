@@ -16,12 +16,13 @@
 # `mesa-trainer tokenizer` and `pack` the rest), their tokenizer in DATA/tokenizer, and the TASKS as JSONL.
 # ranking.ini and ranking_models.ini beside this script say what is trained.
 #
-# Needs mesa-trainer (MESA_BUILD, default build, is its folder) and for the table python3. DEVICE (cpu), STEPS (700),
-# MODELS (all, by their names; the first is what others are held against), RATES ("0.001 0.002 0.004"), WIDER (1),
-# SEEDS ("1 2 3"), PARALLEL (as many runs at once as suit the device), MAX_SECONDS (0, none) of training a phase,
-# SPEED_STEPS (12), SETTINGS ("section.key=value ..." of all runs), EVALS ("valid:2048 elsewhere:2048 long-36k:16384
-# long-144k:65536", shards and the length of their windows), TASKS ("lambada_openai blimp"), ITEMS (5360 of each),
-# BATCH_TOKENS (65536; on a CPU 4096), READERS (1; evaluations at once).
+# Needs mesa-trainer (MESA_BUILD, default build, is its folder) and for the table python3. DEVICE (cpu), STEPS (700) or
+# BUDGET (seconds that search and train may take by what speed has measured, from which STEPS follow), MODELS (all, by
+# their names; the first is what others are held against), RATES ("0.001 0.002 0.004"), WIDER (1), SEEDS ("1 2 3"),
+# PARALLEL (as many runs at once as suit the device), MAX_SECONDS (0, none) of a sweep, SPEED_STEPS (12), SETTINGS
+# ("section.key=value ..." of all runs), EVALS ("valid:2048 elsewhere:2048 long-36k:16384 long-144k:65536", shards and
+# the length of their windows), TASKS ("lambada_openai blimp"), ITEMS (5360 of each), BATCH_TOKENS (65536; on a CPU
+# 4096), READERS (1; evaluations at once).
 set -euo pipefail
 
 if [ $# -lt 2 ]; then
@@ -34,8 +35,7 @@ shift 2
 phases=${*:-all}
 [ "$phases" != all ] || phases="speed search train eval table"
 export TRAINER=${MESA_BUILD:-build}/mesa-trainer DATA=$data OUT=$out DEVICE=${DEVICE:-cpu}
-steps=${STEPS:-700} seeds=${SEEDS:-1 2 3} first_seed=${SEEDS:-1}
-first_seed=${first_seed%% *}
+read -ra seeds <<<"${SEEDS:-1 2 3}"
 every=$(sed -n 's/^\[variant \(.*\)\]$/\1/p' "$here/ranking_models.ini" | paste -sd' ')
 read -ra models <<<"${MODELS:-$every}"
 read -ra rates <<<"${RATES:-0.001 0.002 0.004}"
@@ -83,6 +83,20 @@ speed() {
     done
 }
 
+# Chosen once for a folder.
+steps_of_a_run() {
+    if [ ! -e "$out/steps" ]; then
+        if [ -n "${BUDGET:-}" ]; then
+            for model in "${models[@]}"; do number step_seconds "$out/speed/$model/log.jsonl"; done |
+                awk -v budget="$BUDGET" -v runs="$((${#rates[@]} + wider + 4 * ${#seeds[@]}))" '
+                    { round += $1 } END { steps = int(budget / (round * runs / 4)); print (steps > 20 ? steps : 20) }'
+        else
+            echo "${STEPS:-700}"
+        fi >"$out/steps"
+    fi
+    cat "$out/steps"
+}
+
 # A line "LOSS RATE" a rate that was tried, the best first.
 tried() { # MODEL
     local run rate
@@ -105,13 +119,14 @@ add_rate() { # MODEL RATE: to the list, once
 }
 
 search() {
-    local model rate round list=$out/search.ini
-    [ -e "$list" ] || printf '[sweep]\nseeds = %s\n' "$first_seed" >"$list"
+    local model rate round steps list=$out/search.ini
+    [ -e "$list" ] || printf '[sweep]\nseeds = %s\n' "${seeds[0]}" >"$list"
     for model in "${models[@]}"; do
         for rate in "${rates[@]}"; do
             add_rate "$model" "$rate"
         done
     done
+    steps=$(steps_of_a_run)
     for round in $(seq 0 "$wider"); do
         for model in "${models[@]}"; do
             rate=$([ "$round" = 0 ] || tried "$model" | beyond)
@@ -124,10 +139,10 @@ search() {
 }
 
 train() {
-    local model rate count list=$out/train.ini all=()
-    read -ra all <<<"$seeds"
-    for count in $(seq "${#all[@]}"); do # a seed of every model before the next, should the time end
-        printf '[sweep]\nseeds = %s\n' "${all[*]:0:count}" >"$list"
+    local model rate count steps list=$out/train.ini
+    steps=$(steps_of_a_run)
+    for count in $(seq "${#seeds[@]}"); do # a seed of every model before the next, should the time end
+        printf '[sweep]\nseeds = %s\n' "${seeds[*]:0:count}" >"$list"
         for model in "${models[@]}"; do
             rate=$(tried "$model" | head -n 1 | cut -d' ' -f2)
             [ -n "$rate" ] || { echo "ranking.sh: $model: no learning rate was found" >&2; continue; }
@@ -139,7 +154,7 @@ train() {
 
 # RUN: says what its last checkpoint is and scores, a file a part in OUT/eval; the output goes to RUN/eval.log.
 eval_run() {
-    local run=$1 name part checkpoint to
+    local run=$1 name part checkpoint to tasks=()
     grep -q '"end": *"done"' "$run/run.json" || return 0
     exec >>"$run/eval.log"
     name=$(basename "$run")
@@ -149,10 +164,9 @@ eval_run() {
         [ -e "$to-${part%:*}.json" ] || "$TRAINER" eval "$checkpoint" --data "$DATA/${part%:*}" --name "$name" \
             --context "${part#*:}" --batch-tokens "$BATCH_TOKENS" --device "$DEVICE" --out "$to-${part%:*}.json"
     done
-    for part in $TASKS; do
-        [ -e "$to-$part.json" ] || "$TRAINER" eval "$checkpoint" --task "$DATA/$part.jsonl" --limit "$ITEMS" \
-            --name "$name" --batch-tokens "$BATCH_TOKENS" --device "$DEVICE" --out "$to-$part.json"
-    done
+    for part in $TASKS; do tasks+=(--task "$DATA/$part.jsonl"); done
+    [ ${#tasks[@]} = 0 ] || [ -e "$to-tasks.json" ] || "$TRAINER" eval "$checkpoint" "${tasks[@]}" --limit "$ITEMS" \
+        --name "$name" --batch-tokens "$BATCH_TOKENS" --device "$DEVICE" --out "$to-tasks.json"
 }
 export -f eval_run
 

@@ -29,9 +29,9 @@ class Run:
         self.seed = name.rpartition('=')[2]
         self.part, self.result = {}, {}
         for path in glob.glob(glob.escape(os.path.join(out, 'eval', name)) + '-*.json'):
-            part = os.path.basename(path)[len(name) + 1:-len('.json')]
             self.result = load(path)
-            self.part[part] = self.result['rows'][0]
+            for row in self.result['rows']:
+                self.part[row['task'].split(' ')[0]] = row  # shards stand there with the length of their windows
         with open(os.path.join(out, 'eval', name + '.txt'), encoding='utf-8') as file:
             self.summary = file.read()
         self.rate = [text.split('=')[1] for text in load(os.path.join(out, 'train', name, 'run.json'))['set']
@@ -150,7 +150,7 @@ def columns(out, groups):
         yield 'loss at ' + name, lambda m, r, n=name: spread(means(r, 'valid', n, 'positions'), 3)
     for part in ('long-36k', 'long-144k'):
         for name in positions(groups, part)[-3:]:
-            yield 'long texts, at ' + name, lambda m, r, p=part, n=name: spread(means(r, p, n, 'positions'), 3)
+            yield '%s at %s' % (part, name), lambda m, r, p=part, n=name: spread(means(r, p, n, 'positions'), 3)
     yield 'LAMBADA, nats', lambda m, r: spread([-v for v in means(r, 'lambada_openai', 'logprob')], 3)
     yield 'right, %', lambda m, r: spread(means(r, 'lambada_openai', 'exact'), 2, 100)
     yield 'BLiMP, %', lambda m, r: spread(means(r, 'blimp', 'acc'), 2, 100)

@@ -58,7 +58,7 @@ for name in train valid elsewhere; do
 done
 printf '{"ctx": "the old", "target": "king"}\n{"ctx": "a", "target": "river"}\n' >data/words.jsonl
 ranking() {
-    MODELS="gdn transformer-256" STEPS=4 RATES="0.001 0.002" SEEDS="1 2" PARALLEL=2 SPEED_STEPS=4 TASKS=words \
+    MODELS="gdn transformer-256" BUDGET=0.001 RATES="0.001 0.002" SEEDS="1 2" PARALLEL=2 SPEED_STEPS=4 TASKS=words \
         EVALS="valid:64 elsewhere:64" SETTINGS="model.vocab_size=300 model.hidden_size=32 model.num_heads=1
         model.head_dim=32 model.intermediate_size=32 data.context=64 train.batch_tokens=256 train.micro_rows=2" \
         "$bench/ranking.sh" data out "$@"
@@ -66,6 +66,7 @@ ranking() {
 ranking >told 2>err || fail "ranking.sh: status $?: $(tail -n 5 told err)"
 same 'runs' 'gdn,seed=1 gdn,seed=2 transformer-256,seed=1 transformer-256,seed=2' \
     "$(cd out/train && printf '%s\n' *,seed=* | paste -sd' ')"
+same 'steps of the least budget' '20 5' "$(cat out/steps) $(wc -l <out/search/gdn@0.001,seed=1/log.jsonl)"
 same 'rates tried, with one beyond the edge' 3 "$(printf '%s\n' out/search/gdn@*,seed=1 | wc -l)"
 same 'lines of the table' 4 "$(wc -l <out/ranking.md)"
 column() { # MODEL HEAD: the cell
@@ -107,7 +108,7 @@ def write(model, seed, bits):
         os.makedirs(folder, exist_ok=True)
     metric = {'name': 'bits_per_byte', 'mean': sum(values) / sum(weights), 'values': values, 'weights': weights}
     with open('made/eval/%s-valid.json' % name, 'w') as out:
-        json.dump({'parameters': 7, 'rows': [{'metrics': [metric], 'positions': []}]}, out)
+        json.dump({'parameters': 7, 'rows': [{'task': 'valid 64', 'metrics': [metric], 'positions': []}]}, out)
     with open('made/eval/%s.txt' % name, 'w') as out:
         out.write('state             1 KiB a session (1,024 bytes)\nKV                512 bytes a token more\n')
     with open('made/train/%s/run.json' % name, 'w') as out:
