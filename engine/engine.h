@@ -400,7 +400,7 @@ ENG_EXPORT void eng_store_stop(eng_store *store);
 
 typedef struct eng_store_gauges {
     uint64_t queued;           // submitted, not answered yet
-    uint64_t done, failed;     // replies with ENG_OK; with ENG_IO, ENG_FULL, ENG_FORMAT
+    uint64_t done, failed;     // replies with ENG_OK; with ENG_IO, or of sessions with ENG_FULL, ENG_FORMAT
     uint64_t retries;          // attempts that were made again
     uint64_t evicted, expired; // records dropped by this process
     char fault[256];           // of the last failed attempt; empty: none yet

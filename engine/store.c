@@ -212,6 +212,11 @@ void eng_store_stop(eng_store *store) {
     pthread_mutex_unlock(&store->lock);
 }
 
+// Snapshots are kept where there is room, and made again where they are damaged.
+static bool is_failure(const eng_store_request *request, eng_status status) {
+    return status == ENG_IO || ((status == ENG_FULL || status == ENG_FORMAT) && request->meta.kind != ENG_STORE_PREFIX);
+}
+
 void eng_store_finish(eng_store *store, eng_store_job *job, eng_status status) {
     eng_store_client *client = job->client;
     job->reply.status = status;
@@ -222,7 +227,7 @@ void eng_store_finish(eng_store *store, eng_store_job *job, eng_status status) {
     pthread_mutex_lock(&store->lock);
     store->gauges.queued--;
     store->gauges.done += status == ENG_OK;
-    store->gauges.failed += status == ENG_IO || status == ENG_FULL || status == ENG_FORMAT;
+    store->gauges.failed += is_failure(&job->request, status);
     *client->last_reply = job;
     client->last_reply = &job->next;
     client->notifying++; // it is not closed before that is over
@@ -380,6 +385,14 @@ static eng_status check_write(const eng_store_request *request, eng_error *error
     return ENG_OK;
 }
 
+static eng_status check_ids(const eng_store_request *request, eng_error *error) {
+    const size_t bytes = request->entry_bytes;
+    return request->entry && bytes > 0 && bytes % ENG_STORE_ID_BYTES == 0 &&
+                   bytes / ENG_STORE_ID_BYTES <= ENG_STORE_FIND_IDS
+               ? ENG_OK
+               : eng_fail(error, ENG_INVALID, "%zu bytes of ids to find", bytes);
+}
+
 static eng_status check(const eng_store_request *request, eng_error *error) {
     eng_store_op op = request->op;
     eng_store_kind kind = request->meta.kind;
@@ -394,12 +407,14 @@ static eng_status check(const eng_store_request *request, eng_error *error) {
         return eng_fail(error, ENG_INVALID, "a time to live of %" PRId64 " ms", request->ttl_ms);
     if (op == ENG_STORE_RELEASE && request->epoch == 0)
         return eng_fail(error, ENG_INVALID, "a lease is released by its epoch");
+    if (op == ENG_STORE_FIND)
+        return check_ids(request, error);
     return op == ENG_STORE_PUT || op == ENG_STORE_APPEND ? check_write(request, error) : ENG_OK;
 }
 
 static eng_status copy_entry(eng_store_client *client, const eng_store_request *request, eng_store_job *job,
                              eng_error *error) {
-    if (request->op != ENG_STORE_APPEND)
+    if (request->op != ENG_STORE_APPEND && request->op != ENG_STORE_FIND)
         return ENG_OK;
     if (request->entry_bytes > client->options.entry_bytes - client->entry_bytes)
         return eng_fail(error, ENG_FULL, "entries of %" PRIu64 " bytes are under way to the store",

@@ -75,7 +75,8 @@ enum {
     ENG_STORE_HOLDER_BYTES = 32,
     ENG_STORE_NOTE_BYTES = 64,
     ENG_STORE_WISH_MS = 30000,
-    ENG_STORE_PAGE = 64,              // records that one ENG_STORE_LIST tells at most
+    ENG_STORE_PAGE = 64, // records that one ENG_STORE_LIST tells at most
+    ENG_STORE_FIND_IDS = 4096,
     ENG_STORE_JOURNAL_BYTES = 8 << 20 // of a record's journal
 };
 
@@ -112,6 +113,9 @@ typedef enum eng_store_op {
     // (eng_store_next_entry). ENG_TOO_LONG: the buffer is too small. Where meta.fingerprint is not zero and the
     // record's is another: ENG_UNSUPPORTED, nothing read. Without a buffer: the metadata alone.
     ENG_STORE_GET,
+    // Which of many ids, `entry`, one after the other and ENG_STORE_FIND_IDS at most, is the first that a record of the
+    // kind has: reply.meta.id. Nothing of it is read: whose it is, and whether it can be believed, a GET tells.
+    ENG_STORE_FIND,
     ENG_STORE_DELETE, // kind, id, owner; ends a lease too, so that its holder's writes are refused. epoch may be 0
     ENG_STORE_EXPIRE, // kind, id, owner: a new time to live from now
     // The metadata of an owner's records of a kind, by id, from the first behind meta.id on (zero: from the start);
@@ -136,7 +140,7 @@ typedef struct eng_store_request {
     int64_t ttl_ms;      // PUT, APPEND, EXPIRE: 0 never ends; LEASE: more than 0
     unsigned char holder[ENG_STORE_HOLDER_BYTES];
     eng_store_buffer *buffer; // the store's until the reply
-    const void *entry;        // copied
+    const void *entry;        // copied; FIND: ids
     size_t entry_bytes;
     void *user; // handed back
 } eng_store_request;

@@ -308,6 +308,21 @@ static int read_record(eng_lmdb *l, eng_store_job *job, eng_status *status) {
     return rc;
 }
 
+static int find_record(eng_lmdb *l, eng_store_job *job, eng_status *status) {
+    eng_store_meta *meta = &job->reply.meta;
+    const char *id = job->request.entry, *end = id + job->request.entry_bytes;
+    unsigned char record[KEY];
+    int rc = MDB_NOTFOUND;
+    for (; id < end && rc == MDB_NOTFOUND; id += ENG_STORE_ID_BYTES) {
+        MDB_val value;
+        memcpy(meta->id, id, sizeof meta->id);
+        eng_lmdb_record_key(meta, record);
+        rc = eng_lmdb_get(l, HEADS, eng_lmdb_key_of(record), &value);
+    }
+    *status = rc == MDB_NOTFOUND ? eng_store_not_found(&job->reply.error) : ENG_OK;
+    return rc == MDB_NOTFOUND ? 0 : rc;
+}
+
 static int list_records(eng_lmdb *l, eng_store_job *job, eng_status *status) {
     unsigned char record[KEY];
     const eng_store_meta *meta = &job->request.meta;
@@ -390,6 +405,8 @@ static int perform(eng_lmdb *l, eng_store_job *job, eng_status *status) {
         return write_record(l, job, status);
     case ENG_STORE_GET:
         return read_record(l, job, status);
+    case ENG_STORE_FIND:
+        return find_record(l, job, status);
     case ENG_STORE_DELETE:
         return delete_record(l, job, status);
     case ENG_STORE_LIST:

@@ -188,7 +188,7 @@ bool eng_redis_is_late(eng_redis *r, eng_redis_task *task, const redisReply *rep
 static void make_name(const eng_store_job *job, char out[ENG_REDIS_NAME]) {
     eng_store_op op = job->request.op;
     out[0] = 0;
-    if (op == ENG_STORE_LIST || op == ENG_STORE_USAGE || op == ENG_STORE_WISHES)
+    if (op == ENG_STORE_LIST || op == ENG_STORE_USAGE || op == ENG_STORE_WISHES || op == ENG_STORE_FIND)
         return;
     out[0] = job->request.meta.kind == ENG_STORE_PREFIX ? 'p' : 's';
     eng_redis_hex(job->request.meta.id, ENG_STORE_ID_BYTES, out + 1);

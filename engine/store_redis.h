@@ -31,6 +31,7 @@ typedef enum eng_redis_script {
     ENG_REDIS_PEEK,
     ENG_REDIS_WRITE,
     ENG_REDIS_READ,
+    ENG_REDIS_FIND,
     ENG_REDIS_DELETE,
     ENG_REDIS_LIST,
     ENG_REDIS_LEASE,
@@ -146,6 +147,7 @@ typedef enum eng_redis_step {
     ENG_REDIS_STEP_LAST, // entry of the journal
     ENG_REDIS_STEP_READ,
     ENG_REDIS_STEP_PIECE,
+    ENG_REDIS_STEP_FIND,
     ENG_REDIS_STEP_DELETE,
     ENG_REDIS_STEP_LIST,
     ENG_REDIS_STEP_LEASE,

@@ -1,10 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
-// GET, DELETE, LIST, leases and usage in Redis.
+// GET, FIND, DELETE, LIST, leases and usage in Redis.
 //
 // A GET takes head, journal and a small payload in one step of the server. The pieces of a large one are fetched
 // behind, by the generation that the head names; if another writer has replaced it meanwhile they are gone, and the GET
 // starts again: it never mixes two states. Pieces that are gone though the head still names them are damage.
 #include <stdio.h>
+#include <stdlib.h>
 #include <string.h>
 
 #include "engine/store_redis.h"
@@ -70,6 +71,25 @@ static void send_wishes(eng_redis *r, eng_redis_task *task) {
     call(r, task, ENG_REDIS_WISHES, &args);
 }
 
+static void send_find(eng_redis *r, eng_redis_task *task) {
+    const eng_store_request *request = &task->job->request;
+    const size_t ids = request->entry_bytes / ENG_STORE_ID_BYTES, width = ENG_REDIS_NAME - 1;
+    char *all = malloc(ids * width + 1);
+    eng_redis_args args = {0};
+    if (!all) {
+        eng_redis_finish(r, task, eng_fail(&task->job->reply.error, ENG_NO_MEMORY, "out of memory for ids"));
+        return;
+    }
+    for (size_t i = 0; i < ids; i++) {
+        all[i * width] = request->meta.kind == ENG_STORE_PREFIX ? 'p' : 's';
+        eng_redis_hex((const unsigned char *)request->entry + i * ENG_STORE_ID_BYTES, ENG_STORE_ID_BYTES,
+                      all + i * width + 1);
+    }
+    eng_redis_add(&args, all, ids * width);
+    call(r, task, ENG_REDIS_FIND, &args);
+    free(all);
+}
+
 static void send_list(eng_redis *r, eng_redis_task *task) {
     const eng_store_meta *meta = &task->job->request.meta;
     eng_redis_args args = {0};
@@ -101,6 +121,9 @@ void eng_redis_send_read(eng_redis *r, eng_redis_task *task) {
     case ENG_REDIS_STEP_READ:
         send_get(r, task);
         break;
+    case ENG_REDIS_STEP_FIND:
+        send_find(r, task);
+        break;
     case ENG_REDIS_STEP_DELETE:
         send_of_owner(r, task, ENG_REDIS_DELETE);
         break;
@@ -123,10 +146,10 @@ void eng_redis_send_read(eng_redis *r, eng_redis_task *task) {
 
 void eng_redis_begin(eng_redis *r, eng_redis_task *task) {
     static const eng_redis_step first[] = {
-        [ENG_STORE_GET] = ENG_REDIS_STEP_READ,        [ENG_STORE_DELETE] = ENG_REDIS_STEP_DELETE,
-        [ENG_STORE_LIST] = ENG_REDIS_STEP_LIST,       [ENG_STORE_LEASE] = ENG_REDIS_STEP_LEASE,
-        [ENG_STORE_RELEASE] = ENG_REDIS_STEP_RELEASE, [ENG_STORE_USAGE] = ENG_REDIS_STEP_USAGE,
-        [ENG_STORE_WISHES] = ENG_REDIS_STEP_WISHES};
+        [ENG_STORE_GET] = ENG_REDIS_STEP_READ,      [ENG_STORE_FIND] = ENG_REDIS_STEP_FIND,
+        [ENG_STORE_DELETE] = ENG_REDIS_STEP_DELETE, [ENG_STORE_LIST] = ENG_REDIS_STEP_LIST,
+        [ENG_STORE_LEASE] = ENG_REDIS_STEP_LEASE,   [ENG_STORE_RELEASE] = ENG_REDIS_STEP_RELEASE,
+        [ENG_STORE_USAGE] = ENG_REDIS_STEP_USAGE,   [ENG_STORE_WISHES] = ENG_REDIS_STEP_WISHES};
     eng_store_op op = task->job->request.op;
     memcpy(task->after, task->job->request.meta.id, sizeof task->after);
     if (op == ENG_STORE_PUT || op == ENG_STORE_APPEND || op == ENG_STORE_EXPIRE)
@@ -235,6 +258,20 @@ static void take_piece(eng_redis *r, eng_redis_task *task, const eng_redis_due *
 }
 
 // ---------------------------------------------------------------------------------------------------------- the others
+
+static void take_find(eng_redis *r, eng_redis_task *task, const redisReply *reply) {
+    eng_store_job *job = task->job;
+    const size_t ids = job->request.entry_bytes / ENG_STORE_ID_BYTES;
+    if (reply->type != REDIS_REPLY_INTEGER || reply->integer < -1 || reply->integer >= (long long)ids) {
+        eng_redis_strange(r, task);
+    } else if (reply->integer < 0) {
+        eng_redis_finish(r, task, eng_store_not_found(&job->reply.error));
+    } else {
+        memcpy(job->reply.meta.id, (const char *)job->request.entry + (size_t)reply->integer * ENG_STORE_ID_BYTES,
+               sizeof job->reply.meta.id);
+        eng_redis_finish(r, task, ENG_OK);
+    }
+}
 
 static void take_delete(eng_redis *r, eng_redis_task *task, const redisReply *reply) {
     const redisReply *word = eng_redis_element(reply, 0);
@@ -354,6 +391,9 @@ bool eng_redis_take_read(eng_redis *r, eng_redis_task *task, const eng_redis_due
         return take_get(r, task, reply);
     case ENG_REDIS_STEP_PIECE:
         take_piece(r, task, due, reply);
+        return false;
+    case ENG_REDIS_STEP_FIND:
+        take_find(r, task, reply);
         return false;
     case ENG_REDIS_STEP_DELETE:
         take_delete(r, task, reply);

@@ -153,6 +153,13 @@ static const char read[] = "local key=P..ARGV[1]\n"
                            "if journal<=tonumber(ARGV[2]) then entries=call('LRANGE',key..':journal',0,-1) end\n"
                            "return {v[1],text(journal),pieces,entries}\n";
 
+// ARGV: r after r. The number of the first that is there, from 0; -1: none
+static const char find[] = "local all=ARGV[1]\n"
+                           "for i=0,#all/65-1 do\n"
+                           "  if call('EXISTS',P..all:sub(65*i+1,65*i+65))==1 then return i end\n"
+                           "end\n"
+                           "return -1\n";
+
 // ARGV: r, late, epoch, owner
 static const char delete[] = "local r=ARGV[1]\n"
                              "if late(ARGV[2]) then return {'late',text(clock())} end\n"
@@ -242,12 +249,12 @@ char *eng_redis_script_text(eng_redis_script script) {
     static const struct {
         const char *flags, *body;
     } scripts[ENG_REDIS_SCRIPTS] = {
-        [ENG_REDIS_PEEK] = {frees, peek},       [ENG_REDIS_WRITE] = {plain, write},
-        [ENG_REDIS_READ] = {reads, read},       [ENG_REDIS_DELETE] = {frees, delete},
-        [ENG_REDIS_LIST] = {reads, list},       [ENG_REDIS_LEASE] = {frees, lease},
-        [ENG_REDIS_RELEASE] = {frees, release}, [ENG_REDIS_USAGE] = {reads, usage},
-        [ENG_REDIS_SWEEP] = {frees, sweep},     [ENG_REDIS_TOUCH] = {frees, touch},
-        [ENG_REDIS_WISHES] = {frees, wishes},
+        [ENG_REDIS_PEEK] = {frees, peek},     [ENG_REDIS_WRITE] = {plain, write},
+        [ENG_REDIS_READ] = {reads, read},     [ENG_REDIS_FIND] = {reads, find},
+        [ENG_REDIS_DELETE] = {frees, delete}, [ENG_REDIS_LIST] = {reads, list},
+        [ENG_REDIS_LEASE] = {frees, lease},   [ENG_REDIS_RELEASE] = {frees, release},
+        [ENG_REDIS_USAGE] = {reads, usage},   [ENG_REDIS_SWEEP] = {frees, sweep},
+        [ENG_REDIS_TOUCH] = {frees, touch},   [ENG_REDIS_WISHES] = {frees, wishes},
     };
     const char *parts[] = {scripts[script].flags, prelude, scripts[script].body};
     size_t length = 0;

@@ -223,6 +223,49 @@ START_TEST(owners_and_lists) {
 }
 END_TEST
 
+static eng_status find(eng_store_kind kind, const uint32_t *ids, size_t count) {
+    static unsigned char names[ENG_STORE_FIND_IDS][ENG_STORE_ID_BYTES];
+    for (size_t i = 0; i < count; i++) {
+        const eng_store_meta meta = meta_of(kind, ids[i], 1);
+        memcpy(names[i], meta.id, sizeof meta.id);
+    }
+    return call((eng_store_request){
+        .op = ENG_STORE_FIND, .meta = {.kind = kind}, .entry = names, .entry_bytes = count * ENG_STORE_ID_BYTES});
+}
+
+static void finds(const uint32_t *ids, size_t count, uint32_t first) {
+    ck_assert_int_eq(find(ENG_STORE_PREFIX, ids, count), ENG_OK);
+    const eng_store_meta meta = meta_of(ENG_STORE_PREFIX, first, 1);
+    ck_assert_mem_eq(last.meta.id, meta.id, sizeof meta.id);
+}
+
+START_TEST(the_first_of_many) {
+    ON_BOTH();
+    static uint32_t ids[ENG_STORE_FIND_IDS];
+    for (uint32_t i = 0; i < ENG_STORE_FIND_IDS; i++)
+        ids[i] = 100000 - i;
+    start(16 << 20);
+    ck_assert_int_eq(find(ENG_STORE_PREFIX, ids, ENG_STORE_FIND_IDS), ENG_NOT_FOUND);
+    ck_assert_int_eq(put_state(meta_of(ENG_STORE_PREFIX, ids[ENG_STORE_FIND_IDS - 1], 1), 0, 10, 0), ENG_OK);
+    finds(ids, ENG_STORE_FIND_IDS, ids[ENG_STORE_FIND_IDS - 1]);
+    ck_assert_int_eq(find(ENG_STORE_PREFIX, ids, ENG_STORE_FIND_IDS - 1), ENG_NOT_FOUND);
+    ck_assert_int_eq(find(ENG_STORE_SESSION, ids, ENG_STORE_FIND_IDS), ENG_NOT_FOUND);
+    ck_assert_int_eq(put_state(meta_of(ENG_STORE_PREFIX, ids[7], 2), 0, 10, 0), ENG_OK);
+    finds(ids, ENG_STORE_FIND_IDS, ids[7]);
+    finds(ids + 7, 1, ids[7]);
+    finds(ids + 8, ENG_STORE_FIND_IDS - 8, ids[ENG_STORE_FIND_IDS - 1]);
+    ck_assert_int_eq(simple(ENG_STORE_DELETE, meta_of(ENG_STORE_PREFIX, ids[7], 2)), ENG_OK);
+    finds(ids, ENG_STORE_FIND_IDS, ids[ENG_STORE_FIND_IDS - 1]);
+    eng_store_request bad = {.op = ENG_STORE_FIND, .meta = {.kind = ENG_STORE_PREFIX}, .entry = ids};
+    static const size_t wrong[] = {0, 31, 33, ENG_STORE_ID_BYTES * (ENG_STORE_FIND_IDS + 1)};
+    for (size_t i = 0; i < sizeof wrong / sizeof *wrong; i++) {
+        bad.entry_bytes = wrong[i];
+        ck_assert_int_eq(eng_store_submit(client, &bad, NULL), ENG_INVALID);
+    }
+    stop();
+}
+END_TEST
+
 START_TEST(time_runs_out) {
     ON_BOTH();
     start(16 << 20);
@@ -640,6 +683,7 @@ static Suite *store_suite(void) {
     tcase_add_loop_test(cases, one_writer, 0, KINDS);
     tcase_add_loop_test(cases, wishes_are_told, 0, KINDS);
     tcase_add_loop_test(cases, owners_and_lists, 0, KINDS);
+    tcase_add_loop_test(cases, the_first_of_many, 0, KINDS);
     tcase_add_loop_test(cases, time_runs_out, 0, KINDS);
     tcase_add_loop_test(cases, a_budget, 0, KINDS);
     tcase_add_test(cases, a_full_disk);
