@@ -6,6 +6,7 @@
 #include "engine/audit.h"
 
 #include <inttypes.h>
+#include <string.h>
 
 #include "engine/scheduler_internal.h"
 
@@ -18,6 +19,9 @@ void eng_audit_hit(eng_scheduler *scheduler, const eng_job *job) {
         return;
     audit->hits = 0;
     audit->knobs = job->turn.runs > 0 ? job->turn.run[0].knobs : job->knobs;
+    audit->named = job->has_owner_name && job->share.chain.read == job->share.start->read;
+    memcpy(audit->owner_name, job->owner_name, sizeof audit->owner_name);
+    memcpy(audit->digest, job->share.chain.digest, sizeof audit->digest);
     audit->boundary = job->share.start;
     eng_boundary_retain(audit->boundary);
 }
@@ -82,6 +86,9 @@ static void condemn(eng_scheduler *scheduler) {
             " tokens is not what reading them again gives: the prefix cache is emptied",
             scheduler->audit.boundary->read);
     eng_prefix_purge(scheduler->options.prefix);
+    if (scheduler->audit.named)
+        eng_prefix_store_distrust(scheduler->options.prefix_store, scheduler->audit.owner_name,
+                                  scheduler->audit.digest);
 }
 
 static eng_status compare(eng_scheduler *scheduler, eng_error *error) {

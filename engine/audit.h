@@ -3,8 +3,8 @@
 //
 // Every n-th hit is noted; when no client waits, a job of the engine's own reads the same ids from nothing, in room
 // that no prompt of a client wants, and gives its slot up when one needs it. A state that differs means that what is
-// kept cannot be trusted: all of it goes, a counter and a log line tell. One audit at a time; a hit that comes
-// meanwhile is not read again. On the engine's thread.
+// kept cannot be trusted: all of it goes, from a store nothing is taken any more, a counter and a log line tell. One
+// audit at a time; a hit that comes meanwhile is not read again. On the engine's thread.
 #ifndef ENGINE_AUDIT_H
 #define ENGINE_AUDIT_H
 
@@ -16,6 +16,8 @@ typedef struct eng_audit {
     eng_boundary *boundary; // a reference; NULL: nothing is to be read again
     eng_prompt *prompt;     // one id more than the boundary has read. A reference
     eng_knobs knobs;
+    bool named; // by what follows a store may have it
+    unsigned char owner_name[ENG_NAME_BYTES], digest[ENG_DIGEST_BYTES];
     eng_job *job;  // NULL: it waits for room
     uint64_t hits; // since the last that was noted
     uint64_t audits, mismatches;

@@ -47,6 +47,7 @@ typedef struct eng_boundary {
     eng_scores *scores;     // a reference; NULL: nobody wanted them. Of more than `read` tokens if they serve
     bool unconverged;       // a solve on the way hit its bound, or may have
     bool used;              // somebody began from it
+    int64_t stored_ms;      // when a store was known to have it, by eng_store_clock; 0: never
 } eng_boundary;
 
 // What a reader needs of a boundary that it begins from.

@@ -69,12 +69,15 @@ eng_status eng_send(eng_engine *engine, const eng_errand *errand, eng_error *err
 }
 
 int64_t eng_idle_ms(const eng_engine *engine) {
-    return eng_durable_idle_ms(engine->durable);
+    const int64_t durable = eng_durable_idle_ms(engine->durable),
+                  prefix = eng_prefix_store_idle_ms(engine->prefix_store);
+    return prefix < 0 || (durable >= 0 && durable < prefix) ? durable : prefix;
 }
 
 void eng_read_gauges(const eng_engine *engine, eng_gauges *out) {
     *out = (eng_gauges){0};
     eng_scheduler_gauges(engine->scheduler, out);
     eng_durable_gauges(engine->durable, out);
+    eng_prefix_store_gauges(engine->prefix_store, out);
     out->device_allocations = kern_allocations(engine->device);
 }

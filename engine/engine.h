@@ -73,6 +73,7 @@ typedef struct eng_options {
     uint64_t queue_tokens;   // prompt ids that may wait in all; 0: 2^20
     bool need_tokenizer;     // fail without tokenizer.json; otherwise eng_encode and eng_decode are refused
     eng_store *store;        // borrowed for the engine's life; NULL: none
+    int64_t store_prefixes;  // ids that a prefix state must have read to go to the store as well; 0: none goes
     int64_t lease_ms;        // of a named timeline, renewed after a third; 0: 15000
     // Called on the store's thread, once or more, when a step has something to do though nothing runs; never again once
     // eng_close has returned. It must not wait and call nothing of engine or store. NULL: the caller steps without
@@ -211,7 +212,10 @@ typedef struct eng_request {
     int64_t timeline_position; // -1: wherever it stands; else ENG_CONFLICT when it stands elsewhere
     bool timeline_returns;     // the timeline stays where it was
     uint64_t owner;            // who asks (an API key): those that wait are admitted in turns over the owners
-    void *user;                // handed back in every event
+    const unsigned char *owner_name; // ENG_NAME_BYTES that name the owner whatever the process, as in eng_name: what
+                                     // its prompts have in common may go to the store; borrowed for the call. NULL:
+                                     // stays here
+    void *user;                      // handed back in every event
 } eng_request;
 
 typedef enum eng_finish {
@@ -497,6 +501,8 @@ typedef struct eng_gauges {
     uint64_t prefix_hits, prefix_misses;       // prompts of a whole chunk at least: began from a state, or from nothing
     uint64_t prefix_evictions;                 // of states, for want of room
     uint64_t prefix_audits, prefix_mismatches; // states that were read again; that were wrong
+    uint64_t prefix_stored, prefix_fetched;    // that the store took, that came from there
+    uint64_t prefix_damaged;                   // that were refused and deleted there
     uint64_t device_allocations;               // since the device was opened; constant once serving
 } eng_gauges;
 ENG_EXPORT void eng_read_gauges(const eng_engine *engine, eng_gauges *out);

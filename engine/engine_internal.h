@@ -9,7 +9,7 @@
 #include "engine/batch.h"
 #include "engine/checkpoint.h"
 #include "engine/engine.h"
-#include "engine/prefix.h"
+#include "engine/prefix_store.h"
 #include "engine/scheduler.h"
 #include "engine/state.h"
 #include "engine/tokenizer.h"
@@ -28,6 +28,7 @@ struct eng_engine {
     eng_durable *durable; // NULL: there is no store
     eng_snapshots *prefix_snapshots;
     eng_prefix *prefix;
+    eng_prefix_store *prefix_store; // NULL: there is no store, or none for prefixes
     eng_state_key key;
     eng_batch *batch;
     eng_scheduler *scheduler;

@@ -42,6 +42,8 @@ static eng_status check_options(const eng_options *options, eng_error *error) {
                         options->prompt_tokens, MAXIMUM_PROMPT_TOKENS);
     if (options->snapshot_tokens < 0)
         return eng_fail(error, ENG_INVALID, "snapshot_tokens is %" PRId32 ", below 0", options->snapshot_tokens);
+    if (options->store_prefixes < 0)
+        return eng_fail(error, ENG_INVALID, "store_prefixes is %" PRId64 ", below 0", options->store_prefixes);
     return ENG_OK;
 }
 
@@ -227,6 +229,7 @@ static eng_status make_prefix(const eng_options *options, pool_size size, eng_en
         return status;
     const eng_prefix_options prefix = {.snapshots = engine->prefix_snapshots,
                                        .stream = engine->stream,
+                                       .key = &engine->key,
                                        .budget = options->prefix_budget,
                                        .shared = size.bytes,
                                        .chunk = engine->info.chunk,
@@ -238,6 +241,23 @@ static eng_status make_prefix(const eng_options *options, pool_size size, eng_en
                 "prefix_budget is %" PRIu64 " bytes; one state has %" PRIu64 ": no prefix is kept",
                 options->prefix_budget, least);
     return eng_prefix_create(&prefix, &engine->prefix, error);
+}
+
+static eng_status make_prefix_store(const eng_options *options, eng_engine *engine, eng_error *error) {
+    const eng_prefix_store_options stored = {.store = options->store,
+                                             .prefix = engine->prefix,
+                                             .pool = engine->pool,
+                                             .key = &engine->key,
+                                             .vocab = engine->info.vocab_size,
+                                             .chunk = engine->info.chunk,
+                                             .context = engine->info.context_length,
+                                             .least = options->store_prefixes,
+                                             .wake = options->wake,
+                                             .wake_context = options->wake_context,
+                                             .log = logger_of(options)};
+    return options->store && options->store_prefixes > 0 && eng_prefix_keeps(engine->prefix)
+               ? eng_prefix_store_create(&stored, &engine->prefix_store, error)
+               : ENG_OK;
 }
 
 static eng_status start_serving(const eng_options *options, pool_size size, eng_engine *engine, eng_error *error) {
@@ -254,6 +274,8 @@ static eng_status start_serving(const eng_options *options, pool_size size, eng_
         status = make_durable(options, engine, error);
     if (status == ENG_OK)
         status = make_prefix(options, size, engine, error);
+    if (status == ENG_OK)
+        status = make_prefix_store(options, engine, error);
     if (status != ENG_OK)
         return status;
     engine->info.max_rows = size.slots;
@@ -267,6 +289,7 @@ static eng_status start_serving(const eng_options *options, pool_size size, eng_
         .timelines = engine->timelines,
         .durable = engine->durable,
         .prefix = engine->prefix,
+        .prefix_store = engine->prefix_store,
         .audit = engine->info.prefix_audit,
         .batch = engine->batch,
         .stream = engine->stream,
@@ -366,6 +389,7 @@ void eng_close(eng_engine *engine) {
     if (!engine)
         return;
     eng_scheduler_free(engine->scheduler);
+    eng_prefix_store_free(engine->prefix_store);
     eng_prefix_free(engine->prefix);
     eng_snapshots_free(engine->prefix_snapshots);
     eng_durable_free(engine->durable);

@@ -209,24 +209,30 @@ eng_scores *eng_prefix_scores(eng_prefix *prefix, size_t count, const eng_scorin
 // ----------------------------------------------------------------------------------------------------------- the ways
 
 // Knobs that do not enter are as good as equal.
-eng_status eng_prefix_root(const eng_prefix *prefix, uint64_t owner, const eng_knobs *knobs, eng_chain *out) {
+eng_status eng_prefix_root(const eng_prefix *prefix, uint64_t owner, const unsigned char *name, const eng_knobs *knobs,
+                           eng_chain *out) {
     struct {
-        uint64_t owner, mode, steps, tolerance;
-    } key = {.owner = owner};
+        eng_state_key key;
+        unsigned char name[ENG_NAME_BYTES];
+        uint64_t named, owner, mode, steps, tolerance;
+    } root = {.key = *prefix->options.key, .named = name != NULL};
+    if (name)
+        memcpy(root.name, name, sizeof root.name);
+    else
+        root.owner = owner;
     if (prefix->options.has_solver) {
         float tolerance = knobs->cg_tolerance;
-        key.mode = 1 + (uint64_t)knobs->cg_mode;
+        root.mode = 1 + (uint64_t)knobs->cg_mode;
         if (knobs->cg_mode != ENG_CG_EXACT) {
-            key.steps = (uint64_t)knobs->cg_max_steps;
-            memcpy(&key.tolerance, &tolerance, sizeof tolerance);
+            root.steps = (uint64_t)knobs->cg_max_steps;
+            memcpy(&root.tolerance, &tolerance, sizeof tolerance);
         }
     }
     out->read = 0;
-    return eng_digest_bytes(&key, sizeof key, out->digest);
+    return eng_digest_bytes(&root, sizeof root, out->digest);
 }
 
-// One chunk further. False: the hash function failed, and nobody goes on from there.
-static bool extend(const eng_prefix *prefix, eng_chain *chain, const int32_t *ids) {
+bool eng_prefix_extend(const eng_prefix *prefix, eng_chain *chain, const int32_t *ids) {
     const size_t chunk = (size_t)prefix->options.chunk;
     eng_digest *digest;
     if (eng_digest_begin(&digest) != ENG_OK)
@@ -247,7 +253,7 @@ eng_boundary *eng_prefix_find(eng_prefix *prefix, const eng_boundary_need *need,
     node *deepest = NULL;
     eng_chain at = *chain;
     *known = chain->read;
-    while (prefix->nodes > 0 && at.read + prefix->options.chunk <= limit && extend(prefix, &at, need->ids)) {
+    while (prefix->nodes > 0 && at.read + prefix->options.chunk <= limit && eng_prefix_extend(prefix, &at, need->ids)) {
         node *found = look_up(prefix, at.digest);
         if (!found)
             break;
@@ -280,7 +286,7 @@ void eng_prefix_pass(eng_prefix *prefix, eng_chain *chain, const int32_t *ids, i
         return;
     node *parent = chain->read > 0 ? look_up(prefix, chain->digest) : NULL;
     bool known = chain->read == 0 || parent; // a way without its beginning would never be found
-    while (chain->read < read && known && extend(prefix, chain, ids)) {
+    while (chain->read < read && known && eng_prefix_extend(prefix, chain, ids)) {
         node *found = look_up(prefix, chain->digest);
         parent = found ? found : add_node(prefix, chain, parent);
         known = parent != NULL;
@@ -392,4 +398,34 @@ void eng_prefix_add(eng_prefix *prefix, const eng_chain *chain, eng_boundary *bo
     }
     use(prefix, at);
     (void)make_room(prefix, 0);
+}
+
+// -------------------------------------------------------------------------------------------------------- from outside
+
+eng_boundary *eng_prefix_at(const eng_prefix *prefix, const unsigned char digest[ENG_DIGEST_BYTES]) {
+    const node *at = look_up(prefix, digest);
+    return at ? at->boundary : NULL;
+}
+
+// What it takes is taken first, so that nothing of the way to it goes afterwards.
+static bool has_room_for(eng_prefix *prefix, int64_t read) {
+    const uint64_t bytes = eng_snapshot_bytes(prefix->options.snapshots, read),
+                   way = (uint64_t)(read / prefix->options.chunk) * (sizeof(node) + 2 * sizeof(node *));
+    return bytes + way <= prefix->options.budget && make_room(prefix, bytes + way) && room_beside(prefix, bytes);
+}
+
+eng_boundary *eng_prefix_bring_in(eng_prefix *prefix, const eng_chain *root, const int32_t *ids, int64_t read,
+                                  const void *bytes, bool unconverged) {
+    eng_chain chain = *root;
+    if (!has_room_for(prefix, read))
+        return NULL;
+    eng_prefix_pass(prefix, &chain, ids, read);
+    eng_snapshot *snapshot = chain.read == read ? eng_snapshot_read_in(prefix->options.snapshots, read, bytes) : NULL;
+    eng_boundary *boundary = snapshot ? eng_boundary_create(read, snapshot) : NULL;
+    if (!boundary)
+        return NULL;
+    boundary->unconverged = unconverged;
+    eng_prefix_add(prefix, &chain, boundary);
+    eng_boundary_release(boundary);
+    return eng_prefix_at(prefix, chain.digest);
 }

@@ -18,12 +18,14 @@
 #include "engine/boundary.h"
 #include "engine/digest.h"
 #include "engine/engine.h"
+#include "engine/state.h"
 
 typedef struct eng_prefix eng_prefix;
 
 typedef struct eng_prefix_options {
     eng_snapshots *snapshots; // borrowed; for nobody else
     kern_stream *stream;      // borrowed
+    const eng_state_key *key; // borrowed; a part of every digest
     uint64_t budget;          // bytes; 0: nothing is kept
     uint64_t shared;          // bytes of states that the tree does not have, beside the budget
     int32_t chunk;            // C
@@ -48,9 +50,12 @@ eng_snapshots *eng_prefix_snapshots(const eng_prefix *prefix);
 bool eng_prefix_keeps(const eng_prefix *prefix); // whether it has a budget
 void eng_prefix_sum(const eng_prefix *prefix, eng_prefix_sums *out);
 
-// The root for an owner's prompts. Equal roots and equal ids, equal states.
-ENG_CHECKED eng_status eng_prefix_root(const eng_prefix *prefix, uint64_t owner, const eng_knobs *knobs,
-                                       eng_chain *out);
+// The root for an owner's prompts; name: ENG_NAME_BYTES of the owner's beyond the process, then `owner` does not enter;
+// NULL: there is none. Equal roots and equal ids, equal states, in whatever process.
+ENG_CHECKED eng_status eng_prefix_root(const eng_prefix *prefix, uint64_t owner, const unsigned char *name,
+                                       const eng_knobs *knobs, eng_chain *out);
+// One chunk of `ids`, which begin at position 0, further. False: the hash function failed.
+bool eng_prefix_extend(const eng_prefix *prefix, eng_chain *chain, const int32_t *ids);
 // The deepest boundary at or above `limit` ids that serves, borrowed, and the chain is moved there; NULL: none, and the
 // chain stays. *known: how far others went the same way. Counts as a use.
 eng_boundary *eng_prefix_find(eng_prefix *prefix, const eng_boundary_need *need, int64_t limit, eng_chain *chain,
@@ -75,6 +80,12 @@ void eng_prefix_add(eng_prefix *prefix, const eng_chain *chain, eng_boundary *bo
 // A slot of the pool becomes free: a state moves to the host, or goes. False: none is on the device, or no memory.
 bool eng_prefix_spill(eng_prefix *prefix);
 void eng_prefix_purge(eng_prefix *prefix); // everything, nothing of it right
+// The boundary with a state that the tree has there, borrowed; NULL: none.
+eng_boundary *eng_prefix_at(const eng_prefix *prefix, const unsigned char digest[ENG_DIGEST_BYTES]);
+// A state that others read, as eng_snapshot_read_in takes it, behind the first `read` of `ids` from the root on. The
+// tree's; NULL: no room, or no memory.
+eng_boundary *eng_prefix_bring_in(eng_prefix *prefix, const eng_chain *root, const int32_t *ids, int64_t read,
+                                  const void *bytes, bool unconverged);
 
 // A block of logprobs within the bounds of what jobs hold. NULL: no room, or no memory.
 eng_scores *eng_prefix_scores(eng_prefix *prefix, size_t count, const eng_scoring *scoring);

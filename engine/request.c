@@ -12,6 +12,8 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "engine/prefix_store.h"
+
 // ----------------------------------------------------------------------------------------------------- create, free
 
 eng_prompt *eng_prompt_create(const int32_t *ids, size_t count) {
@@ -72,6 +74,9 @@ static void copy_values(const eng_request *request, int32_t choice, eng_job *job
     job->include_stop = request->include_stop;
     job->fail_unconverged = request->fail_unconverged;
     job->priority = request->priority;
+    job->has_owner_name = request->owner_name != NULL;
+    if (job->has_owner_name)
+        memcpy(job->owner_name, request->owner_name, sizeof job->owner_name);
     job->read.top_each = job->drawn.top_each = request->logprobs > 0 ? request->logprobs : 0;
     job->usage.prompt_tokens = job->prompt_count;
     job->position = -1;
@@ -114,6 +119,7 @@ void eng_job_free(eng_job *job) {
     eng_boundary_release(job->share.start);
     eng_boundary_release(job->share.left);
     eng_scores_release(job->share.scores);
+    eng_lookup_release(job->share.lookup);
     eng_text_free(job->text);
     eng_edits_free(&job->edits);
     eng_prompt_release(job->prompt);

@@ -18,6 +18,7 @@
 #include "engine/tokenizer.h"
 
 typedef struct eng_owner eng_owner;
+typedef struct eng_lookup eng_lookup; // prefix_store.h
 
 typedef enum eng_phase {
     ENG_PHASE_WAITING,    // in the queue, no session
@@ -46,6 +47,7 @@ typedef struct eng_share {
     eng_chain left_chain;   // there
     eng_scores *scores;     // a reference; NULL: not wanted, or no room
     bool unconverged;       // a solve of the prompt hit its bound
+    eng_lookup *lookup;     // while it waits, a question to a store. A reference; NULL: none
 } eng_share;
 
 // The turn of a job that has ended.
@@ -81,7 +83,9 @@ typedef struct eng_job {
     int64_t min_tokens; // before this many, they are banned
     bool include_stop, prompt_logprobs, token_compute, fail_unconverged;
     int32_t priority;
-    eng_owner *owner;  // the scheduler's
+    eng_owner *owner; // the scheduler's
+    bool has_owner_name;
+    unsigned char owner_name[ENG_NAME_BYTES];
     uint64_t examined; // the last step in which the scheduler asked whether it reads
     int underway;      // steps whose results it waits for
     int32_t index;     // of its piece in the step started last, while it waits for it

@@ -264,11 +264,11 @@ void eng_scheduler_pause(eng_scheduler *scheduler, uint64_t id, bool paused) {
 
 // ---------------------------------------------------------------------------------------------- composition of a step
 
-// By priority, turn of the owner, place in the list, of those who follow nobody.
+// By priority, turn of the owner, place in the list, of those who follow nobody and wait for no store.
 static eng_job *next_waiting(const eng_scheduler *scheduler) {
     eng_job *best = NULL;
     for (eng_job *job = scheduler->waiting.head; job; job = job->next) {
-        if (job->share.leader)
+        if (job->share.leader || eng_lookup_waits(job->share.lookup))
             continue;
         if (!best || job->priority < best->priority ||
             (job->priority == best->priority && job->owner->admitted < best->owner->admitted))
@@ -593,6 +593,10 @@ static eng_status finish(eng_scheduler *scheduler, eng_event_fn on_event, void *
     return status;
 }
 
+static bool is_quiet(const eng_scheduler *scheduler) {
+    return !scheduler->running.head && !scheduler->waiting.head && !scheduler->storing.head;
+}
+
 eng_status eng_scheduler_step(eng_scheduler *scheduler, eng_event_fn on_event, void *context, bool *worked,
                               eng_error *error) {
     *worked = false;
@@ -604,6 +608,7 @@ eng_status eng_scheduler_step(eng_scheduler *scheduler, eng_event_fn on_event, v
     eng_status status = eng_durable_poll(scheduler->options.durable, &stored, error);
     if (status != ENG_OK)
         return status;
+    eng_prefix_store_poll(scheduler->options.prefix_store, is_quiet(scheduler), &stored);
     scheduler->stepping = true;
     stored |= eng_storing_tell(scheduler, on_event, context);
     scheduler->stepping = false;

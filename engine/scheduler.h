@@ -22,7 +22,7 @@
 
 #include "engine/durable.h"
 #include "engine/log.h"
-#include "engine/prefix.h"
+#include "engine/prefix_store.h"
 #include "engine/request.h"
 
 enum { ENG_IDLE_FACTOR = 4, ENG_CHUNK_ADMISSIONS = 4 };
@@ -31,12 +31,13 @@ typedef struct eng_scheduler eng_scheduler;
 
 typedef struct eng_scheduler_options {
     eng_job_rules rules;
-    eng_pool *pool;           // borrowed, as are batch and stream
-    eng_timelines *timelines; // borrowed
-    eng_durable *durable;     // borrowed; NULL: there is no store
-    eng_prefix *prefix;       // borrowed
-    uint64_t audit;           // every so many hits one is read again; 0: none
-    eng_batch *batch;         // rows for every slot of the pool, and ENG_IDLE_FACTOR * prompt_chunks chunks beside them
+    eng_pool *pool;                 // borrowed, as are batch and stream
+    eng_timelines *timelines;       // borrowed
+    eng_durable *durable;           // borrowed; NULL: there is no store
+    eng_prefix *prefix;             // borrowed
+    eng_prefix_store *prefix_store; // borrowed; NULL: what is kept is kept here alone
+    uint64_t audit;                 // every so many hits one is read again; 0: none
+    eng_batch *batch; // rows for every slot of the pool, and ENG_IDLE_FACTOR * prompt_chunks chunks beside them
     kern_stream *stream;
     int32_t chunk;         // C
     int32_t prompt_chunks; // a step beside those that generate

@@ -165,11 +165,37 @@ static bool has_followers_at(const eng_scheduler *scheduler, const eng_job *read
 
 // --------------------------------------------------------------------------------------------------- begin of a job
 
+static const eng_knobs *knobs_of(const eng_job *job) {
+    return job->turn.runs > 0 ? &job->turn.run[0].knobs : &job->knobs;
+}
+
+static eng_prefix_user user_of(const eng_job *job) {
+    return (eng_prefix_user){.owner = job->owner_name, .knobs = knobs_of(job), .prompt = job->prompt};
+}
+
+// Whether there is a state further on than what is here, or will be.
+static void ask_store(const eng_scheduler *scheduler, eng_job *job) {
+    eng_share *share = &job->share;
+    const int64_t limit = last_start(scheduler, job);
+    int64_t present = share->leader ? share->place : 0, known;
+    if (!job->has_owner_name || job->turn.from || needs_scores(job) ||
+        !eng_prefix_store_helps(scheduler->options.prefix_store, present, limit))
+        return;
+    const eng_boundary_need need = need_of(scheduler, job);
+    const eng_prefix_user user = user_of(job);
+    eng_chain chain = share->root;
+    const eng_boundary *found = eng_prefix_find(scheduler->options.prefix, &need, limit, &chain, &known);
+    if (found && found->read > present)
+        present = found->read;
+    share->lookup = eng_prefix_store_look(scheduler->options.prefix_store, &user, &share->root, &chain, present, limit);
+}
+
 eng_status eng_share_enter(eng_scheduler *scheduler, eng_job *job, eng_error *error) {
-    const eng_knobs *knobs = job->turn.runs > 0 ? &job->turn.run[0].knobs : &job->knobs;
-    if (eng_prefix_root(scheduler->options.prefix, job->owner->name, knobs, &job->share.root) != ENG_OK)
+    const unsigned char *name = job->has_owner_name ? job->owner_name : NULL;
+    if (eng_prefix_root(scheduler->options.prefix, job->owner->name, name, knobs_of(job), &job->share.root) != ENG_OK)
         return eng_fail(error, ENG_INTERNAL, "the digest of a prompt could not be computed");
     seek_leader(scheduler, job);
+    ask_store(scheduler, job);
     return ENG_OK;
 }
 
@@ -178,6 +204,8 @@ void eng_share_choose(eng_scheduler *scheduler, eng_job *job) {
     const int64_t limit = last_start(scheduler, job);
     share->chain = share->root;
     share->known = 0;
+    eng_lookup_release(share->lookup);
+    share->lookup = NULL;
     if (job->turn.from || limit == 0 || !keeps(scheduler))
         return;
     const eng_boundary_need need = need_of(scheduler, job);
@@ -205,6 +233,10 @@ eng_status eng_share_begin(eng_scheduler *scheduler, eng_job *job, eng_error *er
     if (start) {
         start->used = true;
         scheduler->prefix_hits++;
+        if (job->has_owner_name) {
+            const eng_prefix_user user = user_of(job);
+            eng_prefix_store_note(scheduler->options.prefix_store, &user, &share->chain, start);
+        }
         eng_audit_hit(scheduler, job);
     } else {
         scheduler->prefix_misses += !job->turn.from && last_start(scheduler, job) > 0;
