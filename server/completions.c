@@ -142,6 +142,7 @@ static eng_request engine_request(const srv_completion *completion, const int32_
         .timeline_position = request->session_position,
         .timeline_returns = request->session_rollback,
         .owner = srv_session_owner(exchange),
+        .owner_name = srv_session_owner_name(exchange),
     };
 }
 

@@ -67,6 +67,9 @@ const srv_option srv_config_options[] = {
      "for so long another server waits for a session of one that died; it also bounds how long sessions go on while "
      "the "
      "store cannot be reached"},
+    {"store_prefixes", SRV_OPTION_INTEGER, AT(store_prefixes), 0, 1e9, SRV_DEFAULT_STORE_PREFIXES, "N",
+     "the state behind what prompts have in common goes to the store as well, once a second one began from it, if it "
+     "has read so many tokens; prompts ask there if they may be spared as many; 0: it stays in memory"},
     {"prefix_budget", SRV_OPTION_BYTES, AT(prefix_budget), 0, 1e15, SRV_DEFAULT_PREFIX_BUDGET, "BYTES",
      "memory a model for states that prompts which begin alike start from; 0: none are kept"},
     {"snapshot_tokens", SRV_OPTION_INTEGER, AT(snapshot_tokens), 1, 1e9, SRV_DEFAULT_SNAPSHOT_TOKENS, "N",

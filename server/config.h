@@ -38,7 +38,7 @@ typedef struct srv_config {
     int64_t rows, prompt_tokens, state_budget;
     int64_t session_budget, session_history;
     char *store; // "none", "auto" or a place
-    int64_t store_budget, store_lease_ms;
+    int64_t store_budget, store_lease_ms, store_prefixes;
     int64_t prefix_budget, snapshot_tokens, prefix_audit;
     int64_t queue_requests, queue_tokens;
     double key_queue, degrade_queue; // shares of the queue

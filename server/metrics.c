@@ -166,6 +166,11 @@ static void write_rows(const srv_server *server, srv_buf *out) {
          STAT(prefix_hits)},
         {"mesa_prefix_misses_total", "counter", "Prompts that began from nothing.", STAT(prefix_misses)},
         {"mesa_prefix_evictions_total", "counter", "States that went for want of room.", STAT(prefix_evictions)},
+        {"mesa_prefix_stored_total", "counter", "States that the store took, for other servers and other days.",
+         STAT(prefix_stored)},
+        {"mesa_prefix_fetched_total", "counter", "States that came from the store.", STAT(prefix_fetched)},
+        {"mesa_prefix_damaged_total", "counter", "States in the store that could not be believed and were deleted.",
+         STAT(prefix_damaged)},
         {"mesa_prefix_audits_total", "counter", "States that were read again and compared.", STAT(prefix_audits)},
         {"mesa_state_audit_mismatch_total", "counter", "Of these, the ones that were wrong.", STAT(prefix_mismatches)},
         {"mesa_device_allocations_total", "counter", "Allocations on the device since it was opened.",
@@ -240,6 +245,8 @@ static void write_store(const srv_server *server, srv_buf *out) {
     describe(out, "mesa_store_dropped_total", "counter", "What this server dropped from the store, by why.");
     write_count(out, "mesa_store_dropped_total", NULL, "why", "evicted", gauges->evicted);
     write_count(out, "mesa_store_dropped_total", NULL, "why", "expired", gauges->expired);
+    describe(out, "mesa_store_prefixes", "gauge", "States in the store for prompts that begin alike.");
+    write_count(out, "mesa_store_prefixes", NULL, NULL, NULL, usage->prefixes);
     describe(out, "mesa_store_bytes", "gauge", "What the store holds.");
     write_count(out, "mesa_store_bytes", NULL, NULL, NULL, usage->bytes);
     describe(out, "mesa_store_budget_bytes", "gauge", "What it may hold.");

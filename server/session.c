@@ -49,11 +49,15 @@ srv_session *srv_session_first(const srv_server *server) {
 
 // ---- names ---------------------------------------------------------------------------------------------------------
 
-static void set_owner(const srv_exchange *exchange, eng_name *name) {
-    static const char nobody[ENG_NAME_BYTES] = "without keys";
+const unsigned char *srv_session_owner_name(const srv_exchange *exchange) {
+    static const unsigned char nobody[ENG_NAME_BYTES] = "without keys";
     _Static_assert((int)ENG_NAME_BYTES == (int)SRV_DIGEST_BYTES, "an owner is a key's digest");
 
-    memcpy(name->owner, exchange->key ? (const void *)exchange->key->digest : nobody, sizeof name->owner);
+    return exchange->key ? exchange->key->digest : nobody;
+}
+
+static void set_owner(const srv_exchange *exchange, eng_name *name) {
+    memcpy(name->owner, srv_session_owner_name(exchange), sizeof name->owner);
 }
 
 static int digit_of(char c) {

@@ -42,6 +42,8 @@ typedef struct srv_session {
 } srv_session;
 
 uint64_t srv_session_owner(const srv_exchange *exchange);
+// ENG_NAME_BYTES, the same in every server that knows the key; they stay as long as the server.
+const unsigned char *srv_session_owner_name(const srv_exchange *exchange);
 // Whether the text can be a session's name; then the one in the store.
 bool srv_session_name(const srv_exchange *exchange, const char *id, size_t length, eng_name *out);
 void srv_session_print_name(const eng_name *name, char id[SRV_SESSION_ID_BYTES]);

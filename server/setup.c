@@ -75,6 +75,7 @@ static srv_worker_options worker_options(const srv_server *server, const srv_con
                    .session_history = config->session_history,
                    .store = server->store ? srv_store_engine(server->store) : NULL,
                    .lease_ms = config->store_lease_ms,
+                   .store_prefixes = config->store_prefixes,
                    .prefix_budget = (uint64_t)config->prefix_budget,
                    .snapshot_tokens = (int32_t)config->snapshot_tokens,
                    .prefix_audit = (uint64_t)config->prefix_audit,
@@ -96,7 +97,7 @@ bool srv_setup_same_engines(const srv_config *a, const srv_config *b) {
            a->prompt_tokens == b->prompt_tokens && a->state_budget == b->state_budget &&
            a->session_budget == b->session_budget && a->session_history == b->session_history &&
            a->prefix_budget == b->prefix_budget && a->snapshot_tokens == b->snapshot_tokens &&
-           a->prefix_audit == b->prefix_audit;
+           a->prefix_audit == b->prefix_audit && a->store_prefixes == b->store_prefixes;
 }
 
 static void free_model(srv_model *model) {

@@ -60,6 +60,7 @@ typedef struct srv_stats {
     srv_counter timelines, kept_on_device, kept_on_host, kept_bytes, kept_bytes_total;
     srv_counter prefix_states, prefix_bytes, prefix_bytes_total, prefix_hits, prefix_misses;
     srv_counter prefix_evictions, prefix_audits, prefix_mismatches;
+    srv_counter prefix_stored, prefix_fetched, prefix_damaged;
 } srv_stats;
 
 extern const srv_bucket_bounds srv_time_bounds, srv_step_bounds; // metrics.c: seconds; solver steps

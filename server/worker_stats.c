@@ -83,6 +83,9 @@ void srv_worker_note_gauges(srv_worker *worker) {
     srv_counter_set(&stats->prefix_evictions, gauges.prefix_evictions);
     srv_counter_set(&stats->prefix_audits, gauges.prefix_audits);
     srv_counter_set(&stats->prefix_mismatches, gauges.prefix_mismatches);
+    srv_counter_set(&stats->prefix_stored, gauges.prefix_stored);
+    srv_counter_set(&stats->prefix_fetched, gauges.prefix_fetched);
+    srv_counter_set(&stats->prefix_damaged, gauges.prefix_damaged);
     srv_counter_set(&stats->timelines, gauges.timelines);
     srv_counter_set(&stats->behind, gauges.behind);
     srv_counter_set(&stats->parked, gauges.parked);
