@@ -23,14 +23,14 @@ constexpr int WIDTH_LEAST = 64, WIDTH_MOST = 128;
 template <int D> constexpr int QUADS = D / 4 / KEY_THREADS; // of a thread's share of a key
 
 template <int D> struct alignas(16) tile_memory {
-    split_tile k[KEY_TILES][D / SPLIT_TILE], v[KEY_TILES][D / SPLIT_TILE];
+    split_tile<2> k[KEY_TILES][D / SPLIT_TILE], v[KEY_TILES][D / SPLIT_TILE];
     float4 came[2][QUADS<D>][QUERY_THREADS]; // of k, then v
     float k_inverse[KEYS], v_inverse[KEYS];
 };
 
 // 16 queries of a head, a lane's rows of them.
 template <int D> struct query_strip {
-    split_left q[D / SPLIT_TILE];
+    split_left<2> q[D / SPLIT_TILE];
     float q_inverse[2];
     split_block o[D / SPLIT_TILE];
     float largest[2], sum[2]; // sum: over the keys of this lane
@@ -189,7 +189,7 @@ static __device__ __forceinline__ void score_tile(const tile_memory<D> &memory, 
                                                   split_block (&score)[KEY_TILES]) {
 #pragma unroll
     for (int n = 0; n < KEY_TILES; n++) {
-        split_sum sum = {};
+        split_sum<2> sum = {};
         if (n <= last)
             sum = split_multiply_rows(strip.q, memory.k[n], lane);
 #pragma unroll
@@ -242,7 +242,7 @@ static __device__ __forceinline__ void visit_tile(const tile_memory<D> &memory, 
                                                   query_strip<D> &strip) {
     const int32_t last = cuda_warp_most(max(keys.high[0], keys.high[1])) / SPLIT_TILE;
     split_block p[KEY_TILES];
-    split_left left[KEY_TILES];
+    split_left<2> left[KEY_TILES];
     split_powers powers;
     float factor[2];
     score_tile(memory, strip, keys, last, lane, p);
@@ -250,7 +250,7 @@ static __device__ __forceinline__ void visit_tile(const tile_memory<D> &memory, 
     split_strip(p, powers, left);
 #pragma unroll
     for (int n = 0; n < D / SPLIT_TILE; n++) {
-        split_sum sum = {};
+        split_sum<2> sum = {};
 #pragma unroll
         for (int tile = 0; tile < KEY_TILES; tile++)
             if (tile <= last)

@@ -63,7 +63,7 @@ static __device__ __forceinline__ float chunk_whole_m1(const chunk_decay &decay,
 
 // A thread's runs of a vector, one of PARTS threads that have it, into a row of tiles; row[i] is tile i's.
 template <int RUNS, int PARTS>
-static __device__ __forceinline__ void chunk_put_runs(split_tile *row, int32_t inner, int32_t part,
+static __device__ __forceinline__ void chunk_put_runs(split_tile<2> *row, int32_t inner, int32_t part,
                                                       const cuda_quad (&x)[RUNS][2], float scale) {
 #pragma unroll
     for (int n = 0; n < RUNS; n++) {
@@ -79,7 +79,7 @@ static __device__ __forceinline__ void chunk_put_runs(split_tile *row, int32_t i
 // A vector of a token, WIDTH floats, into a row of tiles, PARTS neighbouring threads a row; row[i] is tile i's. quad(c)
 // is what stands in columns c .. c + 3. Returns the inverse of its power.
 template <int WIDTH, int PARTS, typename Quad>
-static __device__ __forceinline__ float chunk_put_row(split_tile *row, int32_t inner, int32_t part, Quad quad) {
+static __device__ __forceinline__ float chunk_put_row(split_tile<2> *row, int32_t inner, int32_t part, Quad quad) {
     constexpr int RUNS = WIDTH / 8 / PARTS;
     cuda_quad x[RUNS][2];
     float largest = 0;
@@ -102,8 +102,8 @@ static __device__ __forceinline__ float chunk_put_row(split_tile *row, int32_t i
 
 // sum += a row of tiles times another.
 template <int TILES>
-static __device__ __forceinline__ void chunk_multiply(split_sum &sum, const split_tile (&a)[TILES],
-                                                      const split_tile (&b)[TILES], int32_t lane) {
+static __device__ __forceinline__ void chunk_multiply(split_sum<2> &sum, const split_tile<2> (&a)[TILES],
+                                                      const split_tile<2> (&b)[TILES], int32_t lane) {
 #pragma unroll
     for (int n = 0; n < TILES; n++)
         split_multiply(sum, split_load_left(a[n], lane), split_load_right(b[n], lane));

@@ -21,7 +21,7 @@ constexpr size_t RECORDS_BYTES = (size_t)288 << 20;
 
 // What a chunk of a head begins with. Rows of tiles are columns of Hk and Hv, columns of tiles their rows.
 template <int D> struct alignas(128) mesa_record {
-    split_tile hk[D / SPLIT_TILE][D / SPLIT_TILE], hv[D / SPLIT_TILE][D / SPLIT_TILE];
+    split_tile<2> hk[D / SPLIT_TILE][D / SPLIT_TILE], hv[D / SPLIT_TILE][D / SPLIT_TILE];
     float hk_inverse[D], hv_inverse[D], diagonal[D]; // of Hk
 };
 
@@ -35,7 +35,7 @@ struct mesa_group {
 // --------------------------------------------------------------------------------------------------------- the states
 
 template <int D> struct alignas(128) states_shared {
-    split_tile keys[CHUNK_TILES][D / SPLIT_TILE];
+    split_tile<2> keys[CHUNK_TILES][D / SPLIT_TILE];
     chunk_decay decay;
     float root[CHUNK]; // sqrt(beta e^(c_C - c)): on both sides
     float largest[D / SPLIT_TILE];
@@ -94,7 +94,7 @@ template <int D>
 static __device__ __forceinline__ void keep_state(const split_block (&s)[D / SPLIT_TILE], mesa_record<D> &record,
                                                   bool values, int32_t warp, int32_t lane) {
     const split_powers powers = split_powers_of(s);
-    split_tile *tiles = values ? record.hv[warp] : record.hk[warp];
+    split_tile<2> *tiles = values ? record.hv[warp] : record.hk[warp];
     float *inverse = values ? record.hv_inverse : record.hk_inverse;
 #pragma unroll
     for (int n = 0; n < D / SPLIT_TILE; n++)
@@ -116,12 +116,12 @@ static __device__ __forceinline__ void keep_state(const split_block (&s)[D / SPL
 
 // S^T, a warp's 16 columns, over a chunk.
 template <int D>
-static __device__ __forceinline__ void advance(const states_shared<D> &shared, const split_left (&left)[CHUNK_TILES],
+static __device__ __forceinline__ void advance(const states_shared<D> &shared, const split_left<2> (&left)[CHUNK_TILES],
                                                const split_powers &powers, float keys_inverse, float whole_m1,
                                                int32_t lane, split_block (&s)[D / SPLIT_TILE]) {
 #pragma unroll
     for (int n = 0; n < D / SPLIT_TILE; n++) {
-        split_sum sum = {};
+        split_sum<2> sum = {};
 #pragma unroll
         for (int tile = 0; tile < CHUNK_TILES; tile++)
             split_multiply(sum, left[tile], split_load_turned(shared.keys[tile][n], lane));
@@ -157,10 +157,10 @@ static __device__ __forceinline__ void states_chunk(const cuda_table *table, con
     split_powers powers = {{keys, keys}};
     if (values)
         powers = split_powers_of(x);
-    split_left left[CHUNK_TILES];
+    split_left<2> left[CHUNK_TILES];
 #pragma unroll
     for (int n = 0; n < CHUNK_TILES; n++)
-        left[n] = split_left_of(x[n], powers);
+        left[n] = split_left_of<2>(x[n], powers);
     __syncthreads();
     advance<D>(shared, left, powers, keys.inverse, whole_m1, lane, s);
 }

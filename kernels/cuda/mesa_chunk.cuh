@@ -18,12 +18,12 @@ static __device__ __forceinline__ bool solved_elsewhere(const kern_row &row) {
 template <int D> struct alignas(128) solve_shared {
     typedef float rows[CHUNK][D + 8]; // eight rows in different banks
 
-    split_tile state[D / SPLIT_TILE][D / SPLIT_TILE]; // Hk, then Hv
-    split_tile keys[CHUNK_TILES][D / SPLIT_TILE];
+    split_tile<2> state[D / SPLIT_TILE][D / SPLIT_TILE]; // Hk, then Hv
+    split_tile<2> keys[CHUNK_TILES][D / SPLIT_TILE];
     rows x, r;
     union alignas(16) {
         rows p;
-        split_tile values[CHUNK_TILES][D / SPLIT_TILE]; // behind the last step
+        split_tile<2> values[CHUNK_TILES][D / SPLIT_TILE]; // behind the last step
     };
     float pair[CHUNK][CHUNK + 8]; // E_ij beta_j, with the inverse powers of both operands j
     chunk_decay decay;
@@ -54,11 +54,12 @@ static __device__ __forceinline__ float solve_over_row(float x) {
 }
 
 template <bool COARSELY>
-static __device__ __forceinline__ void solve_multiply(split_sum &sum, const split_left &a, const split_right &b) {
+static __device__ __forceinline__ void solve_multiply(split_sum<2> &sum, const split_left<2> &a,
+                                                      const split_right<2> &b) {
     if constexpr (COARSELY) {
 #pragma unroll
         for (int half = 0; half < 2; half++)
-            mma_half(sum.large.v[half], a.high, b.high[2 * half], b.high[2 * half + 1]);
+            mma_half(sum.part[0].v[half], a.limb[0], b.limb[0][2 * half], b.limb[0][2 * half + 1]);
     } else {
         split_multiply(sum, a, b);
     }
@@ -66,23 +67,24 @@ static __device__ __forceinline__ void solve_multiply(split_sum &sum, const spli
 
 // (e^c * P) H + ((P J^T) * pair) W for a warp's rows of P; J and W: keys or values.
 template <int D, bool COARSELY>
-static __device__ __forceinline__ void
-solve_apply(const solve_shared<D> &shared, const typename solve_shared<D>::rows &rows,
-            const split_tile (&inner)[CHUNK_TILES][D / SPLIT_TILE], const split_tile (&w)[CHUNK_TILES][D / SPLIT_TILE],
-            int32_t warp, int32_t lane, split_block (&y)[D / SPLIT_TILE]) {
+static __device__ __forceinline__ void solve_apply(const solve_shared<D> &shared,
+                                                   const typename solve_shared<D>::rows &rows,
+                                                   const split_tile<2> (&inner)[CHUNK_TILES][D / SPLIT_TILE],
+                                                   const split_tile<2> (&w)[CHUNK_TILES][D / SPLIT_TILE], int32_t warp,
+                                                   int32_t lane, split_block (&y)[D / SPLIT_TILE]) {
     solve_each_pair<D>(warp, lane, [&](int n, int half, int r, int32_t token, int32_t column) {
         const float2 two = *(const float2 *)&rows[token][column];
         y[n].v[half][2 * r] = two.x, y[n].v[half][2 * r + 1] = two.y;
     });
     split_powers powers, inside_powers;
-    split_left left[D / SPLIT_TILE], inside[CHUNK_TILES];
+    split_left<2> left[D / SPLIT_TILE], inside[CHUNK_TILES];
     split_strip(y, powers, left);
     split_block product[CHUNK_TILES] = {};
 #pragma unroll
     for (int n = 0; n < CHUNK_TILES; n++) {
         if (n > warp)
             continue;
-        split_sum sum = {};
+        split_sum<2> sum = {};
 #pragma unroll
         for (int d = 0; d < D / SPLIT_TILE; d++)
             solve_multiply<COARSELY>(sum, left[d], split_load_right(inner[n][d], lane));
@@ -100,7 +102,7 @@ solve_apply(const solve_shared<D> &shared, const typename solve_shared<D>::rows 
         start[r] = powers.row[r].inverse * shared.start[warp * SPLIT_TILE + split_row(lane, 2 * r)];
 #pragma unroll
     for (int n = 0; n < D / SPLIT_TILE; n++) {
-        split_sum before = {}, within = {};
+        split_sum<2> before = {}, within = {};
 #pragma unroll
         for (int d = 0; d < D / SPLIT_TILE; d++)
             solve_multiply<COARSELY>(before, left[d], split_load_right(shared.state[n][d], lane));
@@ -249,8 +251,9 @@ static __device__ void solve_all(const mesa &a, const kern_solver &solver, const
 
 // K or V as operand: two threads a token.
 template <int D>
-static __device__ __forceinline__ void solve_put_rows(split_tile (&tiles)[CHUNK_TILES][D / SPLIT_TILE], float *inverse,
-                                                      int32_t length, const float *from, int64_t stride) {
+static __device__ __forceinline__ void solve_put_rows(split_tile<2> (&tiles)[CHUNK_TILES][D / SPLIT_TILE],
+                                                      float *inverse, int32_t length, const float *from,
+                                                      int64_t stride) {
     constexpr int PARTS = SOLVE_THREADS / CHUNK;
     const int32_t token = threadIdx.x / PARTS, part = threadIdx.x % PARTS;
     const float got = chunk_put_row<D, PARTS>(tiles[token / SPLIT_TILE], token % SPLIT_TILE, part, [&](int32_t column) {

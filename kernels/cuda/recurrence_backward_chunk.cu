@@ -37,7 +37,7 @@ static __device__ __forceinline__ void write_strip(const gradients_group &group,
     const int32_t lane = strip.lane;
     split_block state[D / SPLIT_TILE] = {}, u[CHUNK_TILES];
     split_powers powers, written_powers;
-    split_left s[D / SPLIT_TILE], written[CHUNK_TILES];
+    split_left<2> s[D / SPLIT_TILE], written[CHUNK_TILES];
 #pragma unroll
     for (int n = 0; n < D / SPLIT_TILE; n++)
         strip_each(strip, [&](int half, int i, int32_t column) {
@@ -72,9 +72,9 @@ static __device__ void write_strips(const gradients_group &group, const recurren
 // --------------------------------------------------------------------------------------------------- states, backwards
 
 // Rows x (a tile of tokens each) times the transpose of a lower triangle: the sum over tiles n >= tile.
-static __device__ __forceinline__ split_sum strip_upper(const split_left (&x)[CHUNK_TILES], const split_tile *lower,
-                                                        int32_t tile, int32_t lane) {
-    split_sum sum = {};
+static __device__ __forceinline__ split_sum<2> strip_upper(const split_left<2> (&x)[CHUNK_TILES],
+                                                           const split_tile<2> *lower, int32_t tile, int32_t lane) {
+    split_sum<2> sum = {};
 #pragma unroll
     for (int n = 0; n < CHUNK_TILES; n++)
         if (n >= tile)
@@ -101,7 +101,7 @@ static __device__ __forceinline__ void retreat_by_keys(const recurrence_record<D
                                                        const recurrence_strip &strip, split_block (&m)[CHUNK_TILES],
                                                        split_block (&grad)[D / SPLIT_TILE]) {
     split_powers powers;
-    split_left left[CHUNK_TILES];
+    split_left<2> left[CHUNK_TILES];
 #pragma unroll
     for (int n = 0; n < CHUNK_TILES; n++)
         strip_each(strip, [&](int half, int i, int32_t column) {
@@ -111,7 +111,7 @@ static __device__ __forceinline__ void retreat_by_keys(const recurrence_record<D
     split_strip(m, powers, left);
 #pragma unroll
     for (int n = 0; n < D / SPLIT_TILE; n++) {
-        const split_sum sum = strip_keys<D>(left, record.k, n, strip.lane);
+        const split_sum<2> sum = strip_keys<D>(left, record.k, n, strip.lane);
         strip_each(strip, [&](int half, int i, int32_t) {
             grad[n].v[half][i] = fmaf(split_total(sum, half, i), powers.row[i / 2].inverse, grad[n].v[half][i]);
         });
@@ -127,13 +127,13 @@ retreat(const gradients_group &group, const recurrence_record<D, CHANNEL> &recor
     const float scale = group.b.a.scale;
     split_block m[CHUNK_TILES], x[CHUNK_TILES];
     split_powers powers;
-    split_left left[CHUNK_TILES];
+    split_left<2> left[CHUNK_TILES];
     {
-        split_left g[D / SPLIT_TILE];
+        split_left<2> g[D / SPLIT_TILE];
         split_strip(grad, powers, g);
 #pragma unroll
         for (int n = 0; n < CHUNK_TILES; n++) {
-            const split_sum sum = split_multiply_rows(g, recurrence_keys_to_end(record)[n], lane);
+            const split_sum<2> sum = split_multiply_rows(g, recurrence_keys_to_end(record)[n], lane);
             strip_each(strip, [&](int half, int i, int32_t column) {
                 m[n].v[half][i] =
                     split_total(sum, half, i) * powers.row[i / 2].inverse * record.key_end[n * SPLIT_TILE + column];
@@ -148,7 +148,7 @@ retreat(const gradients_group &group, const recurrence_record<D, CHANNEL> &recor
     split_strip(x, powers, left);
 #pragma unroll
     for (int n = 0; n < CHUNK_TILES; n++) {
-        const split_sum sum = strip_upper(left, record.pairs, n, lane);
+        const split_sum<2> sum = strip_upper(left, record.pairs, n, lane);
         strip_each(strip, [&](int half, int i, int32_t) {
             m[n].v[half][i] = fmaf(split_total(sum, half, i), powers.row[i / 2].inverse, m[n].v[half][i]);
             if (DELTA)
@@ -159,7 +159,7 @@ retreat(const gradients_group &group, const recurrence_record<D, CHANNEL> &recor
         split_strip(m, powers, left);
 #pragma unroll
         for (int n = 0; n < CHUNK_TILES; n++) {
-            const split_sum sum = strip_upper(left, record.system, n, lane);
+            const split_sum<2> sum = strip_upper(left, record.system, n, lane);
             strip_each(strip, [&](int half, int i, int32_t) {
                 m[n].v[half][i] = split_total(sum, half, i) * powers.row[i / 2].inverse;
             });

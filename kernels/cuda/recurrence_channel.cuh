@@ -85,7 +85,7 @@ static __device__ __forceinline__ void channel_off_diagonal(const channel_shared
                                                             int32_t lane, float (&to)[CHUNK][SYSTEM_ROW]) {
     split_block x[D / SPLIT_TILE];
     split_powers powers;
-    split_left left[D / SPLIT_TILE];
+    split_left<2> left[D / SPLIT_TILE];
     channel_rows<D>(
         lane, row * SPLIT_TILE, [&](int32_t i, int32_t d) { return rows[i][d] * expf(shared.high[i][d]); }, x);
     split_strip(x, powers, left);
@@ -97,10 +97,10 @@ static __device__ __forceinline__ void channel_off_diagonal(const channel_shared
             },
             x);
         const split_power keys = split_power_of(cuda_warp_max(split_largest(x)));
-        split_sum sum = {};
+        split_sum<2> sum = {};
 #pragma unroll
         for (int n = 0; n < D / SPLIT_TILE; n++)
-            split_multiply(sum, left[n], split_right_of(x[n], keys));
+            split_multiply(sum, left[n], split_right_of<2>(x[n], keys));
 #pragma unroll
         for (int half = 0; half < 2; half++)
 #pragma unroll
@@ -139,7 +139,7 @@ static __device__ __forceinline__ void channel_operands(const channel_shared<D> 
     const int32_t token = threadIdx.x / PARTS, part = threadIdx.x % PARTS, tile = token / SPLIT_TILE;
     const bool from_start = token < length && shared.decay.first[token] < 0;
     const bool to_end = token < length && token >= shared.decay.first[length - 1];
-    const auto put = [&](split_tile(&tiles)[CHUNK_TILES][D / SPLIT_TILE], const float *x, bool end) {
+    const auto put = [&](split_tile<2>(&tiles)[CHUNK_TILES][D / SPLIT_TILE], const float *x, bool end) {
         return chunk_put_row<D, PARTS>(tiles[tile], token % SPLIT_TILE, part, [&](int32_t column) {
             cuda_quad quad;
 #pragma unroll

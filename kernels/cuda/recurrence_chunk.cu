@@ -31,7 +31,7 @@ static __device__ __forceinline__ void run_chunk(const recurrence &a, const recu
                                                  split_block (&u)[CHUNK_TILES], split_block (&state)[D / SPLIT_TILE]) {
     const int32_t lane = strip.lane;
     split_powers powers, written_powers;
-    split_left s[D / SPLIT_TILE], written[CHUNK_TILES];
+    split_left<2> s[D / SPLIT_TILE], written[CHUNK_TILES];
     split_strip(state, powers, s);
     if (DELTA) {
 #pragma unroll

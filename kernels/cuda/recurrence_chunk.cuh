@@ -12,25 +12,25 @@
 // Rows of tiles are tokens; a token that does not exist is zeros. D: the key width, rounded up. With a decay of the
 // head k and q are as they are and what decays them are factors of their rows; with one of each channel (CHANNEL) k and
 // q are those of the chunk's start, k_end those of its end.
-template <int D> struct recurrence_channel_part { split_tile k_end[CHUNK_TILES][D / SPLIT_TILE]; };
+template <int D> struct recurrence_channel_part { split_tile<2> k_end[CHUNK_TILES][D / SPLIT_TILE]; };
 struct recurrence_no_part {};
 template <int D, bool CHANNEL>
 struct alignas(128) recurrence_record
     : std::conditional<CHANNEL, recurrence_channel_part<D>, recurrence_no_part>::type {
-    split_tile k[CHUNK_TILES][D / SPLIT_TILE], q[CHUNK_TILES][D / SPLIT_TILE];
-    split_tile pairs[CHUNK_LOWER];  // P = Q K^T times the decays
-    split_tile system[CHUNK_LOWER]; // delta: (I + A)^-1 diag(w), A = strict_tril(w K K^T times the decays); backward
-                                    // it is not times w
-    float key_start[CHUNK];         // what a product of the state with row i of k is multiplied with
-    float query_start[CHUNK];       // the same of q
-    float key_end[CHUNK];           // row i of k, or k_end, on its way to the state's end
-    float weight[CHUNK];            // w
+    split_tile<2> k[CHUNK_TILES][D / SPLIT_TILE], q[CHUNK_TILES][D / SPLIT_TILE];
+    split_tile<2> pairs[CHUNK_LOWER];  // P = Q K^T times the decays
+    split_tile<2> system[CHUNK_LOWER]; // delta: (I + A)^-1 diag(w), A = strict_tril(w K K^T times the decays); backward
+                                       // it is not times w
+    float key_start[CHUNK];            // what a product of the state with row i of k is multiplied with
+    float query_start[CHUNK];          // the same of q
+    float key_end[CHUNK];              // row i of k, or k_end, on its way to the state's end
+    float weight[CHUNK];               // w
     float pairs_inverse[CHUNK_TILES], system_inverse[CHUNK_TILES]; // of rows of tiles
     float whole_m1[CHANNEL ? D : 1];                               // decay over the chunk, minus 1; -1: begins anew
 };
 template <int D, bool CHANNEL>
-static __device__ __forceinline__ auto recurrence_keys_to_end(const recurrence_record<D, CHANNEL> &record) -> const
-    split_tile (&)[CHUNK_TILES][D / SPLIT_TILE] {
+static __device__ __forceinline__ auto recurrence_keys_to_end(const recurrence_record<D, CHANNEL> &record)
+    -> const split_tile<2> (&)[CHUNK_TILES][D / SPLIT_TILE] {
     if constexpr (CHANNEL)
         return record.k_end;
     else
@@ -116,7 +116,7 @@ static __device__ void recurrence_invert(recurrence_triangle &m, int32_t warp, i
 
 // Rows of tiles 0 .. `row` of a lower triangle, as operand; one power for the 16 rows.
 template <typename Element>
-static __device__ __forceinline__ void recurrence_put_lower(split_tile *tiles, float &inverse, int32_t row,
+static __device__ __forceinline__ void recurrence_put_lower(split_tile<2> *tiles, float &inverse, int32_t row,
                                                             int32_t lane, Element element) {
     float largest = 0;
     split_block x[CHUNK_TILES];

@@ -25,15 +25,15 @@ constexpr int SLAB = 64, SLAB_TILES = SLAB / SPLIT_TILE, PAIRS_COLUMNS = CHUNK_T
 
 // Operands of a slab, and the inverse powers of their rows.
 template <int D> struct alignas(128) pairs_slab {
-    split_tile s[D / SPLIT_TILE][SLAB_TILES], g[D / SPLIT_TILE][SLAB_TILES], u[CHUNK_TILES][SLAB_TILES];
+    split_tile<2> s[D / SPLIT_TILE][SLAB_TILES], g[D / SPLIT_TILE][SLAB_TILES], u[CHUNK_TILES][SLAB_TILES];
     float s_inverse[D], g_inverse[D], u_inverse[CHUNK];
 };
 // Z and Y times the decays, as operands; Z alone without the delta rule.
 struct pairs_operands {
-    split_tile z_columns[CHUNK_LOWER], z_rows[CHUNK_LOWER], y_columns[CHUNK_LOWER], y_rows[CHUNK_LOWER];
+    split_tile<2> z_columns[CHUNK_LOWER], z_rows[CHUNK_LOWER], y_columns[CHUNK_LOWER], y_rows[CHUNK_LOWER];
 };
 template <int D> struct alignas(128) pairs_shared {
-    split_tile k[CHUNK_TILES][D / SPLIT_TILE], q[CHUNK_TILES][D / SPLIT_TILE];
+    split_tile<2> k[CHUNK_TILES][D / SPLIT_TILE], q[CHUNK_TILES][D / SPLIT_TILE];
     union {
         pairs_slab<D> slab;
         pairs_operands pair; // behind the last slab
@@ -196,13 +196,13 @@ static __device__ __forceinline__ void pairs_load_rows(const pairs_job &j, int32
 // Rows times the state's, over the warp's channels: sum += x S^T.
 template <int D>
 static __device__ __forceinline__ void
-pairs_times_state(const pairs_job &j, const split_left (&x)[SLAB_TILES], const float (&row_inverse)[2],
-                  const split_tile (&state)[D / SPLIT_TILE][SLAB_TILES], const float *inverse,
+pairs_times_state(const pairs_job &j, const split_left<2> (&x)[SLAB_TILES], const float (&row_inverse)[2],
+                  const split_tile<2> (&state)[D / SPLIT_TILE][SLAB_TILES], const float *inverse,
                   split_block (&sum)[pairs_sums<D>::TILES]) {
 #pragma unroll
     for (int n = 0; n < pairs_sums<D>::TILES; n++) {
         const int32_t tile = j.half * pairs_sums<D>::TILES + n;
-        const split_sum product = split_multiply_rows(x, state[tile], j.lane);
+        const split_sum<2> product = split_multiply_rows(x, state[tile], j.lane);
         pairs_each([&](int half, int i) {
             const float column = inverse[tile * SPLIT_TILE + split_column(j.lane, half, i)];
             sum[n].v[half][i] = fmaf(split_total(product, half, i) * row_inverse[i / 2], column, sum[n].v[half][i]);
@@ -211,7 +211,7 @@ pairs_times_state(const pairs_job &j, const split_left (&x)[SLAB_TILES], const f
 }
 // Rows times those of U, over the warp's tiles on and below the diagonal.
 template <int D>
-static __device__ __forceinline__ void pairs_times_written(const pairs_job &j, const split_left (&x)[SLAB_TILES],
+static __device__ __forceinline__ void pairs_times_written(const pairs_job &j, const split_left<2> (&x)[SLAB_TILES],
                                                            const float (&row_inverse)[2], const pairs_slab<D> &slab,
                                                            split_block (&sum)[PAIRS_COLUMNS]) {
 #pragma unroll
@@ -219,7 +219,7 @@ static __device__ __forceinline__ void pairs_times_written(const pairs_job &j, c
         const int32_t tile = n * PAIRS_HALVES + j.half;
         if (tile > j.row)
             continue;
-        const split_sum product = split_multiply_rows(x, slab.u[tile], j.lane);
+        const split_sum<2> product = split_multiply_rows(x, slab.u[tile], j.lane);
         pairs_each([&](int half, int i) {
             const float column = slab.u_inverse[tile * SPLIT_TILE + split_column(j.lane, half, i)];
             sum[n].v[half][i] = fmaf(split_total(product, half, i) * row_inverse[i / 2], column, sum[n].v[half][i]);
@@ -290,7 +290,7 @@ static __device__ __forceinline__ void pairs_slabs(const gradients_group &group,
         __syncthreads();
         split_block x[SLAB_TILES];
         split_powers powers;
-        split_left rows[SLAB_TILES];
+        split_left<2> rows[SLAB_TILES];
         float inverse[2];
         const auto take = [&] {
             split_strip(x, powers, rows);
@@ -396,7 +396,7 @@ static __device__ __forceinline__ void pairs_flow(const gradients_group &group, 
         const int32_t tile = n * PAIRS_HALVES + j.half;
         if (tile > j.row)
             continue;
-        split_sum queries = {}, keys = {};
+        split_sum<2> queries = {}, keys = {};
         chunk_multiply(queries, shared.q[j.row], shared.k[tile], j.lane);
         if (DELTA)
             chunk_multiply(keys, shared.k[j.row], shared.k[tile], j.lane);
@@ -460,7 +460,7 @@ static __device__ __forceinline__ split_power pairs_power(const float (&of_warps
 static __device__ __forceinline__ void pairs_put(const pairs_job &j, const split_block (&x)[PAIRS_COLUMNS],
                                                  const float *column_inverse, const float *row_inverse,
                                                  const split_power &columns, const split_power &rows,
-                                                 split_tile *by_column, split_tile *by_row) {
+                                                 split_tile<2> *by_column, split_tile<2> *by_row) {
 #pragma unroll
     for (int n = 0; n < PAIRS_COLUMNS; n++) {
         const int32_t tile = n * PAIRS_HALVES + j.half;
@@ -482,18 +482,18 @@ static __device__ __forceinline__ void pairs_put(const pairs_job &j, const split
 }
 
 // The left operand of a tile's transpose.
-static __device__ __forceinline__ split_left pairs_load_turned(const split_tile &tile, int32_t lane) {
-    split_left a;
-    split_load(tile, split_run((lane & 7) + (lane >> 4) * 8, lane >> 3 & 1), true, a.high, a.low);
+static __device__ __forceinline__ split_left<2> pairs_load_turned(const split_tile<2> &tile, int32_t lane) {
+    split_left<2> a;
+    split_load(tile, split_run((lane & 7) + (lane >> 4) * 8, lane >> 3 & 1), true, a.limb);
     return a;
 }
 
 // sum += x rows, over the warp's channels and the tokens up to its own (x lower triangular), or from its own on.
 template <int D>
 static __device__ __forceinline__ void
-pairs_times_rows(const pairs_job &j, bool turned, const split_tile *x, float inverse,
-                 const split_tile (&rows)[CHUNK_TILES][D / SPLIT_TILE], split_block (&sum)[pairs_sums<D>::TILES]) {
-    split_left left[CHUNK_TILES];
+pairs_times_rows(const pairs_job &j, bool turned, const split_tile<2> *x, float inverse,
+                 const split_tile<2> (&rows)[CHUNK_TILES][D / SPLIT_TILE], split_block (&sum)[pairs_sums<D>::TILES]) {
+    split_left<2> left[CHUNK_TILES];
 #pragma unroll
     for (int n = 0; n < CHUNK_TILES; n++)
         if (turned && n >= j.row)
@@ -502,7 +502,7 @@ pairs_times_rows(const pairs_job &j, bool turned, const split_tile *x, float inv
             left[n] = split_load_left(x[chunk_lower(j.row, n)], j.lane);
 #pragma unroll
     for (int c = 0; c < pairs_sums<D>::TILES; c++) {
-        split_sum product = {};
+        split_sum<2> product = {};
 #pragma unroll
         for (int n = 0; n < CHUNK_TILES; n++)
             if (turned ? n >= j.row : n <= j.row)

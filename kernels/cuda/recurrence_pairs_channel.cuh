@@ -17,8 +17,8 @@ template <int D> struct alignas(128) pairs_channel_shared {
     typedef float rows[CHUNK][D + 4]; // neighbouring rows in different banks
 
     struct block_operands { // to the end, and from the beginning of a token's block
-        split_tile k_end[CHUNK_TILES][D / SPLIT_TILE], q_begin[CHUNK_TILES][D / SPLIT_TILE];
-        split_tile k_begin[CHUNK_TILES][D / SPLIT_TILE];
+        split_tile<2> k_end[CHUNK_TILES][D / SPLIT_TILE], q_begin[CHUNK_TILES][D / SPLIT_TILE];
+        split_tile<2> k_begin[CHUNK_TILES][D / SPLIT_TILE];
     };
     struct block_results { // of the pairs inside a block
         rows dq, answers, dk;
@@ -138,7 +138,7 @@ static __device__ __forceinline__ void pairs_channel_operands(const gradients_gr
     const int32_t token = threadIdx.x / PARTS, part = threadIdx.x % PARTS, tile = token / SPLIT_TILE;
     const int64_t t = j.chunk.token0 + token;
     const float *k = recurrence_key(a, t, j.state), *q = recurrence_query(a, t, j.state, 0);
-    const auto put = [&](split_tile(&tiles)[CHUNK_TILES][D / SPLIT_TILE], const float *x, bool end) {
+    const auto put = [&](split_tile<2>(&tiles)[CHUNK_TILES][D / SPLIT_TILE], const float *x, bool end) {
         const bool wide = (uintptr_t)x % sizeof(float4) == 0;
         return chunk_put_row<D, PARTS>(tiles[tile], token % SPLIT_TILE, part, [&](int32_t d) {
             cuda_quad quad = cuda_load(x + d, token < j.chunk.length ? a.depth - d : 0, wide);
@@ -199,17 +199,17 @@ static __device__ __forceinline__ void pairs_channel_mask(const gradients_group 
 // is, own: c; or the later ones, x turned, own: what is left of the block.
 template <int D>
 static __device__ __forceinline__ void
-pairs_between_blocks(const pairs_job &j, bool later, const split_tile *x, float inverse,
-                     const split_tile (&rows)[CHUNK_TILES][D / SPLIT_TILE], const pairs_channel_shared<D> &shared,
+pairs_between_blocks(const pairs_job &j, bool later, const split_tile<2> *x, float inverse,
+                     const split_tile<2> (&rows)[CHUNK_TILES][D / SPLIT_TILE], const pairs_channel_shared<D> &shared,
                      split_block (&sum)[pairs_sums<D>::TILES]) {
 #pragma unroll
     for (int c = 0; c < pairs_sums<D>::TILES; c++) {
         const int32_t tile = j.half * pairs_sums<D>::TILES + c;
         split_block all = {};
         for (int32_t n = later ? j.row + 1 : 0; n < (later ? CHUNK_TILES : j.row); n++) {
-            split_sum product = {};
-            const split_left left = later ? pairs_load_turned(x[chunk_lower(n, j.row)], j.lane)
-                                          : split_load_left(x[chunk_lower(j.row, n)], j.lane);
+            split_sum<2> product = {};
+            const split_left<2> left = later ? pairs_load_turned(x[chunk_lower(n, j.row)], j.lane)
+                                             : split_load_left(x[chunk_lower(j.row, n)], j.lane);
             split_multiply(product, left, split_load_turned(rows[n][tile], j.lane));
             pairs_each([&](int half, int i) {
                 const int32_t d = tile * SPLIT_TILE + split_column(j.lane, half, i);

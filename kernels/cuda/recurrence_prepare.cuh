@@ -42,9 +42,9 @@ template <int D> struct alignas(128) prepare_shared {
 
 // K or Q of a chunk: neighbouring threads have a token.
 template <int D, int THREADS>
-static __device__ __forceinline__ void prepare_operand(split_tile (&tiles)[CHUNK_TILES][D / SPLIT_TILE], float *inverse,
-                                                       int32_t length, const float *rows, int64_t stride,
-                                                       int32_t depth) {
+static __device__ __forceinline__ void prepare_operand(split_tile<2> (&tiles)[CHUNK_TILES][D / SPLIT_TILE],
+                                                       float *inverse, int32_t length, const float *rows,
+                                                       int64_t stride, int32_t depth) {
     constexpr int PARTS = THREADS / CHUNK;
     const int32_t token = threadIdx.x / PARTS, part = threadIdx.x % PARTS;
     const float *from = rows + token * stride;
@@ -59,13 +59,13 @@ static __device__ __forceinline__ void prepare_operand(split_tile (&tiles)[CHUNK
 // A row of tiles of `rows` times those of k, into x.
 template <int D>
 static __device__ __forceinline__ void
-prepare_lower(const split_tile (&rows)[CHUNK_TILES][D / SPLIT_TILE], const prepare_shared<D> &shared,
+prepare_lower(const split_tile<2> (&rows)[CHUNK_TILES][D / SPLIT_TILE], const prepare_shared<D> &shared,
               const float *inverse, int32_t length, int32_t row, int32_t lane, split_block (&x)[CHUNK_TILES]) {
 #pragma unroll
     for (int n = 0; n < CHUNK_TILES; n++) {
         if (n > row)
             continue;
-        split_sum sum = {};
+        split_sum<2> sum = {};
         chunk_multiply(sum, rows[row], shared.record.k[n], lane);
 #pragma unroll
         for (int half = 0; half < 2; half++)

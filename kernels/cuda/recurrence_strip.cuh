@@ -101,7 +101,7 @@ static __device__ __forceinline__ void strip_store(const recurrence &a, const re
 // The errors of the delta rule, V^T - e^c S^T K^T, in place of V^T.
 template <int D, bool CHANNEL>
 static __device__ __forceinline__ void strip_errors(const recurrence_record<D, CHANNEL> &record,
-                                                    const recurrence_strip &strip, int n, const split_sum &sum,
+                                                    const recurrence_strip &strip, int n, const split_sum<2> &sum,
                                                     const split_powers &powers, split_block &u) {
     strip_each(strip, [&](int half, int i, int32_t column) {
         const float start = record.key_start[n * SPLIT_TILE + column];
@@ -111,7 +111,7 @@ static __device__ __forceinline__ void strip_errors(const recurrence_record<D, C
 // U^T by the delta rule, from the errors times T.
 template <int D, bool CHANNEL>
 static __device__ __forceinline__ void strip_solved(const recurrence_record<D, CHANNEL> &record,
-                                                    const recurrence_strip &strip, int n, const split_sum &sum,
+                                                    const recurrence_strip &strip, int n, const split_sum<2> &sum,
                                                     const split_powers &powers, split_block &u) {
     strip_each(strip, [&](int half, int i, int32_t) {
         u.v[half][i] = split_total(sum, half, i) * powers.row[i / 2].inverse * record.system_inverse[n];
@@ -125,8 +125,8 @@ static __device__ __forceinline__ void strip_weigh(const recurrence_strip &strip
 // O^T without what skips the state, from S^T Q^T and U^T P^T.
 template <int D, bool CHANNEL>
 static __device__ __forceinline__ void strip_read(const recurrence_record<D, CHANNEL> &record, float scale,
-                                                  const recurrence_strip &strip, int n, const split_sum &before,
-                                                  const split_powers &powers, const split_sum &inside,
+                                                  const recurrence_strip &strip, int n, const split_sum<2> &before,
+                                                  const split_powers &powers, const split_sum<2> &inside,
                                                   const split_powers &written, split_block &o) {
     strip_each(strip, [&](int half, int i, int32_t column) {
         const float start = record.query_start[n * SPLIT_TILE + column] * scale;
@@ -138,7 +138,7 @@ static __device__ __forceinline__ void strip_read(const recurrence_record<D, CHA
 // S^T over the chunk, from what is written.
 template <int D, bool CHANNEL>
 static __device__ __forceinline__ void strip_advance(const recurrence_record<D, CHANNEL> &record,
-                                                     const recurrence_strip &strip, int n, const split_sum &sum,
+                                                     const recurrence_strip &strip, int n, const split_sum<2> &sum,
                                                      const split_powers &powers, split_block &s) {
     strip_each(strip, [&](int half, int i, int32_t column) {
         const float m1 = record.whole_m1[CHANNEL ? n * SPLIT_TILE + column : 0], x = s.v[half][i];
@@ -147,9 +147,9 @@ static __device__ __forceinline__ void strip_advance(const recurrence_record<D, 
 }
 
 // Rows x (a tile of tokens each) times a lower triangle: the sum over tiles n <= tile.
-static __device__ __forceinline__ split_sum strip_lower(const split_left (&x)[CHUNK_TILES], const split_tile *lower,
-                                                        int32_t tile, int32_t lane) {
-    split_sum sum = {};
+static __device__ __forceinline__ split_sum<2> strip_lower(const split_left<2> (&x)[CHUNK_TILES],
+                                                           const split_tile<2> *lower, int32_t tile, int32_t lane) {
+    split_sum<2> sum = {};
 #pragma unroll
     for (int n = 0; n < CHUNK_TILES; n++)
         if (n <= tile)
@@ -158,10 +158,10 @@ static __device__ __forceinline__ split_sum strip_lower(const split_left (&x)[CH
 }
 // Rows x times the keys of all tokens, channels of tile n.
 template <int D>
-static __device__ __forceinline__ split_sum strip_keys(const split_left (&x)[CHUNK_TILES],
-                                                       const split_tile (&keys)[CHUNK_TILES][D / SPLIT_TILE], int n,
-                                                       int32_t lane) {
-    split_sum sum = {};
+static __device__ __forceinline__ split_sum<2> strip_keys(const split_left<2> (&x)[CHUNK_TILES],
+                                                          const split_tile<2> (&keys)[CHUNK_TILES][D / SPLIT_TILE],
+                                                          int n, int32_t lane) {
+    split_sum<2> sum = {};
 #pragma unroll
     for (int tile = 0; tile < CHUNK_TILES; tile++)
         split_multiply(sum, x[tile], split_load_turned(keys[tile][n], lane));

@@ -14,7 +14,7 @@
 constexpr int TEAM_WARPS = CHUNK_TILES, TEAM_THREADS = TEAM_WARPS * CUDA_WARP;
 
 struct team_operand {
-    uint4 high[CUDA_WARP], low[CUDA_WARP];
+    uint4 limb[2][CUDA_WARP];
 };
 struct team_largest {
     float of[TEAM_WARPS][SPLIT_TILE]; // rows
@@ -26,18 +26,22 @@ template <int D> struct alignas(16) team_shared {
 
 static __device__ __forceinline__ void team_put(team_operand &to, const split_block &x, const split_powers &powers,
                                                 int32_t lane) {
-    const split_left left = split_left_of(x, powers);
-    to.high[lane] = make_uint4(left.high[0], left.high[1], left.high[2], left.high[3]);
-    to.low[lane] = make_uint4(left.low[0], left.low[1], left.low[2], left.low[3]);
+    const split_left<2> left = split_left_of<2>(x, powers);
+#pragma unroll
+    for (int limb = 0; limb < 2; limb++)
+        to.limb[limb][lane] =
+            make_uint4(left.limb[limb][0], left.limb[limb][1], left.limb[limb][2], left.limb[limb][3]);
 }
 template <int N>
-static __device__ __forceinline__ void team_get(const team_operand (&from)[N], int32_t lane, split_left (&x)[N]) {
+static __device__ __forceinline__ void team_get(const team_operand (&from)[N], int32_t lane, split_left<2> (&x)[N]) {
 #pragma unroll
-    for (int n = 0; n < N; n++) {
-        const uint4 high = from[n].high[lane], low = from[n].low[lane];
-        x[n].high[0] = high.x, x[n].high[1] = high.y, x[n].high[2] = high.z, x[n].high[3] = high.w;
-        x[n].low[0] = low.x, x[n].low[1] = low.y, x[n].low[2] = low.z, x[n].low[3] = low.w;
-    }
+    for (int n = 0; n < N; n++)
+#pragma unroll
+        for (int limb = 0; limb < 2; limb++) {
+            const uint4 own = from[n].limb[limb][lane];
+            uint32_t(&to)[4] = x[n].limb[limb];
+            to[0] = own.x, to[1] = own.y, to[2] = own.z, to[3] = own.w;
+        }
 }
 
 // A warp's share; behind a barrier team_powers has the powers of whole rows.
@@ -68,10 +72,10 @@ template <int D> struct team_state {
 
 // U^T of the warp's tokens; u: V^T.
 template <int D, bool CHANNEL>
-static __device__ __forceinline__ void team_correct(const recurrence_record<D, CHANNEL> &record,
-                                                    const recurrence_strip &strip, int32_t warp,
-                                                    const split_left (&s)[D / SPLIT_TILE], const split_powers &powers,
-                                                    team_shared<D> &shared, split_block (&u)[1]) {
+static __device__ __forceinline__ void
+team_correct(const recurrence_record<D, CHANNEL> &record, const recurrence_strip &strip, int32_t warp,
+             const split_left<2> (&s)[D / SPLIT_TILE], const split_powers &powers, team_shared<D> &shared,
+             split_block (&u)[1]) {
     const int32_t lane = strip.lane;
     strip_errors(record, strip, warp, split_multiply_rows(s, record.k[warp], lane), powers, u[0]);
     team_tell(shared.errors_largest, warp, lane, u);
@@ -79,7 +83,7 @@ static __device__ __forceinline__ void team_correct(const recurrence_record<D, C
     const split_powers error_powers = team_powers(shared.errors_largest, lane);
     team_put(shared.errors[warp], u[0], error_powers, lane);
     __syncthreads();
-    split_left errors[CHUNK_TILES];
+    split_left<2> errors[CHUNK_TILES];
     team_get(shared.errors, lane, errors);
     strip_solved(record, strip, warp, strip_lower(errors, record.system, warp, lane), error_powers, u[0]);
 }
@@ -96,7 +100,7 @@ static __device__ __forceinline__ void team_chunk(const recurrence &a, const rec
     for (int n = 0; n < TILES; n++)
         team_put(shared.state[warp * TILES + n], state.s[n], powers, lane);
     __syncthreads();
-    split_left s[D / SPLIT_TILE];
+    split_left<2> s[D / SPLIT_TILE];
     team_get(shared.state, lane, s);
     if (DELTA)
         team_correct(record, strip, warp, s, powers, shared, u);
@@ -112,7 +116,7 @@ static __device__ __forceinline__ void team_chunk(const recurrence &a, const rec
     team_put(shared.written[warp], u[0], written_powers, lane);
     team_put(shared.kept[warp], kept[0], kept_powers, lane);
     __syncthreads();
-    split_left written[CHUNK_TILES];
+    split_left<2> written[CHUNK_TILES];
     team_get(shared.kept, lane, written);
 #pragma unroll
     for (int n = 0; n < TILES; n++) {

@@ -7,6 +7,9 @@
 // 2^-38 of it. Vectors are the rows of a left operand and of a right one (whose rows are the columns of the product),
 // so that powers leave a sum as a factor of its row and one of its column.
 //
+// LIMBS = 1 leaves the small ones out: 11 bits, one product, half the memory, where the device is `fast` or a tolerance
+// allows it.
+//
 // Operands lie in shared memory as tiles of 16 x 16, high halves before low ones. A run of 8 numbers stands at
 // (row, column / 8) by split_run, which is where ldmatrix finds eight rows in eight different banks. A tile is read as
 // a left operand (16 rows x 16 k), as a right one (rows are the columns of the product), or turned (rows are k).
@@ -18,8 +21,8 @@
 
 constexpr int SPLIT_TILE = 16;
 
-struct alignas(16) split_tile {
-    uint4 high[32], low[32]; // runs of 8
+template <int LIMBS> struct alignas(16) split_tile {
+    uint4 limb[LIMBS][32]; // runs of 8
 };
 
 static __device__ __forceinline__ int32_t split_run(int32_t row, int32_t half) {
@@ -41,58 +44,69 @@ static __device__ __forceinline__ split_power split_power_of(float largest) {
 
 // ----------------------------------------------------------------------------------------------------------- operands
 
-struct split_left { // a0 .. a3 of mma
-    uint32_t high[4], low[4];
+template <int LIMBS> struct split_left { // a0 .. a3 of mma
+    uint32_t limb[LIMBS][4];
 };
-struct split_right { // b0, b1 of the columns 0 .. 7, then of 8 .. 15
-    uint32_t high[4], low[4];
+template <int LIMBS> struct split_right { // b0, b1 of the columns 0 .. 7, then of 8 .. 15
+    uint32_t limb[LIMBS][4];
 };
 
-static __device__ __forceinline__ void split_pair(float x, float y, uint32_t &high, uint32_t &low) {
-    high = mma_half_pair(x, y);
-    const float2 back = mma_floats(high);
-    low = mma_half_pair(x - back.x, y - back.y);
+// keep(limb, pair)
+template <int LIMBS, typename Keep> static __device__ __forceinline__ void split_pair(float x, float y, Keep keep) {
+    const uint32_t high = mma_half_pair(x, y);
+    keep(0, high);
+    if constexpr (LIMBS == 2) {
+        const float2 back = mma_floats(high);
+        keep(1, mma_half_pair(x - back.x, y - back.y));
+    }
 }
 
 // 8 numbers, already scaled.
-static __device__ __forceinline__ void split_put_run(split_tile &tile, int32_t row, int32_t half, const float *x) {
-    uint4 high, low;
-    split_pair(x[0], x[1], high.x, low.x);
-    split_pair(x[2], x[3], high.y, low.y);
-    split_pair(x[4], x[5], high.z, low.z);
-    split_pair(x[6], x[7], high.w, low.w);
-    tile.high[split_run(row, half)] = high;
-    tile.low[split_run(row, half)] = low;
+template <int LIMBS>
+static __device__ __forceinline__ void split_put_run(split_tile<LIMBS> &tile, int32_t row, int32_t half,
+                                                     const float *x) {
+    uint32_t word[LIMBS][4];
+#pragma unroll
+    for (int i = 0; i < 4; i++)
+        split_pair<LIMBS>(x[2 * i], x[2 * i + 1], [&](int limb, uint32_t pair) { word[limb][i] = pair; });
+#pragma unroll
+    for (int limb = 0; limb < LIMBS; limb++)
+        tile.limb[limb][split_run(row, half)] = make_uint4(word[limb][0], word[limb][1], word[limb][2], word[limb][3]);
 }
 // Two neighbours, of which the first has an even column.
-static __device__ __forceinline__ void split_put_pair(split_tile &tile, int32_t row, int32_t column, float x, float y) {
+template <int LIMBS>
+static __device__ __forceinline__ void split_put_pair(split_tile<LIMBS> &tile, int32_t row, int32_t column, float x,
+                                                      float y) {
     const int32_t word = split_run(row, column / 8) * 4 + column % 8 / 2;
-    split_pair(x, y, ((uint32_t *)tile.high)[word], ((uint32_t *)tile.low)[word]);
+    split_pair<LIMBS>(x, y, [&](int limb, uint32_t pair) { ((uint32_t *)tile.limb[limb])[word] = pair; });
 }
 
-static __device__ __forceinline__ void split_load(const split_tile &tile, int32_t run, bool turned, uint32_t (&high)[4],
-                                                  uint32_t (&low)[4]) {
-    if (turned) {
-        mma_load_turned(&tile.high[run], high);
-        mma_load_turned(&tile.low[run], low);
-    } else {
-        mma_load(&tile.high[run], high);
-        mma_load(&tile.low[run], low);
-    }
+template <int LIMBS>
+static __device__ __forceinline__ void split_load(const split_tile<LIMBS> &tile, int32_t run, bool turned,
+                                                  uint32_t (&x)[LIMBS][4]) {
+#pragma unroll
+    for (int limb = 0; limb < LIMBS; limb++)
+        if (turned)
+            mma_load_turned(&tile.limb[limb][run], x[limb]);
+        else
+            mma_load(&tile.limb[limb][run], x[limb]);
 }
-static __device__ __forceinline__ split_left split_load_left(const split_tile &tile, int32_t lane) {
-    split_left a;
-    split_load(tile, split_run(lane & 15, lane >> 4), false, a.high, a.low);
+template <int LIMBS>
+static __device__ __forceinline__ split_left<LIMBS> split_load_left(const split_tile<LIMBS> &tile, int32_t lane) {
+    split_left<LIMBS> a;
+    split_load(tile, split_run(lane & 15, lane >> 4), false, a.limb);
     return a;
 }
-static __device__ __forceinline__ split_right split_load_right(const split_tile &tile, int32_t lane) {
-    split_right b;
-    split_load(tile, split_run((lane & 7) + (lane >> 4) * 8, lane >> 3 & 1), false, b.high, b.low);
+template <int LIMBS>
+static __device__ __forceinline__ split_right<LIMBS> split_load_right(const split_tile<LIMBS> &tile, int32_t lane) {
+    split_right<LIMBS> b;
+    split_load(tile, split_run((lane & 7) + (lane >> 4) * 8, lane >> 3 & 1), false, b.limb);
     return b;
 }
-static __device__ __forceinline__ split_right split_load_turned(const split_tile &tile, int32_t lane) {
-    split_right b;
-    split_load(tile, split_run(lane & 15, lane >> 4), true, b.high, b.low);
+template <int LIMBS>
+static __device__ __forceinline__ split_right<LIMBS> split_load_turned(const split_tile<LIMBS> &tile, int32_t lane) {
+    split_right<LIMBS> b;
+    split_load(tile, split_run(lane & 15, lane >> 4), true, b.limb);
     return b;
 }
 
@@ -110,20 +124,23 @@ static __device__ __forceinline__ int32_t split_column(int32_t lane, int half, i
     return half * 8 + lane % 4 * 2 + i % 2;
 }
 
-// Sums of products so far; the small ones apart from each other too, so that no sum waits for the one before.
-struct split_sum {
-    split_block large, small, smaller;
-};
-static __device__ __forceinline__ void split_multiply(split_sum &sum, const split_left &a, const split_right &b) {
+// Sums of products so far: the large ones, then the small ones, each apart, so that no sum waits for the one before.
+template <int LIMBS> struct split_sum { split_block part[2 * LIMBS - 1]; };
+template <int LIMBS>
+static __device__ __forceinline__ void split_multiply(split_sum<LIMBS> &sum, const split_left<LIMBS> &a,
+                                                      const split_right<LIMBS> &b) {
 #pragma unroll
-    for (int half = 0; half < 2; half++) {
-        mma_half(sum.large.v[half], a.high, b.high[2 * half], b.high[2 * half + 1]);
-        mma_half(sum.small.v[half], a.low, b.high[2 * half], b.high[2 * half + 1]);
-        mma_half(sum.smaller.v[half], a.high, b.low[2 * half], b.low[2 * half + 1]);
-    }
+    for (int half = 0; half < 2; half++)
+#pragma unroll
+        for (int part = 0; part < 2 * LIMBS - 1; part++)
+            mma_half(sum.part[part].v[half], a.limb[part == 1], b.limb[part == 2][2 * half],
+                     b.limb[part == 2][2 * half + 1]);
 }
-static __device__ __forceinline__ float split_total(const split_sum &sum, int half, int i) {
-    return sum.large.v[half][i] + (sum.small.v[half][i] + sum.smaller.v[half][i]);
+template <int LIMBS> static __device__ __forceinline__ float split_total(const split_sum<LIMBS> &sum, int half, int i) {
+    if constexpr (LIMBS == 1)
+        return sum.part[0].v[half][i];
+    else
+        return sum.part[0].v[half][i] + (sum.part[1].v[half][i] + sum.part[2].v[half][i]);
 }
 
 // ------------------------------------------------------------------------------------------- rows of a warp as operand
@@ -167,43 +184,45 @@ template <int N> static __device__ __forceinline__ float split_largest(const spl
 }
 
 // A block whose rows are columns of the product.
-static __device__ __forceinline__ split_right split_right_of(const split_block &x, const split_power &power) {
-    split_right b;
+template <int LIMBS>
+static __device__ __forceinline__ split_right<LIMBS> split_right_of(const split_block &x, const split_power &power) {
+    split_right<LIMBS> b;
 #pragma unroll
     for (int half = 0; half < 2; half++)
 #pragma unroll
         for (int r = 0; r < 2; r++)
-            split_pair(x.v[half][2 * r] * power.scale, x.v[half][2 * r + 1] * power.scale, b.high[2 * r + half],
-                       b.low[2 * r + half]);
+            split_pair<LIMBS>(x.v[half][2 * r] * power.scale, x.v[half][2 * r + 1] * power.scale,
+                              [&](int limb, uint32_t pair) { b.limb[limb][2 * r + half] = pair; });
     return b;
 }
 
 // A block of results as the left operand of the next product.
-static __device__ __forceinline__ split_left split_left_of(const split_block &x, const split_powers &powers) {
-    split_left a;
+template <int LIMBS>
+static __device__ __forceinline__ split_left<LIMBS> split_left_of(const split_block &x, const split_powers &powers) {
+    split_left<LIMBS> a;
 #pragma unroll
     for (int half = 0; half < 2; half++)
 #pragma unroll
         for (int r = 0; r < 2; r++)
-            split_pair(x.v[half][2 * r] * powers.row[r].scale, x.v[half][2 * r + 1] * powers.row[r].scale,
-                       a.high[2 * half + r], a.low[2 * half + r]);
+            split_pair<LIMBS>(x.v[half][2 * r] * powers.row[r].scale, x.v[half][2 * r + 1] * powers.row[r].scale,
+                              [&](int limb, uint32_t pair) { a.limb[limb][2 * half + r] = pair; });
     return a;
 }
 
-template <int N>
+template <int LIMBS, int N>
 static __device__ __forceinline__ void split_strip(const split_block (&x)[N], split_powers &powers,
-                                                   split_left (&left)[N]) {
+                                                   split_left<LIMBS> (&left)[N]) {
     powers = split_powers_of(x);
 #pragma unroll
     for (int n = 0; n < N; n++)
-        left[n] = split_left_of(x[n], powers);
+        left[n] = split_left_of<LIMBS>(x[n], powers);
 }
 
 // Such rows times rows of tiles: 16 x 16 of the product.
-template <int N>
-static __device__ __forceinline__ split_sum split_multiply_rows(const split_left (&a)[N], const split_tile (&rows)[N],
-                                                                int32_t lane) {
-    split_sum sum = {};
+template <int LIMBS, int N>
+static __device__ __forceinline__ split_sum<LIMBS>
+split_multiply_rows(const split_left<LIMBS> (&a)[N], const split_tile<LIMBS> (&rows)[N], int32_t lane) {
+    split_sum<LIMBS> sum = {};
 #pragma unroll
     for (int n = 0; n < N; n++)
         split_multiply(sum, a[n], split_load_right(rows[n], lane));
