@@ -9,7 +9,8 @@
 #         tried, half or twice of it is tried too, WIDER times at most
 # train   each at its best rate, once a seed; models of a seed read the same rows in the same order
 # eval    every trained model on all windows of the validation shards and on TASKS, results by document and item
-# table   one Markdown table, OUT/ranking.md: means over seeds, deviations, differences from the first of MODELS
+# table   one Markdown table, OUT/ranking.md: means over seeds, deviations, differences from the first of MODELS; and
+#         OUT/ranking.html, mesa-trainer's report of all runs and results
 # What is done is not done again, so that a call that was ended goes on with the next one.
 #
 # DATA has the shards train, valid, elsewhere, long-36k and long-144k (tests/bench/ranking_data.py makes their texts,
@@ -177,7 +178,11 @@ evaluate() {
 for phase in $phases; do
     case $phase in
     eval) evaluate ;;
-    table) python3 "$here/ranking_table.py" "$out" "${models[@]}" | tee "$out/ranking.md" ;;
+    table)
+        python3 "$here/ranking_table.py" "$out" "${models[@]}" | tee "$out/ranking.md"
+        "$TRAINER" report "$out/search" "$out/train" "$out/train"/*,seed=* "$out/eval"/*.json --title Ranking \
+            --out "$out/ranking.html" >&2
+        ;;
     *) "$phase" ;;
     esac
 done

@@ -69,6 +69,9 @@ same 'runs' 'gdn,seed=1 gdn,seed=2 transformer-256,seed=1 transformer-256,seed=2
 same 'steps of the least budget' '20 5' "$(cat out/steps) $(wc -l <out/search/gdn@0.001,seed=1/log.jsonl)"
 same 'rates tried, with one beyond the edge' 3 "$(printf '%s\n' out/search/gdn@*,seed=1 | wc -l)"
 same 'lines of the table' 4 "$(wc -l <out/ranking.md)"
+for words in 'Sweep' 'transformer-256,seed=2' 'elsewhere 64'; do
+    grep -q "$words" out/ranking.html || fail "no $words on the page"
+done
 column() { # MODEL HEAD: the cell
     awk -F' *[|] *' -v model="$1" -v head="$2" '
         NR == 1 { for (i = 1; i <= NF; i++) if ($i == head && !at) at = i }
