@@ -11,7 +11,8 @@
 # eval    every trained model on all windows of the validation shards and on TASKS, results by document and item
 # table   one Markdown table, OUT/ranking.md: means over seeds, deviations, differences from the first of MODELS; and
 #         OUT/ranking.html, mesa-trainer's report of all runs and results
-# What is done is not done again, so that a call that was ended goes on with the next one.
+# What is done is not done again, so that a call that was ended goes on with the next one; of runs that were scored the
+# checkpoints may be gone by then, and OUT may lie on another machine.
 #
 # DATA has the shards train, valid, elsewhere, long-36k and long-144k (tests/bench/ranking_data.py makes their texts,
 # `mesa-trainer tokenizer` and `pack` the rest), their tokenizer in DATA/tokenizer, and the TASKS as JSONL.
@@ -160,7 +161,7 @@ eval_run() {
     exec >>"$run/eval.log"
     name=$(basename "$run")
     checkpoint=$(printf '%s\n' "$run"/step-* | tail -n 1) to=$OUT/eval/$name
-    "$TRAINER" inspect "$checkpoint" --summary >"$to.txt"
+    [ -e "$to.txt" ] || "$TRAINER" inspect "$checkpoint" --summary >"$to.txt"
     for part in $EVALS; do
         [ -e "$to-${part%:*}.json" ] || "$TRAINER" eval "$checkpoint" --data "$DATA/${part%:*}" --name "$name" \
             --context "${part#*:}" --batch-tokens "$BATCH_TOKENS" --device "$DEVICE" --out "$to-${part%:*}.json"
