@@ -281,14 +281,20 @@ static void join_session(srv_completion *completion, srv_session *session) {
         begin_session(completion);
 }
 
-// The prompt's ids are those of the model that it was prepared for.
+// The prompt's ids are those of the model that it was prepared for. A session is its checkpoint's, under whatever name
+// that is served, and goes on where it is.
 static void check_model(srv_completion *completion, const srv_session *session) {
     const srv_model *prepared = completion->model, *its = session->model;
+    const bool same_name = strcmp(its->slot->name, prepared->slot->name) == 0;
 
-    if (strcmp(its->slot->name, prepared->slot->name) != 0)
-        srv_refuse(&completion->problem, 400, "invalid_value", "model", "the session is of another model; name it");
-    else if (strcmp(srv_model_fingerprint(its), srv_model_fingerprint(prepared)) != 0)
+    if (strcmp(srv_model_fingerprint(its), srv_model_fingerprint(prepared)) == 0) {
+        if (!srv_key_may_use(completion->exchange->key, its->slot->name))
+            srv_refuse(&completion->problem, 403, "model_not_allowed", "session",
+                       "this key may not use the session's model");
+    } else if (same_name)
         srv_refuse_engine(&completion->problem, ENG_BUSY, "the model has just been replaced; ask again");
+    else
+        srv_refuse(&completion->problem, 400, "invalid_value", "model", "the session is of another model; name it");
 }
 
 // A session that was looked for in the store is here, or not.

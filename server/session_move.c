@@ -179,13 +179,18 @@ static void done(srv_call *call) {
     }
 }
 
-// The model's present engine, if it is of the same checkpoint.
-static const srv_model *successor(const srv_server *server, const srv_model *model) {
-    const srv_model *now = srv_setup_at(server->setup, model->slot->name, 0);
+static bool goes_on_with(const srv_model *now, const srv_model *model) {
+    return now && strcmp(srv_model_fingerprint(now), srv_model_fingerprint(model)) == 0;
+}
 
-    if (!now || strcmp(srv_model_fingerprint(now), srv_model_fingerprint(model)) != 0)
-        return NULL;
-    return srv_setup_least_used(server->setup, now);
+// A present engine of the same checkpoint, of the same name if there is one.
+static const srv_model *successor(const srv_server *server, const srv_model *model) {
+    const srv_setup *setup = server->setup;
+    const srv_model *now = srv_setup_at(setup, model->slot->name, 0);
+
+    for (size_t i = 0; i < setup->model_count && !goes_on_with(now, model); i++)
+        now = setup->models[i];
+    return goes_on_with(now, model) ? srv_setup_least_used(setup, now) : NULL;
 }
 
 bool srv_session_move(srv_server *server, srv_session *session, srv_reached *moved, void *context) {
