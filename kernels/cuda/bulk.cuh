@@ -53,6 +53,18 @@ static __device__ __forceinline__ uint32_t cuda_cluster_address(const cuda_mbarr
 static __device__ __forceinline__ void cuda_mbarrier_arrive_in_cluster(uint32_t barrier) {
     asm volatile("mbarrier.arrive.shared::cluster.b64 _, [%0];" ::"r"(barrier) : "memory");
 }
+// All threads of the cluster have come; what they wrote before is seen behind it.
+static __device__ __forceinline__ void cuda_cluster_barrier(void) {
+    __syncwarp();
+    asm volatile("barrier.cluster.arrive.release.aligned;" ::: "memory");
+    asm volatile("barrier.cluster.wait.acquire.aligned;" ::: "memory");
+}
+// The same where nothing but what cuda_mbarrier_made_for_cluster publishes is to be seen.
+static __device__ __forceinline__ void cuda_cluster_start(void) {
+    __syncwarp();
+    asm volatile("barrier.cluster.arrive.relaxed.aligned;" ::: "memory");
+    asm volatile("barrier.cluster.wait.acquire.aligned;" ::: "memory");
+}
 // An arrival as soon as all that this thread has asked for with cp.async has come.
 static __device__ __forceinline__ void cuda_mbarrier_arrive_after_copies(cuda_mbarrier *barrier) {
     asm volatile("cp.async.mbarrier.arrive.noinc.shared::cta.b64 [%0];" ::"r"(cuda_shared_address(barrier)) : "memory");

@@ -18,7 +18,7 @@
 #include "kernels/backend.h"
 
 // Raised by a change that alters the bits of any operation; part of the numeric profile.
-enum { CUDA_REVISION = 4 };
+enum { CUDA_REVISION = 5 };
 
 struct kern_cuda {
     kern_device device;
@@ -64,6 +64,7 @@ struct cuda_table {
 };
 
 struct cuda_chain; // chain.cuh
+struct cuda_packs; // gemm_packs.cuh
 
 // What a launcher is given. The bounds are at least the table's counts.
 struct cuda_step {
@@ -77,7 +78,12 @@ struct cuda_step {
     bool generated;                           // every row is a generated one of a single token: row r is token r
     bool merge;        // kern_rows.merge: training and evaluation, whose bits may depend on the batch
     cuda_chain *chain; // that phases are gathered in; NULL: every operation is launched
+    cuda_packs *packs; // operands that products leave for the next ones; NULL: none are left
 };
+
+// What was written, and: an operation comes that is no product of gemm.cu.
+void cuda_packs_written(const cuda_step *step, const void *p, size_t bytes);
+void cuda_packs_forget(const cuda_step *step);
 
 // Launches what has been gathered; *launched: whether that was anything.
 kern_status cuda_chain_flush(const cuda_step *step, bool *launched);

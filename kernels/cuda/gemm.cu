@@ -10,9 +10,8 @@
 // Products. A block of threads owns 128 x 128 of c, a warp 64 x 32 of it; blocks of both operands come by cp.async,
 // some ahead. With three limbs the six products of one block, least weight first, are summed apart and then added to
 // the total, as tensor cores cut where float32 additions round. Where tiles are few, k is split over blocks of threads:
-// their sums go through the workspace and are added in order by a launch of its own. Of one limb and more than 128
-// columns: gemm_wide.cu. How it is split is a function of
-// the shape, so the bits are.
+// their sums go through the workspace and are added in order by a launch of its own. How it is split is a function of
+// the shape, so the bits are. Where a device is `fast`, Hopper's products are those of gemm_wide.cu and gemm_few.cu.
 #include <cuda_pipeline_primitives.h>
 
 #include "kernels/cuda/gemm_tile.cuh"
@@ -20,12 +19,11 @@
 #include "kernels/cuda/sums.cuh"
 
 enum {
-    TILE = CUDA_GEMM_TILE,
-    DEPTH = CUDA_GEMM_DEPTH,
-    CORE = CUDA_GEMM_CORE,
-    CORES = CUDA_GEMM_CORES,
-    LIMB_BYTES = CUDA_GEMM_LIMB,
-    WIDE = 2 * TILE, // columns of a tile of gemm_wide.cu
+    TILE = 128,                    // rows of a packed block
+    DEPTH = 32,                    // its k
+    CORE = 128,                    // bytes of a core matrix
+    CORES = TILE / 8,              // of a block, of one group of 8 k
+    LIMB_BYTES = TILE * DEPTH * 2, // of a block
     THREADS = 256,
     WARP_ROWS = 64,
     WARP_COLUMNS = 32,
@@ -34,6 +32,8 @@ enum {
     SPLIT_TILES = 264, // tiles that a launch should have, and most that split sums have
     LEAST_SPLIT = 8,   // blocks of k worth a part of their own
 };
+
+static_assert(SPLIT_TILES * TILE * TILE <= CUDA_GEMM_PARTIALS, "the room for sums in parts");
 
 // ----------------------------------------------------------------------------------------------------------- packing
 
@@ -46,29 +46,6 @@ struct pack_job {
     char *to;
 };
 
-static __device__ __forceinline__ float operand_at(const cuda_operand &o, int64_t row, int64_t column) {
-    if (o.bf16)
-        return __bfloat162float(
-            ((const __nv_bfloat16 *)o.p)[cuda_bf16_index((int32_t)o.ld, (int32_t)row, (int32_t)column)]);
-    return ((const float *)o.p)[row * o.ld + column];
-}
-
-// Eight elements of a row of memory, zeros where they are not of the slice.
-static __device__ __forceinline__ void load_eight(const pack_job &job, int64_t row, int32_t column, bool there,
-                                                  int32_t columns, float (&x)[8]) {
-    const int64_t column0 = job.from.turned ? job.i0 : job.k0;
-    if (job.wide && there && column + 8 <= columns) {
-        const float4 *from = (const float4 *)((const float *)job.from.p + row * job.from.ld + column0 + column);
-        const float4 low = from[0], high = from[1];
-        x[0] = low.x, x[1] = low.y, x[2] = low.z, x[3] = low.w;
-        x[4] = high.x, x[5] = high.y, x[6] = high.z, x[7] = high.w;
-        return;
-    }
-#pragma unroll
-    for (int j = 0; j < 8; j++)
-        x[j] = there && column + j < columns ? operand_at(job.from, row, column0 + column + j) : 0.0f;
-}
-
 // A warp: 8 rows of memory, 32 columns; 4 lanes of a row read a line, 8 lanes of a core matrix write one.
 template <int LIMBS> static __global__ void __launch_bounds__(THREADS) pack_kernel(const pack_job job) {
     cuda_begin();
@@ -80,9 +57,10 @@ template <int LIMBS> static __global__ void __launch_bounds__(THREADS) pack_kern
     const int32_t i = turned ? column : row, k = turned ? row : column;
     if (k >= job.k_blocks * DEPTH)
         return;
+    const bool there = row < (turned ? job.k : job.rows);
     float x[8];
-    load_eight(job, (turned ? job.k0 : job.i0) + row, column, row < (turned ? job.k : job.rows),
-               turned ? job.rows : job.k, x);
+    cuda_operand_eight(job.from, (turned ? job.k0 : job.i0) + row, (turned ? job.i0 : job.k0) + column,
+                       there ? (turned ? job.rows : job.k) - column : 0, job.wide, x);
     char *to = job.to + ((int64_t)(i / TILE) * job.k_blocks + k / DEPTH) * (LIMBS * LIMB_BYTES) +
                (k % DEPTH / 8 * CORES + i % TILE / 8) * CORE + row % 8 * 16;
 #pragma unroll
@@ -161,8 +139,14 @@ template <int LIMBS> struct product_layout {
     static constexpr int RESIDENT = LIMBS == 1 ? 2 : 1;
 };
 
+struct product_job {
+    const char *a, *b; // packed
+    int32_t k_blocks;
+    cuda_gemm_output out;
+};
+
 template <int LIMBS>
-static __device__ __forceinline__ void fetch_stage(const cuda_gemm_job &job, char *stage, int64_t block_a,
+static __device__ __forceinline__ void fetch_stage(const product_job &job, char *stage, int64_t block_a,
                                                    int64_t block_b) {
     constexpr int BYTES = product_layout<LIMBS>::BLOCK_BYTES;
     const char *a = job.a + block_a * BYTES, *b = job.b + block_b * BYTES;
@@ -177,7 +161,7 @@ static __device__ __forceinline__ void fetch_stage(const cuda_gemm_job &job, cha
 // Grid: tiles of n, tiles of m, parts of k.
 template <int LIMBS, bool A_TURNED, bool B_TURNED>
 static __global__ void __launch_bounds__(THREADS, product_layout<LIMBS>::RESIDENT)
-    product_kernel(const __grid_constant__ cuda_gemm_job job) {
+    product_kernel(const __grid_constant__ product_job job) {
     extern __shared__ __align__(128) char memory[];
     cuda_begin();
     cuda_await();
@@ -204,7 +188,7 @@ static __global__ void __launch_bounds__(THREADS, product_layout<LIMBS>::RESIDEN
         const char *stage = memory + block % layout::STAGES * layout::STAGE_BYTES;
         multiply_block<LIMBS, A_TURNED, B_TURNED>(stage, stage + layout::BLOCK_BYTES, warp_row, warp_column, total);
     }
-    const cuda_gemm_job out = cuda_gemm_part(job, (int)blockIdx.z);
+    const cuda_gemm_output out = cuda_gemm_part(job.out, (int)blockIdx.z);
 #pragma unroll
     for (int i = 0; i < 4; i++)
 #pragma unroll
@@ -218,17 +202,23 @@ static __global__ void __launch_bounds__(THREADS, product_layout<LIMBS>::RESIDEN
 
 // The parts of k in their order.
 static __global__ void __launch_bounds__(THREADS)
-    add_parts_kernel(const __grid_constant__ cuda_gemm_job job, int parts) {
+    add_parts_kernel(const __grid_constant__ cuda_gemm_output out, int parts) {
     cuda_begin();
     cuda_await();
     const int32_t row = cuda_plane_item(), column = cuda_plane_column();
-    if (row >= job.m || column >= job.n)
+    if (row >= out.m || column >= out.n)
         return;
-    const int64_t plane = (int64_t)job.m * job.n, at = (int64_t)row * job.n + column;
-    float sum = job.partial[at];
+    const int64_t plane = (int64_t)out.m * out.n, at = (int64_t)row * out.n + column;
+    float sum = out.partial[at];
+#pragma unroll 4
     for (int part = 1; part < parts; part++)
-        sum = __fadd_rn(sum, job.partial[part * plane + at]);
-    cuda_gemm_write(job, row, column, sum);
+        sum = __fadd_rn(sum, out.partial[part * plane + at]);
+    cuda_gemm_write(out, row, column, sum);
+}
+
+kern_status cuda_gemm_add_parts(const cuda_step *step, const cuda_gemm_output &out, int parts) {
+    const cuda_plane plane = cuda_plane_of(out.m, out.n);
+    return cuda_start(step, add_parts_kernel, plane.grid, plane.block, 0, out, parts);
 }
 
 // ----------------------------------------------------------------------------------------------------------- launches
@@ -238,23 +228,22 @@ static int limbs_of(const kern_cuda *cuda) {
 }
 
 static int32_t k_blocks_of(int64_t k) {
-    return cuda_blocks(k, CUDA_GEMM_PIECE * DEPTH) * CUDA_GEMM_PIECE;
+    return cuda_blocks(k, DEPTH);
 }
 
-static size_t partial_bytes(void) {
-    return sizeof(float) * SPLIT_TILES * TILE * TILE;
+static bool is_wide(const kern_cuda *cuda) {
+    return cuda->fast && cuda->overlaps;
 }
 
 size_t cuda_gemm_bytes(const kern_cuda *cuda) {
-    (void)cuda;
-    return 2 * (size_t)OPERAND_BYTES + partial_bytes();
+    return is_wide(cuda) ? cuda_gemm_wide_bytes() : sizeof(float) * CUDA_GEMM_PARTIALS + 2 * (size_t)OPERAND_BYTES;
 }
 
 static kern_status pack(const cuda_step *step, const cuda_operand &from, int64_t i0, int64_t rows, int64_t k0,
                         int64_t k, char *to) {
     pack_job job = {from, i0, k0, (int32_t)rows, (int32_t)k, k_blocks_of(k), false, to};
     const int64_t column0 = from.turned ? i0 : k0;
-    job.wide = !from.bf16 && from.ld % 4 == 0 && (uintptr_t)from.p % 16 == 0 && column0 % 4 == 0;
+    job.wide = cuda_operand_is_wide(from) && column0 % 4 == 0;
     const int64_t i_padded = cuda_blocks(rows, TILE) * (int64_t)TILE, k_padded = job.k_blocks * (int64_t)DEPTH;
     const int64_t lines = from.turned ? k_padded : i_padded, columns = from.turned ? i_padded : k_padded;
     const dim3 grid((unsigned)cuda_blocks(lines, 8 * THREADS / 32), (unsigned)(columns / 32));
@@ -262,7 +251,7 @@ static kern_status pack(const cuda_step *step, const cuda_operand &from, int64_t
 }
 
 template <int LIMBS, bool A_TURNED, bool B_TURNED>
-static kern_status start(const cuda_step *step, const cuda_gemm_job &job, dim3 grid) {
+static kern_status start(const cuda_step *step, const product_job &job, dim3 grid) {
     auto *kernel = product_kernel<LIMBS, A_TURNED, B_TURNED>;
     constexpr size_t bytes = (size_t)product_layout<LIMBS>::STAGES * product_layout<LIMBS>::STAGE_BYTES;
     const kern_status status = cuda_allow_shared(kernel, bytes);
@@ -270,28 +259,23 @@ static kern_status start(const cuda_step *step, const cuda_gemm_job &job, dim3 g
 }
 
 template <int LIMBS>
-static kern_status start_turned(const cuda_step *step, const cuda_gemm_job &job, dim3 grid, bool a, bool b) {
+static kern_status start_turned(const cuda_step *step, const product_job &job, dim3 grid, bool a, bool b) {
     if (a)
         return b ? start<LIMBS, true, true>(step, job, grid) : start<LIMBS, true, false>(step, job, grid);
     return b ? start<LIMBS, false, true>(step, job, grid) : start<LIMBS, false, false>(step, job, grid);
 }
 
 // A slice's product, its operands packed.
-static kern_status multiply(const cuda_step *step, const cuda_gemm &gemm, cuda_gemm_job job, float *partial) {
-    const bool wide = step->cuda->fast && step->cuda->overlaps && job.n > TILE;
-    const int64_t tiles = (int64_t)cuda_blocks(job.m, TILE) * cuda_blocks(job.n, wide ? WIDE : TILE);
-    const int64_t most = job.k_blocks / LEAST_SPLIT, wanted = (wide ? SPLIT_TILES / 2 : SPLIT_TILES) / tiles;
+static kern_status multiply(const cuda_step *step, const cuda_gemm &gemm, product_job job, float *partial) {
+    const int64_t tiles = (int64_t)cuda_blocks(job.out.m, TILE) * cuda_blocks(job.out.n, TILE);
+    const int64_t most = job.k_blocks / LEAST_SPLIT, wanted = SPLIT_TILES / tiles;
     const int parts = (int)(wanted < 1 ? 1 : wanted < most ? wanted : most < 1 ? 1 : most);
     const bool a = gemm.a.turned, b = gemm.b.turned;
-    const dim3 grid((unsigned)cuda_blocks(job.n, TILE), (unsigned)cuda_blocks(job.m, TILE), (unsigned)parts);
-    job.partial = parts > 1 ? partial : NULL;
-    const kern_status status = wide               ? cuda_gemm_wide(step, job, a, b, parts)
-                               : step->cuda->fast ? start_turned<1>(step, job, grid, a, b)
-                                                  : start_turned<3>(step, job, grid, a, b);
-    if (status || parts == 1)
-        return status;
-    const cuda_plane plane = cuda_plane_of(job.m, job.n);
-    return cuda_start(step, add_parts_kernel, plane.grid, plane.block, 0, job, parts);
+    const dim3 grid((unsigned)cuda_blocks(job.out.n, TILE), (unsigned)cuda_blocks(job.out.m, TILE), (unsigned)parts);
+    job.out.partial = parts > 1 ? partial : NULL;
+    const kern_status status =
+        step->cuda->fast ? start_turned<1>(step, job, grid, a, b) : start_turned<3>(step, job, grid, a, b);
+    return status || parts == 1 ? status : cuda_gemm_add_parts(step, job.out, parts);
 }
 
 static int64_t least(int64_t a, int64_t b) {
@@ -299,21 +283,13 @@ static int64_t least(int64_t a, int64_t b) {
 }
 
 // The products of a packed slice of a, rows [m0, m0 + m) and k [k0, k0 + k), with all of one b.
-static kern_status multiply_slice(const cuda_step *step, char *workspace, const cuda_gemm &g, int64_t rows, int64_t m0,
-                                  int64_t m, int64_t k0, int64_t k) {
-    char *a = workspace, *b = a + OPERAND_BYTES;
-    float *partial = (float *)(b + OPERAND_BYTES);
-    const bool even = g.ldc % 2 == 0 && (uintptr_t)g.c % 8 == 0 && (uintptr_t)g.residual % 8 == 0;
+static kern_status multiply_slice(const cuda_step *step, char *a, const cuda_gemm &g, int64_t rows, int64_t m0,
+                                  int64_t m, int64_t k0, int64_t k, float *partial) {
+    char *b = a + OPERAND_BYTES;
     kern_status status = KERN_OK;
     for (int64_t n0 = 0; !status && n0 < g.n; n0 += rows) {
-        const int64_t n = least(rows, g.n - n0), at = m0 * g.ldc + n0;
-        cuda_gemm_job job = {
-            a,   b, g.c + at, NULL, g.ldc, (int32_t)m, (int32_t)n, k_blocks_of(k), NULL, NULL, g.accumulate || k0 > 0,
-            even};
-        if (k0 == 0) {
-            job.bias = g.bias ? g.bias + n0 : NULL;
-            job.residual = g.residual ? g.residual + at : NULL;
-        }
+        const int64_t n = least(rows, g.n - n0);
+        const product_job job = {a, b, k_blocks_of(k), cuda_gemm_output_of(g, m0, m, n0, n, k0 == 0)};
         status = pack(step, g.b, n0, n, k0, k, b);
         if (!status)
             status = multiply(step, g, job, partial);
@@ -321,17 +297,33 @@ static kern_status multiply_slice(const cuda_step *step, char *workspace, const 
     return status;
 }
 
-kern_status cuda_gemm_launch(const cuda_step *step, char *workspace, const cuda_gemm *gemm, int count) {
+static kern_status multiply_all(const cuda_step *step, char *workspace, const cuda_gemm *gemm, int count) {
     const int64_t all_m = gemm->m, all_k = gemm->k, deepest = k_blocks_of(least(all_k, SLICE_K)) * (int64_t)DEPTH;
     const int64_t rows = OPERAND_BYTES / (deepest * 2 * limbs_of(step->cuda)) / TILE * TILE; // of a slice
+    char *a = workspace + sizeof(float) * CUDA_GEMM_PARTIALS;
     kern_status status = KERN_OK;
     for (int64_t k0 = 0; k0 < all_k; k0 += SLICE_K)
         for (int64_t m0 = 0; !status && m0 < all_m; m0 += rows) {
             const int64_t m = least(rows, all_m - m0), k = least(SLICE_K, all_k - k0);
-            status = pack(step, gemm->a, m0, m, k0, k, workspace);
+            status = pack(step, gemm->a, m0, m, k0, k, a);
             for (int i = 0; !status && i < count; i++)
-                status = multiply_slice(step, workspace, gemm[i], rows, m0, m, k0, k);
+                status = multiply_slice(step, a, gemm[i], rows, m0, m, k0, k, (float *)workspace);
         }
+    return status;
+}
+
+kern_status cuda_gemm_launch(const cuda_step *step, char *workspace, const cuda_gemm *gemm, int count) {
+    if (!is_wide(step->cuda))
+        return multiply_all(step, workspace, gemm, count);
+    kern_status status = KERN_OK;
+    for (int i = 0; !status && i < count; i++) {
+        const cuda_gemm &g = gemm[i];
+        bool taken = false;
+        status = cuda_gemm_few(step, workspace, g, &taken);
+        if (!status && !taken)
+            status = cuda_gemm_wide(step, workspace, g);
+        cuda_packs_written(step, g.c, sizeof(float) * (size_t)((g.m - 1) * g.ldc + g.n));
+    }
     return status;
 }
 
@@ -358,6 +350,8 @@ kern_status cuda_column_sum(const cuda_step *step, float *workspace, const float
         return KERN_UNSUPPORTED;
     const cuda_sum_cut cut = cuda_sum_cut_of(rows, LEAST_ROWS, CUDA_SUM_BLOCKS);
     const dim3 shape = cuda_sum_shape(width), grid((unsigned)cut.blocks, (unsigned)cuda_blocks(width, (int)shape.x));
+    cuda_packs_written(step, workspace, cuda_column_sum_bytes(width));
+    cuda_packs_written(step, sum, sizeof(float) * (size_t)width);
     const kern_status status =
         cuda_start(step, column_sum_kernel, grid, shape, 0, x, (int32_t)rows, width, cut.each, workspace);
     return status ? status : cuda_add_partials(step, {workspace, sum, width, cut.blocks, width, 1, 1});

@@ -186,6 +186,7 @@ static kern_status run_tile(const cuda_step *step, const kern_head_loss_args *a,
                           cuda_is_wide(tile) && vocabulary % 4 == 0};
     if (!status)
         status = cuda_start(step, loss_kernel, tokens, THREADS, 0, step->table, job);
+    cuda_packs_written(step, tile, sizeof(float) * (size_t)tokens * (size_t)vocabulary);
     if (status || !a->dx.f)
         return status;
     const cuda_gemm input = {{tile, vocabulary, false, false},

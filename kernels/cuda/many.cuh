@@ -552,13 +552,6 @@ static __device__ __forceinline__ void finish_item(const cuda_product &p, const 
     }
 }
 
-// Nothing but what cuda_mbarrier_made_for_cluster publishes is to be seen behind it.
-static __device__ __forceinline__ void cluster_start(void) {
-    __syncwarp();
-    asm volatile("barrier.cluster.arrive.relaxed.aligned;" ::: "memory");
-    asm volatile("barrier.cluster.wait.acquire.aligned;" ::: "memory");
-}
-
 template <int N, int SIDES, int LIMBS>
 static __device__ __forceinline__ void consume(const cuda_product &p, const many_shape &shape, const many_work &work,
                                                const many_ring &ring, int32_t vectors, float *staged) {
@@ -613,7 +606,7 @@ static __global__ void __launch_bounds__(many_layout<N, SIDES, LIMBS>::THREADS, 
     }
     make_ring(ring, pair * CONSUMERS / 32);
     if (pair == 2)
-        cluster_start();
+        cuda_cluster_start();
     else
         __syncthreads();
     if (threadIdx.x >= CONSUMERS) {

@@ -32,11 +32,6 @@ static __device__ __forceinline__ void spread_put(uint32_t place, const float *s
                  "f"(sum[2]), "f"(sum[3])
                  : "memory");
 }
-static __device__ __forceinline__ void cluster_barrier(void) {
-    __syncwarp();
-    asm volatile("barrier.cluster.arrive.release.aligned;" ::: "memory");
-    asm volatile("barrier.cluster.wait.acquire.aligned;" ::: "memory");
-}
 
 // --------------------------------------------------------------------------------------------------------- the vectors
 
@@ -92,7 +87,7 @@ static __device__ __forceinline__ void spread_norms(const cuda_product &p, const
         if (lane < shape.cluster)
             spread_put(spread_place(cuda_shared_address(moments + at), lane), own);
     }
-    cluster_barrier();
+    cuda_cluster_barrier();
 }
 
 // Eight columns of a vector behind the norm, whose y goes to memory once.
@@ -200,7 +195,7 @@ static __device__ __forceinline__ void spread_outputs(const cuda_product &p, con
     const int fours = FOURS / shape.cluster, first = fours * block;
     spread_four<SIDES> next = {};
     next.load(p, shape, place, first);
-    cluster_barrier(); // all have multiplied
+    cuda_cluster_barrier(); // all have multiplied
     const uint32_t own = cuda_shared_address(given) + threadIdx.x * (uint32_t)sizeof(float4);
     int owner = 0, four = 0;
 #pragma unroll
@@ -218,7 +213,7 @@ static __device__ __forceinline__ void spread_outputs(const cuda_product &p, con
             owner++;
         }
     }
-    cluster_barrier(); // all has been given
+    cuda_cluster_barrier(); // all has been given
     for (int i = 0; i < fours; i++) {
         const spread_four<SIDES> addends = next;
         if (i + 1 < fours)
@@ -271,7 +266,7 @@ static __global__ void __launch_bounds__(CONSUMERS, 2)
     }
     make_ring(ring, CONSUMERS / 32);
     if (NORM)
-        cluster_start(); // moments may be given to the others
+        cuda_cluster_start(); // moments may be given to the others
     else
         __syncthreads();
     const int warp = (int)threadIdx.x / 32, lane = (int)threadIdx.x % 32;

@@ -8,7 +8,7 @@
 #include <stdlib.h>
 
 #include "kernels/cuda/chain.cuh"
-#include "kernels/cuda/gemm.cuh"
+#include "kernels/cuda/gemm_packs.cuh"
 
 enum { BUCKETS = 11 }; // 1, 2, 4 .. 1024 tokens
 
@@ -24,8 +24,10 @@ static const cuda_table *table_of(const kern_rows *rows) {
 }
 
 static cuda_step step_of(const kern_stream *stream, const kern_rows *rows) {
-    cuda_step step = {
-        cuda_of(stream->device), cuda_handle(stream), table_of(rows), 0, 0, 0, 0, 0, 0, false, false, false, NULL};
+    cuda_step step = {};
+    step.cuda = cuda_of(stream->device);
+    step.stream = cuda_handle(stream);
+    step.table = table_of(rows);
     if (rows) {
         step.rows = rows->n_rows;
         step.tokens = rows->n_tokens;
@@ -58,7 +60,9 @@ kern_status cuda_launch(kern_stream *stream, kern_op op, const kern_rows *rows, 
     status = cuda_status(cudaSetDevice(cuda_of(stream->device)->ordinal));
     if (!status)
         status = check_room(cuda_of(stream->device), rows);
-    const cuda_step step = step_of(stream, rows);
+    cuda_packs packs = {};
+    cuda_step step = step_of(stream, rows);
+    step.packs = &packs;
     return status ? status : cuda_run_of(op)(&step, args);
 }
 
@@ -167,7 +171,9 @@ kern_status cuda_calls_run(kern_stream *stream, const kern_rows *rows, kern_call
         status = check_room(cuda_of(stream->device), rows);
     if (status)
         return status;
-    const cuda_step step = step_of(stream, rows);
+    cuda_packs packs = {};
+    cuda_step step = step_of(stream, rows);
+    step.packs = &packs;
     if (calls->mark)
         return run_marked(&step, calls);
     const int bucket = bucket_of(step.tokens);

@@ -521,7 +521,9 @@ static void round_to_bf16(float *x, size_t count) {
 }
 
 START_TEST(fast_products_of_bf16_numbers) {
-    static const struct { int rows, cols, tokens; } fast_shapes[] = {{5, 3, 7}, {129, 70, 40}, {390, 257, 300}};
+    static const struct {
+        int rows, cols, tokens;
+    } fast_shapes[] = {{5, 3, 7}, {129, 70, 40}, {390, 257, 300}, {6, 132, 200}, {16, 256, 70}, {256, 512, 1000}};
     for (size_t s = 0; s < sizeof fast_shapes / sizeof fast_shapes[0]; s++) {
         kernel_test test;
         if (!open_fast(&test))
