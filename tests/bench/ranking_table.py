@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """The table of tests/bench/ranking.sh from what its runs left in OUT: ranking_table.py OUT MODEL...
 
-Numbers are means over seeds, behind ± their standard deviation. A difference from the first model is of bits per byte
-over the same documents, each document's bits being their mean over seeds; its 95 % interval is the bootstrap's over
-documents. "=" says that the two cannot be told apart: the interval holds 0, or not every seed has the difference's
-sign (models of a seed have read the same rows in the same order).
+The least bits per byte come first. Numbers are means over seeds, behind ± their standard deviation. A difference from
+the first MODEL is of bits per byte over the same documents, each document's bits being their mean over seeds; its 95 %
+interval is the bootstrap's over documents. "=" says that the two cannot be told apart: the interval holds 0, or not
+every seed has the difference's sign (models of a seed have read the same rows in the same order).
 """
 import glob
 import json
@@ -165,7 +165,8 @@ def main(out, models):
     made = list(columns(out, groups))
     print('| model | ' + ' | '.join(name for name, _ in made) + ' |')
     print('|---' * (len(made) + 1) + '|')
-    for model, runs in groups.items():
+    for model, runs in sorted(groups.items(), key=lambda item: statistics.fmean(
+            means(item[1], 'valid', 'bits_per_byte') or [float('inf')])):
         print('| %s | ' % model + ' | '.join(cell(model, runs) for _, cell in made) + ' |')
 
 

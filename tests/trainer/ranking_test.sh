@@ -125,6 +125,7 @@ for seed, shift in ((1, 0), (2, 0.01)):
     write('d', seed, [b + shift + (0.5 if i == 0 else 0) for i, b in enumerate(base)])
 END
 python3 "$bench/ranking_table.py" made a b c d >table || fail "ranking_table.py: status $?"
+same 'the best first' 'a d' "$(awk -F' *[|] *' 'NR > 2 && NR < 5 { print $2 }' table | paste -sd' ')"
 cell() { awk -F' *[|] *' -v model="$1" -v at="$2" '$2 == model { print $at }' table; }
 same 'mean and deviation' '1.4526 ± 0.0071' "$(cell a 7)"
 same 'state' '1,024 + 512 a token' "$(cell a 4)"
