@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 # Shared by the tests of the clients: a real server with the demo model on a unix socket, and what they check with.
 #
-# Sourced. Sets build, source_dir, folder (removed at the end, and the server with it) and counts failures.
+# Sourced. Sets build, source_dir, folder (removed at the end, and the servers with it) and counts failures.
 set -uo pipefail
 source_dir=${MESA_SOURCE:-$(cd "$(dirname "${BASH_SOURCE[0]}")/../.." && pwd)}
 build=${MESA_BUILD:-$source_dir/build}
@@ -22,7 +22,26 @@ stop_server() {
     fi
     server=
 }
-trap 'stop_server; rm -rf "$folder"' EXIT
+
+# A redis-server of the test's own, which syncs what it acknowledges; redis_place is where stores find it. False: there
+# is none to start.
+redis=
+export redis_place=redis+unix://$folder/redis
+start_redis() {
+    command -v redis-server >/dev/null || return 1
+    redis-server --port 0 --unixsocket "$folder/redis" --dir "$folder" --save "" --appendonly yes --appendfsync always \
+        >"$folder/redis.log" 2>&1 &
+    redis=$!
+    wait_until test -S "$folder/redis" || fail 'redis-server does not listen'
+}
+stop_redis() {
+    if [ -n "$redis" ]; then
+        kill -KILL "$redis" 2>/dev/null
+        wait "$redis" 2>/dev/null
+    fi
+    redis=
+}
+trap 'stop_server; stop_redis; rm -rf "$folder"' EXIT
 
 fail() {
     echo "FAIL: $1"

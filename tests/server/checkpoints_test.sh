@@ -1,7 +1,7 @@
 #!/bin/bash
 # SPDX-License-Identifier: Apache-2.0
 # SIGHUP with real checkpoints: one of two models changes, does not fit, is damaged, and comes back, while requests and
-# sessions go on. Without a store, and with one.
+# sessions go on. Without a store, with a folder, and with a redis-server.
 set -uo pipefail
 source_dir=${MESA_SOURCE:-$(cd "$(dirname "$0")/../.." && pwd)}
 # shellcheck source=tests/clients/server.sh
@@ -179,5 +179,11 @@ where="without a store"
 live none
 where="with a store"
 live "$folder/store"
+stores="a folder"
+if start_redis; then
+    where="with a Redis"
+    live "$redis_place"
+    stores+=" and Redis"
+fi
 [ $failures -eq 0 ] || exit 1
-echo "checkpoints read again: without a store and with one"
+echo "checkpoints read again: without a store, and with $stores"

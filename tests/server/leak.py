@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Many keys' completions and sessions at once, with cancels, forks and failures; then each answer is asked for alone.
 
-    leak.py PROGRAM MODEL FOLDER OPERATIONS SEED
+    leak.py PROGRAM MODEL FOLDER OPERATIONS SEED STORE
 
 The server that is hunted has memory for few sessions and prefixes and a store, so that states move all the time. Every
 answer is written down with what it was an answer to: a completion by its body, a session by its history, step by step
@@ -28,10 +28,11 @@ import conversations as talk
 
 PROGRAM, MODEL, FOLDER, OPERATIONS, SEED = sys.argv[1:4] + [int(number) for number in sys.argv[4:6]]
 KEYS, THREADS, VOCABULARY, NOBODY = 20, 8, 4096, "sess-" + 32 * "0"
+STORE = sys.argv[6]
 ADDRESS, KEYS_FILE = FOLDER + "/hunt.socket", FOLDER + "/keys"
 SESSION_BUDGET, PREFIX_BUDGET = 512 << 10, 1 << 20
-HUNTED = ("--store", FOLDER + "/hunted", "--session-budget", str(SESSION_BUDGET), "--prefix-budget", str(PREFIX_BUDGET),
-          "--prefix-audit", "2", "--snapshot-tokens", "64", "--rows", "6", "--keys", KEYS_FILE)
+HUNTED = ("--store", STORE, "--store-prefixes", "64", "--session-budget", str(SESSION_BUDGET),
+          "--prefix-budget", str(PREFIX_BUDGET), "--prefix-audit", "2", "--snapshot-tokens", "64", "--rows", "6", "--keys", KEYS_FILE)
 ALONE = ("--store", "none", "--prefix-budget", "0", "--rows", "1")
 MOST_GROWTH_MIB = 96
 MIXED = os.environ.get("MIXED") == "1"
@@ -761,7 +762,7 @@ def main():
     finally:
         for server in servers:
             server.kill()
-    shown = ("prefix_hits", "prefix_evictions", "prefix_audits", "sessions_parked", "cancelled")
+    shown = ("prefix_hits", "prefix_evictions", "prefix_audits", "prefix_stored", "prefix_fetched", "sessions_parked", "cancelled")
     print(f"operations: {dict(done)}, alone after {time.monotonic() - begun_at:.1f} s")
     print(f"asked to wait: {dict(waits)}; {({name: int(now[f'mesa_{name}_total']) for name in shown})}; "
           f"memory {[(part[0], max(part), part[-1]) for part in memory]} MiB")

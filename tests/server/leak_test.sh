@@ -5,7 +5,7 @@
 # sessions, and nothing is left behind.
 #
 #   tests/server/leak_test.sh [OPERATIONS]      400 by default
-# SEED: of another hunt. MIXED=1: turns change the knobs of their sessions.
+# SEED: of another hunt. MIXED=1: turns change the knobs of their sessions. STORE=redis: the store is a redis-server.
 set -uo pipefail
 source_dir=${MESA_SOURCE:-$(cd "$(dirname "$0")/../.." && pwd)}
 # shellcheck source=tests/clients/server.sh
@@ -20,8 +20,13 @@ echo '{"model_type": "mesa_net", "vocab_size": 4096, "hidden_size": 32, "num_hid
     "bos_token_id": 0, "eos_token_id": 0}' >"$folder/small.json"
 train_a_step small
 model=$(echo "$folder"/small/step-*)
+place=$folder/hunted
+if [ "${STORE:-folder}" = redis ]; then
+    start_redis || { echo "SKIP: there is no redis-server"; exit 77; }
+    place=$redis_place
+fi
 PYTHONPATH=$source_dir/tests/server python3 "$source_dir/tests/server/leak.py" "$build/mesa-server" "$model" "$folder" \
-    "${1:-400}" "${SEED:-1}" >"$folder/said" 2>&1 ||
+    "${1:-400}" "${SEED:-1}" "$place" >"$folder/said" 2>&1 ||
     fail "seed ${SEED:-1}: $(tail -n 20 "$folder/said"; tail -n 20 "$folder/hunt.log")"
 tail -n 2 "$folder/said"
 

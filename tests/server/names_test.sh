@@ -82,7 +82,9 @@ start() { # OPTION...: with the configuration file
         fail "the server does not become ready: $(cat "$folder/server.log")"
 }
 
-for store in none "$folder/store"; do
+stores=(none "$folder/store")
+start_redis && stores+=("$redis_place")
+for store in "${stores[@]}"; do
     keys
     reload "demo=$model" "twin=$model" "other=$folder/other"
     start --store "$store"
@@ -106,7 +108,7 @@ for store in none "$folder/store"; do
         is_whole 3 'in memory'
     fi
     id=$(create twin) parts='' where=twin
-    goes_on 'before a reload' '' "$begin_text"
+    goes_on 'before a reload' '"model":"twin",' "$begin_text"
     reload "demo=$model" "other=$folder/other"
     where=demo
     goes_on 'after its name is gone' ''
@@ -116,6 +118,7 @@ for store in none "$folder/store"; do
     says 400 'another model' 'no name, where the first model is another' "$(turn "$id" '')"
     is_whole 3 'through reloads'
     id=$(create renamed)
+    says 200 '"model":"renamed"' 'while the key may use it' "$(turn "$id" '"model":"renamed",')"
     keys models=other,again
     reload "other=$folder/other" "renamed=$model" "again=$model"
     says 403 model_not_allowed 'a model that the key may not use' "$(turn "$id" '"model":"again",')"

@@ -85,34 +85,23 @@ start_server "${options[@]}" --store "$folder/store" --store-prefixes 0
 answers 'where none goes there' 0
 stop_server
 
-command -v redis-server >/dev/null || { echo "SKIP: there is no redis-server"; [ $failures -eq 0 ] && exit 77; exit 1; }
-start_redis() {
-    redis-server --port 0 --unixsocket "$folder/redis" --dir "$folder" --save "" --appendonly no \
-        >"$folder/redis.log" 2>&1 &
-    redis=$!
-}
 ask_redis() {
     redis-cli -s "$folder/redis" "$@"
 }
-is_up() {
-    [ "$(ask_redis ping 2>/dev/null)" = PONG ]
-}
-redis=
 replica=
-end_all() {
-    local process
-    stop_server
-    for process in $replica $redis; do
-        kill -CONT "$process" 2>/dev/null
-        kill "$process" 2>/dev/null
-        wait "$process" 2>/dev/null
-    done
-    rm -rf "$folder"
+stop_replica() {
+    if [ -n "$replica" ]; then
+        kill "$replica"
+        wait "$replica"
+    fi
+    replica=
 }
-trap end_all EXIT
-start_redis
-wait_until is_up || fail 'Redis does not answer'
-options+=(--store-prefixes 64 --store "redis+unix://$folder/redis" --store-lease 2)
+trap 'stop_server; stop_replica; stop_redis; rm -rf "$folder"' EXIT
+if ! start_redis; then
+    echo 'SKIP: there is no redis-server'
+    exit $((failures > 0 ? 1 : 77))
+fi
+options+=(--store-prefixes 64 --store "$redis_place" --store-lease 2)
 
 start_replica() { # beside the server, at its own socket
     "$build/mesa-server" --model "demo=$model" --listen "unix:$folder/replica" "${options[@]}" \
@@ -121,11 +110,6 @@ start_replica() { # beside the server, at its own socket
     socket=$folder/replica
     wait_until command curl -fsS -o /dev/null --unix-socket "$socket" http://localhost/health/ready 2>/dev/null ||
         fail "the replica does not become ready: $(cat "$folder/replica.log")"
-}
-stop_replica() {
-    kill "$replica"
-    wait "$replica"
-    replica=
 }
 
 # Two servers, one Redis.
@@ -160,9 +144,7 @@ for turn in 0 $last; do
     answers 'while Redis hangs' "$turn"
 done
 kill -CONT "$redis"
-kill -KILL "$redis"
-wait "$redis" 2>/dev/null
-redis=
+stop_redis
 ids=$(seq 101 300 | paste -sd,)
 body="{\"prompt\":[$ids],\"max_tokens\":6,\"seed\":3,\"logprobs\":2}" wanted=
 for turn in 0 $last $last; do
