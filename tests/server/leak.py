@@ -32,7 +32,8 @@ STORE = sys.argv[6]
 ADDRESS, KEYS_FILE = FOLDER + "/hunt.socket", FOLDER + "/keys"
 SESSION_BUDGET, PREFIX_BUDGET = 512 << 10, 1 << 20
 HUNTED = ("--store", STORE, "--store-prefixes", "64", "--session-budget", str(SESSION_BUDGET),
-          "--prefix-budget", str(PREFIX_BUDGET), "--prefix-audit", "2", "--snapshot-tokens", "64", "--rows", "6", "--keys", KEYS_FILE)
+          "--prefix-budget", str(PREFIX_BUDGET), "--prefix-audit", "2", "--snapshot-tokens", "64", "--rows", "6", "--keys",
+          KEYS_FILE)
 ALONE = ("--store", "none", "--prefix-budget", "0", "--rows", "1")
 MOST_GROWTH_MIB = 96
 MIXED = os.environ.get("MIXED") == "1"
@@ -762,7 +763,8 @@ def main():
     finally:
         for server in servers:
             server.kill()
-    shown = ("prefix_hits", "prefix_evictions", "prefix_audits", "prefix_stored", "prefix_fetched", "sessions_parked", "cancelled")
+    shown = ("prefix_hits", "prefix_evictions", "prefix_audits", "prefix_stored", "prefix_fetched", "sessions_parked",
+             "cancelled")
     print(f"operations: {dict(done)}, alone after {time.monotonic() - begun_at:.1f} s")
     print(f"asked to wait: {dict(waits)}; {({name: int(now[f'mesa_{name}_total']) for name in shown})}; "
           f"memory {[(part[0], max(part), part[-1]) for part in memory]} MiB")
