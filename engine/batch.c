@@ -71,8 +71,8 @@ eng_status eng_batch_measure(const eng_model *model, kern_device *device, int32_
         *bytes = (uint64_t)plan->saved_bytes + plan->scratch_bytes;
     eng_plan_free(plan);
     uint64_t loops = 0;
-    if (status == ENG_OK && eng_loops_can_wait(model, device))
-        status = eng_loops_measure(model, device, max_rows, max_tokens, &loops, error);
+    if (status == ENG_OK && eng_model_reads_loops(model))
+        status = eng_loops_measure(model, device, &options, &loops, error);
     uint64_t resume = 0;
     if (status == ENG_OK)
         status = eng_resume_measure(model, device, max_rows, &resume, error);
@@ -102,7 +102,7 @@ static eng_status allocate_device(eng_batch *batch, eng_error *error) {
                                         table_pages(batch->pool), batch->max_edits, &batch->rows);
     if (made)
         return eng_fail_kernel(error, made, "allocating the row table");
-    batch->rows->slot_stride = eng_pool_slot_stride(batch->pool);
+    batch->rows->slot_stride = eng_pool_slot_pitch(batch->pool);
     batch->rows->page_stride = eng_pool_page_stride(batch->pool);
     return ENG_OK;
 }
@@ -135,7 +135,7 @@ eng_status eng_batch_create(const eng_weights *weights, eng_pool *pool, kern_str
         status = eng_fail(error, ENG_NO_MEMORY, "out of memory for the batch's results");
     if (status == ENG_OK)
         status = eng_resume_create(batch, error);
-    if (status == ENG_OK && eng_loops_can_wait(weights->model, weights->device))
+    if (status == ENG_OK && eng_model_reads_loops(weights->model))
         status = eng_loops_create(batch, &batch->loops, error);
     if (status != ENG_OK) {
         eng_batch_free(batch);
@@ -328,7 +328,7 @@ int eng_batch_underway(const eng_batch *batch) {
 static eng_status run_pieces(eng_batch *batch, const eng_flight *flight, eng_error *error) {
     eng_status settled = ENG_OK;
     if (batch->loops)
-        eng_loops_choose(batch->loops);
+        settled = eng_loops_choose(batch->loops, error);
     for (int32_t i = 0; settled == ENG_OK && i < flight->pieces; i++)
         if (!flight->piece[i].deferred)
             settled = eng_session_settle(flight->piece[i].piece.session, error);
@@ -376,7 +376,11 @@ eng_status eng_batch_finish(eng_batch *batch, eng_error *error) {
         return eng_fail(error, ENG_INVALID, "no step is under way");
     batch->finished++;
     kern_status status = kern_event_wait(eng_batch_read(batch)->done);
-    return status ? eng_fail_kernel(error, status, "running a step") : ENG_OK;
+    if (status)
+        return eng_fail_kernel(error, status, "running a step");
+    if (batch->loops)
+        eng_loops_note(batch->loops, eng_batch_read(batch));
+    return ENG_OK;
 }
 
 eng_status eng_batch_run(eng_batch *batch, eng_error *error) {
@@ -390,9 +394,11 @@ eng_status eng_batch_run(eng_batch *batch, eng_error *error) {
 
 static const eng_sampling likeliest = {.top_p = 1};
 
-// The first `count` of the sessions read one id each.
-static eng_status run_generated(eng_batch *batch, eng_session *session, int32_t count, eng_error *error) {
+// The first `count` of the sessions read one id each, at the first loop where others are left for later.
+static eng_status run_generated(eng_batch *batch, eng_session *session, int32_t count, bool whole, eng_error *error) {
     static const int32_t id = 0;
+    eng_knobs knobs = batch->weights->model->config.knobs;
+    knobs.max_loops = 1;
     eng_batch_clear(batch);
     for (int32_t i = 0; i < count; i++) {
         int32_t index;
@@ -400,9 +406,10 @@ static eng_status run_generated(eng_batch *batch, eng_session *session, int32_t 
                            .kind = KERN_ROW_GENERATED,
                            .ids = &id,
                            .count = 1,
-                           .knobs = batch->weights->model->config.knobs,
+                           .knobs = knobs,
                            .logits = true,
-                           .sampling = &likeliest};
+                           .sampling = &likeliest,
+                           .whole = whole};
         eng_status status = eng_batch_add(batch, &piece, &index, error);
         if (status != ENG_OK)
             return status;
@@ -464,9 +471,13 @@ eng_status eng_batch_warm_up(eng_batch *batch, eng_error *error) {
         int32_t wanted = count < batch->max_rows ? count : batch->max_rows;
         status = open_sessions(batch, session, wanted, &opened, error);
         if (status == ENG_OK && opened > run)
-            status = run_generated(batch, session, opened, error);
+            status = run_generated(batch, session, opened, true, error);
+        if (status == ENG_OK && opened > run && batch->loops)
+            status = run_generated(batch, session, opened, false, error);
         run = opened < wanted ? batch->max_rows : opened;
     }
+    if (status == ENG_OK && batch->loops)
+        status = eng_loops_warm_up(batch->loops, &session[0], error);
     while (opened > 0)
         eng_session_close(&session[--opened]);
     free(session);

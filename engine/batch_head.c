@@ -51,7 +51,7 @@ eng_status eng_resume_create(eng_batch *batch, eng_error *error) {
         kern_rows_create(weights->device, rows, rows, rows, 0, 0, most_edits(batch, rows), &resume->rows);
     if (made)
         return eng_fail_kernel(error, made, "allocating the rows of sessions that go on");
-    resume->rows->slot_stride = eng_pool_slot_stride(batch->pool);
+    resume->rows->slot_stride = eng_pool_slot_pitch(batch->pool);
     return ENG_OK;
 }
 
@@ -76,9 +76,8 @@ static void add_row(kern_rows *rows, const eng_piece *piece) {
     eng_batch_add_logits(rows, piece, token + 1);
 }
 
-// Words of 4 bytes, `each` a row.
-static kern_status copy_rows(const eng_batch *batch, const kern_memory *memory, kern_ptr from, kern_ptr to, int32_t row,
-                             int32_t count, size_t each) {
+kern_status eng_batch_copy_rows(const eng_batch *batch, const kern_memory *memory, kern_ptr from, kern_ptr to,
+                                int32_t row, int32_t count, size_t each) {
     char *target = (char *)eng_plan_address(&batch->memory, to) + (size_t)row * each * 4;
     return kern_copy(batch->stream, target, eng_plan_address(memory, from), (size_t)count * each * 4);
 }
@@ -86,18 +85,18 @@ static kern_status copy_rows(const eng_batch *batch, const kern_memory *memory, 
 kern_status eng_batch_hand_over(const eng_batch *batch, const eng_plan *plan, const kern_memory *memory, int32_t row,
                                 int32_t count) {
     const eng_plan *own = batch->plan;
-    kern_status status = copy_rows(batch, memory, plan->finite, own->finite, row, count, 1);
+    kern_status status = eng_batch_copy_rows(batch, memory, plan->finite, own->finite, row, count, 1);
     if (status == KERN_OK)
-        status = copy_rows(batch, memory, plan->sampled, own->sampled, row, count, 1);
+        status = eng_batch_copy_rows(batch, memory, plan->sampled, own->sampled, row, count, 1);
     if (status == KERN_OK)
-        status = copy_rows(batch, memory, plan->logprob, own->logprob, row, count, 1);
+        status = eng_batch_copy_rows(batch, memory, plan->logprob, own->logprob, row, count, 1);
     if (status == KERN_OK && batch->most_top > 0)
-        status = copy_rows(batch, memory, plan->top_id, own->top_id, row, count, KERN_MAX_TOP);
+        status = eng_batch_copy_rows(batch, memory, plan->top_id, own->top_id, row, count, KERN_MAX_TOP);
     if (status == KERN_OK && batch->most_top > 0)
-        status = copy_rows(batch, memory, plan->top_logprob, own->top_logprob, row, count, KERN_MAX_TOP);
+        status = eng_batch_copy_rows(batch, memory, plan->top_logprob, own->top_logprob, row, count, KERN_MAX_TOP);
     if (status == KERN_OK && batch->unsampled)
-        status =
-            copy_rows(batch, memory, plan->logits, own->logits, row, count, (size_t)plan->model->config.vocab_size);
+        status = eng_batch_copy_rows(batch, memory, plan->logits, own->logits, row, count,
+                                     (size_t)plan->model->config.vocab_size);
     return status;
 }
 
@@ -107,10 +106,10 @@ static kern_status hand_over_tokens(const eng_batch *batch, int32_t token) {
     const int32_t count = resume->rows->n_tokens;
     kern_status status = KERN_OK;
     if (resume->plan->loops.ref)
-        status = copy_rows(batch, &resume->memory, resume->plan->loops, batch->plan->loops, token, count, 1);
+        status = eng_batch_copy_rows(batch, &resume->memory, resume->plan->loops, batch->plan->loops, token, count, 1);
     if (status == KERN_OK && resume->plan->solves.ref)
-        status = copy_rows(batch, &resume->memory, resume->plan->solves, batch->plan->solves, token, count,
-                           sizeof(kern_solve_sum) / 4);
+        status = eng_batch_copy_rows(batch, &resume->memory, resume->plan->solves, batch->plan->solves, token, count,
+                                     sizeof(kern_solve_sum) / 4);
     return status;
 }
 

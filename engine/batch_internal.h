@@ -14,7 +14,8 @@ typedef struct eng_batch_piece {
     int32_t token0;     // first token in the batch
     int32_t logits_row; // of the last token, among the step's logits; those of a scored piece end there. -1: none
     bool deferred;      // runs loop by loop (loop.h), behind the others' tokens and logits
-    int32_t loop;       // deferred: where it was read, from 1
+    int32_t slot;       // deferred: of the session, which may be closed before the results are there
+    uint64_t life;      // deferred: of its session's list (eng_pending); 0: it has gone through all loops
 } eng_batch_piece;
 
 typedef struct eng_loops eng_loops; // loop.h
@@ -93,6 +94,9 @@ void eng_batch_fill_rows(eng_batch *batch);
 int32_t eng_batch_add_pages(kern_rows *rows, const eng_session *session);
 int32_t eng_batch_add_logits(kern_rows *rows, const eng_piece *piece, int32_t token0);
 
+// Words of 4 bytes, `each` a row: `count` rows of another plan to those from `row` on of the batch's own.
+kern_status eng_batch_copy_rows(const eng_batch *batch, const kern_memory *memory, kern_ptr from, kern_ptr to,
+                                int32_t row, int32_t count, size_t each);
 // `count` results of another plan's head, from its first row on, to where the batch's own plan leaves those of the rows
 // from `row` on.
 kern_status eng_batch_hand_over(const eng_batch *batch, const eng_plan *plan, const kern_memory *memory, int32_t row,

@@ -279,14 +279,8 @@ void eng_emit_head_loss(eng_emit *emit, const eng_head_loss *head) {
     emit->scratch = mark;
 }
 
-static kern_ptr emit_solves(eng_emit *emit) {
-    kern_ptr solves = eng_emit_saved_bytes(emit, sizeof(kern_solve_sum) * (uint64_t)emit->tokens);
-    eng_emit_op(emit, KERN_OP_CLEAR, &(kern_clear_args){.y = solves, .width = sizeof(kern_solve_sum) / 4});
-    return solves;
-}
-
 // Small outputs lie side by side, so that one copy brings them to the host.
-static void emit_results(eng_emit *emit) {
+static void place_results(eng_emit *emit) {
     eng_plan *plan = emit->plan;
     uint64_t rows = (uint64_t)emit->options->max_logits, begin = emit->saved;
     if (eng_serves(emit)) {
@@ -297,10 +291,21 @@ static void emit_results(eng_emit *emit) {
     if (eng_reads_loops(emit) && !eng_trains(emit))
         plan->loops = eng_emit_saved_bytes(emit, sizeof(int32_t) * (uint64_t)emit->tokens);
     if (eng_model_has_mesa(emit->model))
-        plan->solves = emit_solves(emit);
+        plan->solves = eng_emit_saved_bytes(emit, sizeof(kern_solve_sum) * (uint64_t)emit->tokens);
     if (eng_model_has_mesa(emit->model) && eng_trains(emit))
-        plan->backward_solves = emit_solves(emit);
+        plan->backward_solves = eng_emit_saved_bytes(emit, sizeof(kern_solve_sum) * (uint64_t)emit->tokens);
     plan->results_bytes = (size_t)(emit->saved - begin);
+}
+
+static void emit_no_solves(eng_emit *emit, kern_ptr solves) {
+    if (solves.ref != 0)
+        eng_emit_op(emit, KERN_OP_CLEAR, &(kern_clear_args){.y = solves, .width = sizeof(kern_solve_sum) / 4});
+}
+
+static void emit_results(eng_emit *emit) {
+    place_results(emit);
+    emit_no_solves(emit, emit->plan->solves);
+    emit_no_solves(emit, emit->plan->backward_solves);
 }
 
 static kern_ptr emit_embedding(eng_emit *emit) {
@@ -387,33 +392,47 @@ static void emit_resume(eng_emit *emit) {
     emit_head_logits(emit);
 }
 
-static void emit_part(eng_emit *emit, model_kept *kept) {
+// From plan->hidden: the gate's logits, and what the slots keep of the loop.
+static void emit_loop_end(eng_emit *emit, kern_ptr stream) {
     const eng_model *model = emit->model;
     eng_plan *plan = emit->plan;
-    if (emit->options->part == ENG_PART_RESUME) {
-        emit_resume(emit);
-        return;
-    }
-    emit_results(emit);
-    plan->hidden = emit_stream(emit);
-    if (emit->options->part == ENG_PART_HEAD) {
-        emit_head_logits(emit);
-        return;
-    }
-    if (emit->options->part == ENG_PART_FIRST)
-        plan->output = emit_layers(emit, 0, model->config.loop.first, emit_embedding(emit), false, kept);
-    else
-        plan->output = plan->input = emit_stream(emit);
-    if (emit->options->part == ENG_PART_LOOP && model->config.loop.residual_gate)
-        kept->before[0] = emit_stream(emit);
-    plan->output = emit_loop(emit, emit->options->level, plan->output, kept);
-    plan->start = model->config.loop.residual_gate ? kept->before[0] : eng_null();
-    eng_emit_norm(emit, plan->output, model->final_norm, eng_null(), plan->hidden, 1, model->config.norm_eps);
+    kern_ptr gate = eng_null();
+    eng_emit_norm(emit, stream, model->final_norm, eng_null(), plan->hidden, 1, model->config.norm_eps);
     if (model->exit_gate >= 0) {
-        plan->gate = eng_emit_saved_bytes(emit, sizeof(float) * (uint64_t)emit->tokens);
-        eng_emit_linear(emit, plan->hidden, model->exit_gate, model->exit_bias, eng_null(), plan->gate);
+        gate = eng_emit_saved_bytes(emit, sizeof(float) * (uint64_t)emit->tokens);
+        eng_emit_linear(emit, plan->hidden, model->exit_gate, model->exit_bias, eng_null(), gate);
     }
-    eng_emit_final(emit, plan->hidden, plan->gate, 1, emit->tokens, false);
+    eng_emit_final(emit, plan->hidden, gate, 1, emit->tokens, false);
+}
+
+// What went into the first loop is there for those that join it to their output.
+static kern_ptr emit_waited(eng_emit *emit, model_kept *kept) {
+    kern_ptr stream = emit_stream(emit);
+    kept->before[0] = emit->model->config.loop.residual_gate ? emit_stream(emit) : eng_null();
+    eng_emit_waiting(emit, emit->options->level, stream, kept->before[0], true);
+    return stream;
+}
+
+static void emit_part(eng_emit *emit, model_kept *kept) {
+    const eng_loop_config *loop = &emit->model->config.loop;
+    const int32_t level = emit->options->level;
+    const bool first = emit->options->part == ENG_PART_FIRST;
+    eng_plan *plan = emit->plan;
+    place_results(emit);
+    if (plan->solves.ref != 0)
+        plan->sum = eng_emit_saved_bytes(emit, sizeof(kern_solve_sum) * (uint64_t)emit->tokens);
+    if (!first && emit->options->part != ENG_PART_LOOP) {
+        eng_emit_follow(emit);
+        return;
+    }
+    emit_no_solves(emit, plan->solves);
+    plan->hidden = emit_stream(emit);
+    kern_ptr stream =
+        first ? emit_layers(emit, 0, loop->first, emit_embedding(emit), false, kept) : emit_waited(emit, kept);
+    stream = emit_loop(emit, level, stream, kept);
+    emit_loop_end(emit, stream);
+    if (level + 1 < loop->loops)
+        eng_emit_waiting(emit, level + 1, stream, kept->before[0], false);
 }
 
 static void emit_model(eng_emit *emit, model_kept *kept) {
@@ -436,13 +455,32 @@ static void emit_model(eng_emit *emit, model_kept *kept) {
         emit_scores(emit);
 }
 
+static void emit_plan(eng_emit *emit, model_kept *kept) {
+    switch (emit->options->part) {
+    case ENG_PART_WHOLE:
+        emit_model(emit, kept);
+        return;
+    case ENG_PART_RESUME:
+        emit_resume(emit);
+        return;
+    case ENG_PART_HEAD:
+        emit_results(emit);
+        emit->plan->hidden = emit_stream(emit);
+        emit_head_logits(emit);
+        return;
+    default:
+        emit_part(emit, kept);
+    }
+}
+
 static eng_status check_loops(const eng_model *model, const eng_plan_options *options, eng_error *error) {
     const eng_loop_config *loop = &model->config.loop;
     const bool whole = options->part == ENG_PART_WHOLE || options->part == ENG_PART_RESUME;
     if (options->part == ENG_PART_RESUME && options->kind != ENG_PLAN_SERVE)
         return eng_fail(error, ENG_UNSUPPORTED, "only what serves goes on from a slot");
+    const int32_t levels = options->part == ENG_PART_FOLLOW ? loop->loops + 1 : loop->loops;
     if (!whole && (options->kind != ENG_PLAN_SERVE || !eng_model_reads_loops(model) || options->level < 0 ||
-                   options->level >= loop->loops))
+                   options->level >= levels))
         return eng_fail(error, ENG_UNSUPPORTED, "a plan in parts is for serving a model that ends with its loop");
     if (options->loop_loss == ENG_LOOP_LOSS_FINAL || options->kind == ENG_PLAN_SERVE)
         return ENG_OK;
@@ -492,7 +530,7 @@ eng_status eng_plan_create(const eng_model *model, kern_device *device, const en
         emit.status = eng_fail_kernel(error, made, "making a plan");
         goto out;
     }
-    (options->part == ENG_PART_WHOLE ? emit_model : emit_part)(&emit, &kept);
+    emit_plan(&emit, &kept);
     if (emit.status == ENG_OK && (made = kern_plan_seal(plan->plan)) != KERN_OK)
         emit.status = eng_fail_kernel(error, made, "sealing a plan");
     plan->saved_bytes = emit.saved;

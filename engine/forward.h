@@ -20,12 +20,15 @@ typedef enum eng_plan_kind {
 
 typedef enum eng_recompute { ENG_RECOMPUTE_NONE, ENG_RECOMPUTE_MIXER, ENG_RECOMPUTE_BLOCK } eng_recompute;
 
-// A serving plan in parts, each a plan of its own with memory of its own, between which the caller carries what it
-// needs (loop.h). Models that end with their loop.
+// A serving plan in parts (loop.h), each a plan of its own, of models that end with their loop. All but the last two
+// run in one memory by turns; what one leaves for another lies in the slots, or in plan->solves and plan->sum, which
+// stand at the same place in all of them.
 typedef enum eng_plan_part {
     ENG_PART_WHOLE,
-    ENG_PART_FIRST,  // ids to the output of the first loop
-    ENG_PART_LOOP,   // plan->input (and start) to the output of loop number options->level, from 0
+    ENG_PART_FIRST,  // ids through the first loop to what waits for the next one
+    ENG_PART_FOLLOW, // who goes through loop number options->level, from 1 on: memory->next (EXIT_FOLLOW)
+    ENG_PART_SETTLE, // likewise through loop 1, where no token has gone through the first one in this run
+    ENG_PART_LOOP,   // with those rows: what waits for loop options->level through it to what waits for the next one
     ENG_PART_HEAD,   // plan->hidden to logits and what is drawn
     ENG_PART_RESUME, // of any model: what the rows' slots keep of the last token to logits and what is drawn
 } eng_plan_part;
@@ -69,13 +72,12 @@ typedef struct eng_plan {
     kern_ptr loops;   // int32 (max_tokens), from 1, where each token is read; null where outputs of loops are not
     kern_ptr results; // SERVE: finite, sampled, logprob, loops and solves lie in this one block
     size_t results_bytes;
-    kern_ptr top_id;        // int32 (max_logits, KERN_MAX_TOP)
-    kern_ptr top_logprob;   // (max_logits, KERN_MAX_TOP)
-    kern_ptr hidden;        // (max_tokens, hidden) after the final norm
-    kern_ptr input, output; // LOOP; FIRST and LOOP: (max_tokens, hidden), the residual stream before and behind
-    kern_ptr start;         // likewise what went into the first loop; null without loop_residual_gate
-    kern_ptr gate;          // FIRST and LOOP: (max_tokens) the gate's logits; null without one
-    kern_ptr loss;          // (max_tokens); TRAIN: of what is minimised
+    kern_ptr top_id;      // int32 (max_logits, KERN_MAX_TOP)
+    kern_ptr top_logprob; // (max_logits, KERN_MAX_TOP)
+    kern_ptr hidden;      // (max_tokens, hidden) after the final norm
+    kern_ptr sum;         // FIRST to LOOP: kern_solve_sum (max_tokens), a row: what FOLLOW has added up; null without
+                          // Mesa layers
+    kern_ptr loss;        // (max_tokens); TRAIN: of what is minimised
     // With a loop_loss but FINAL, planes of loop_stride tokens, a loop each; entropy: TRAIN with EXPECTED, float[1]
     // that the caller writes before the first run.
     kern_ptr loop_loss, exit_probability, entropy;

@@ -94,6 +94,41 @@ void eng_emit_final_all(eng_emit *emit, bool back) {
         eng_emit_final(emit, emit->plan->hidden, eng_null(), 1, emit->tokens, back);
 }
 
+static kern_ptr state_at(size_t offset) {
+    return kern_ref(KERN_CLASS_STATE, offset);
+}
+
+static void emit_wait(eng_emit *emit, int32_t loop, kern_ptr x, bool start, bool back) {
+    const eng_model *model = emit->model;
+    eng_emit_op(emit, KERN_OP_EXIT_WAIT,
+                &(kern_exit_wait_args){.x = x,
+                                       .list = state_at(eng_model_waiting(model, loop, start)),
+                                       .waiting = state_at(model->waiting_offset),
+                                       .width = model->config.hidden_size,
+                                       .loop = loop,
+                                       .back = back});
+}
+
+void eng_emit_waiting(eng_emit *emit, int32_t loop, kern_ptr stream, kern_ptr start, bool back) {
+    emit_wait(emit, loop, stream, false, back);
+    if (emit->model->config.loop.residual_gate)
+        emit_wait(emit, loop, start, true, back);
+}
+
+void eng_emit_follow(eng_emit *emit) {
+    const eng_model *model = emit->model;
+    eng_emit_op(emit, KERN_OP_EXIT_FOLLOW,
+                &(kern_exit_follow_args){.next = kern_ref(KERN_CLASS_ROWS, 0),
+                                         .waiting = state_at(model->waiting_offset),
+                                         .z = model->exit_gate >= 0 ? state_at(model->gates_offset) : eng_null(),
+                                         .solves = emit->plan->solves,
+                                         .sum = emit->plan->sum,
+                                         .loop = emit->options->level,
+                                         .loops = loops_of(emit),
+                                         .z_stride = (int32_t)(model->gates_stride / sizeof(float)),
+                                         .begin = emit->options->part == ENG_PART_FOLLOW && emit->options->level == 1});
+}
+
 // -------------------------------------------------------------------------------------------------------------- losses
 
 static bool is_gate_alone(const eng_emit *emit) {

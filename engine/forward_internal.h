@@ -82,6 +82,10 @@ void eng_emit_exit_read(eng_emit *emit);
 void eng_emit_final(eng_emit *emit, kern_ptr hidden, kern_ptr gate, int32_t planes, int32_t stride, bool back);
 // That of the whole pass.
 void eng_emit_final_all(eng_emit *emit, bool back);
+// Vectors that wait for a loop, to the slots' lists or back, stream and start as in forward; and who goes through
+// emit->options->level.
+void eng_emit_waiting(eng_emit *emit, int32_t loop, kern_ptr stream, kern_ptr start, bool back);
+void eng_emit_follow(eng_emit *emit);
 // The losses of all loops, and in training of the objective, with the gradients of the gate and of the outputs.
 bool eng_trains_gate_alone(const eng_emit *emit);
 void eng_emit_exit_losses(eng_emit *emit);

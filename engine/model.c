@@ -134,6 +134,17 @@ static void repeat_states(eng_model *model, int32_t layer) {
     model->state_bytes += model->layer[layer].state_bytes * (size_t)(eng_model_levels(model, layer) - 1);
 }
 
+// Behind the state, which is copied without it.
+static void add_waiting(eng_model *model) {
+    const eng_loop_config *loop = &model->config.loop;
+    if (!eng_model_reads_loops(model))
+        return;
+    model->waiting_offset = model->state_bytes;
+    model->waiting_stride = aligned(sizeof(float) * ENG_PENDING_TOKENS * (size_t)model->config.hidden_size);
+    model->waiting_bytes = aligned(sizeof(kern_exit_waiting)) +
+                           model->waiting_stride * (size_t)(loop->loops - 1) * (loop->residual_gate ? 2 : 1);
+}
+
 // Behind the layers' states.
 static void add_final(eng_model *model) {
     const bool loops = eng_model_reads_loops(model), gates = loops && model->config.loop.exit_gate;
@@ -144,6 +155,12 @@ static void add_final(eng_model *model) {
     model->gates_stride = gates ? aligned(sizeof(float)) : 0;
     model->gates_offset = gates ? model->state_bytes : 0;
     model->state_bytes += model->gates_stride * (size_t)model->final_planes;
+    add_waiting(model);
+}
+
+size_t eng_model_waiting(const eng_model *model, int32_t loop, bool start) {
+    const size_t lists = (size_t)(loop - 1 + (start ? model->config.loop.loops - 1 : 0));
+    return model->waiting_offset + aligned(sizeof(kern_exit_waiting)) + model->waiting_stride * lists;
 }
 
 void eng_model_store_states(eng_model *model, kern_storage storage) {

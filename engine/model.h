@@ -217,6 +217,8 @@ typedef struct eng_layer {
     size_t page_offset, page_bytes; // inside a KV page of all layers, likewise; 0 bytes: none
 } eng_layer;
 
+enum { ENG_PENDING_TOKENS = 64 }; // that wait for the loops of one session, at most
+
 typedef struct eng_model {
     eng_config config;
     eng_tensor *tensor;
@@ -235,7 +237,10 @@ typedef struct eng_model {
     int32_t final_planes;
     size_t final_offset, final_stride, gates_offset, gates_stride;
     size_t state_bytes; // a slot
-    size_t page_bytes;  // 64 tokens of every full-attention layer
+    // Behind the state what waits for a loop, where tokens may be read early (loop.h): kern_exit_waiting, and a list of
+    // ENG_PENDING_TOKENS vectors for every loop but the first; with a loop_residual_gate a second one. 0 bytes: none.
+    size_t waiting_offset, waiting_stride, waiting_bytes;
+    size_t page_bytes; // 64 tokens of every full-attention layer
 } eng_model;
 
 // Builds the table. Takes the contents of *config (cleared), also on failure.
@@ -244,6 +249,9 @@ void eng_model_free(eng_model *model);
 // Lays the states out anew; before anything is made of the model.
 void eng_model_store_states(eng_model *model, kern_storage storage);
 int32_t eng_model_find(const eng_model *model, const char *name); // tensor index; -1: none
+// Where in a slot the list of those that wait for the loop, from 1 on, lies: their streams, or what went into the
+// first.
+size_t eng_model_waiting(const eng_model *model, int32_t loop, bool start);
 // Multiplications and additions a generated token costs at `position` earlier tokens with `cg_steps` a solve.
 double eng_model_flops(const eng_model *model, double position, double cg_steps);
 // How often a layer runs: 1, or the loops; and the blocks that a token goes through.

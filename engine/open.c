@@ -12,7 +12,6 @@
 #include "engine/engine_internal.h"
 #include "engine/fingerprint.h"
 #include "engine/log.h"
-#include "engine/loop.h"
 #include "engine/mixer.h"
 
 enum {
@@ -116,7 +115,7 @@ static uint64_t align64(uint64_t bytes) {
 // Of a session's slot: its state, and the tokens that wait for their loops.
 static uint64_t session_bytes(const eng_engine *engine) {
     const eng_model *model = eng_checkpoint_model(engine->checkpoint);
-    return align64(model->state_bytes) + eng_loops_session_bytes(model, engine->device);
+    return align64(model->state_bytes) + model->waiting_bytes;
 }
 
 // A budget is spent on as many states, up to max_rows, as leave each one page; the rest becomes pages.

@@ -16,17 +16,14 @@
 struct eng_pool {
     kern_device *device;
     void *states, *pages;
-    size_t slot_stride, page_stride;
+    size_t slot_stride, slot_pitch, page_stride;
     kern_storage storage;
     int32_t slots, page_count;
     int32_t *free_slot, *free_page; // stacks
     int32_t free_slots, free_pages;
-    int32_t *references;   // (page_count) sessions that hold the page
-    int32_t promised;      // pages that open sessions may still take
-    eng_pending *pending;  // (slots); NULL: none
-    void *vectors;         // device (slots, loops - 1, see eng_pool_pending_vectors)
-    size_t vectors_stride; // of one loop
-    int32_t loops;
+    int32_t *references;  // (page_count) sessions that hold the page
+    int32_t promised;     // pages that open sessions may still take
+    eng_pending *pending; // (slots); NULL: none
     eng_settle_fn settle;
     void *settle_context;
 };
@@ -41,6 +38,13 @@ static int32_t *full_stack(int32_t count) {
     for (int32_t i = 0; stack && i < count; i++)
         stack[i] = count - 1 - i;
     return stack;
+}
+
+static eng_pending *nothing_waits(int32_t slots) {
+    eng_pending *pending = calloc((size_t)slots, sizeof *pending);
+    for (int32_t i = 0; pending && i < slots; i++)
+        pending[i] = (eng_pending){.fresh = true, .life = 1};
+    return pending;
 }
 
 static eng_status allocate(eng_pool *pool, const char *what, int32_t count, size_t stride, void **out,
@@ -67,17 +71,20 @@ eng_status eng_pool_create(const eng_model *model, kern_device *device, int32_t 
     pool->device = device;
     pool->storage = model->state_storage;
     pool->slot_stride = align64(model->state_bytes);
+    pool->slot_pitch = pool->slot_stride + model->waiting_bytes;
     pool->page_stride = align64(model->page_bytes);
     pool->slots = pool->free_slots = slots;
     pool->page_count = pool->free_pages = pool->page_stride ? pages : 0;
     pool->free_slot = full_stack(slots);
     pool->free_page = full_stack(pool->page_count);
     pool->references = calloc((size_t)pool->page_count + 1, sizeof *pool->references);
+    if (model->waiting_bytes > 0)
+        pool->pending = nothing_waits(slots);
     eng_status status = ENG_OK;
-    if (!pool->free_slot || !pool->free_page || !pool->references)
+    if (!pool->free_slot || !pool->free_page || !pool->references || (model->waiting_bytes > 0 && !pool->pending))
         status = eng_fail(error, ENG_NO_MEMORY, "out of memory for the pool's lists");
     if (status == ENG_OK)
-        status = allocate(pool, "state slots", slots, pool->slot_stride, &pool->states, error);
+        status = allocate(pool, "state slots", slots, pool->slot_pitch, &pool->states, error);
     if (status == ENG_OK)
         status = allocate(pool, "KV pages", pool->page_count, pool->page_stride, &pool->pages, error);
     if (status != ENG_OK) {
@@ -93,39 +100,11 @@ void eng_pool_free(eng_pool *pool) {
         return;
     kern_free(pool->device, pool->states);
     kern_free(pool->device, pool->pages);
-    kern_free(pool->device, pool->vectors);
     free(pool->pending);
     free(pool->free_slot);
     free(pool->free_page);
     free(pool->references);
     free(pool);
-}
-
-static size_t vectors_stride(const eng_model *model) {
-    const size_t vectors = model->config.loop.residual_gate ? 2 * ENG_PENDING_TOKENS : ENG_PENDING_TOKENS;
-    return align64(sizeof(float) * vectors * (size_t)model->config.hidden_size);
-}
-
-uint64_t eng_pending_bytes(const eng_model *model) {
-    return eng_model_reads_loops(model) ? (uint64_t)(model->config.loop.loops - 1) * vectors_stride(model) : 0;
-}
-
-eng_status eng_pool_allow_pending(eng_pool *pool, const eng_model *model, eng_error *error) {
-    if (pool->pending)
-        return ENG_OK;
-    eng_pending *pending = calloc((size_t)pool->slots, sizeof *pending);
-    if (!pending)
-        return eng_fail(error, ENG_NO_MEMORY, "out of memory for the pool's lists");
-    eng_status status =
-        allocate(pool, "lists of pending tokens", pool->slots, eng_pending_bytes(model), &pool->vectors, error);
-    if (status != ENG_OK) {
-        free(pending);
-        return status;
-    }
-    pool->pending = pending;
-    pool->vectors_stride = vectors_stride(model);
-    pool->loops = model->config.loop.loops;
-    return ENG_OK;
 }
 
 void eng_pool_set_settler(eng_pool *pool, eng_settle_fn settle, void *context) {
@@ -135,10 +114,6 @@ void eng_pool_set_settler(eng_pool *pool, eng_settle_fn settle, void *context) {
 
 eng_pending *eng_pool_pending(const eng_pool *pool, int32_t slot) {
     return pool->pending ? &pool->pending[slot] : NULL;
-}
-
-void *eng_pool_pending_vectors(const eng_pool *pool, int32_t slot, int32_t loop) {
-    return (char *)pool->vectors + ((size_t)slot * (size_t)(pool->loops - 1) + (size_t)loop - 1) * pool->vectors_stride;
 }
 
 bool eng_session_waits(const eng_session *session) {
@@ -162,7 +137,7 @@ void *eng_pool_pages(const eng_pool *pool) {
 }
 
 void *eng_pool_slot(const eng_pool *pool, int32_t slot) {
-    return (char *)pool->states + (size_t)slot * pool->slot_stride;
+    return (char *)pool->states + (size_t)slot * pool->slot_pitch;
 }
 
 void *eng_pool_page(const eng_pool *pool, int32_t page) {
@@ -175,6 +150,10 @@ kern_storage eng_pool_storage(const eng_pool *pool) {
 
 size_t eng_pool_slot_stride(const eng_pool *pool) {
     return pool->slot_stride;
+}
+
+size_t eng_pool_slot_pitch(const eng_pool *pool) {
+    return pool->slot_pitch;
 }
 
 size_t eng_pool_page_stride(const eng_pool *pool) {
@@ -227,8 +206,6 @@ static eng_status reserve(eng_pool *pool, int64_t max_length, int32_t shared, en
     pool->promised += pages - shared;
     *out =
         (eng_session){.pool = pool, .slot = pool->free_slot[--pool->free_slots], .page = page, .page_capacity = pages};
-    if (pool->pending)
-        pool->pending[out->slot] = (eng_pending){0};
     return ENG_OK;
 }
 
@@ -321,6 +298,8 @@ void eng_session_close(eng_session *session) {
     eng_pool *pool = session->pool;
     if (!pool)
         return;
+    if (pool->pending) // and what waits goes with it
+        pool->pending[session->slot] = (eng_pending){.fresh = true, .life = pool->pending[session->slot].life + 1};
     for (int32_t i = 0; i < session->pages; i++)
         if (--pool->references[session->page[i]] == 0)
             pool->free_page[pool->free_pages++] = session->page[i];

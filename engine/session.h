@@ -13,13 +13,16 @@
 typedef struct eng_pool eng_pool;
 typedef struct eng_session eng_session;
 
-// Tokens of a looped model whose outputs were read before the last loop: what they left behind the loops that they went
-// through waits here for the next one, in their order; who waits for a later loop is older (loop.h).
-enum { ENG_PENDING_TOKENS = 64 };
+// Tokens of a looped model whose outputs were read before the last loop wait in their session's slot, behind the state,
+// for the next one (loop.h). What is known here of that: exactly what steps that were looked at have left, and how many
+// tokens more may have been added by those that were not.
 typedef struct eng_pending {
-    int32_t count[ENG_MAX_LOOPS]; // by the loop that they wait for, from 0; at most ENG_PENDING_TOKENS in all
-    int32_t total;
-    kern_solver solver; // of all of them
+    int32_t count[ENG_MAX_LOOPS]; // by the loop that they wait for, from 0
+    int32_t unknown;              // tokens of steps under way, each of which may wait for any loop
+    int32_t total;                // all of them, at most ENG_PENDING_TOKENS
+    bool fresh;                   // the slot does not know of its session yet
+    uint64_t life;                // changes when all goes through: what a step under way leaves is not theirs
+    kern_solver solver;           // of all of them
 } eng_pending;
 
 // Takes the session's pending tokens through the loops that they wait for.
@@ -33,7 +36,8 @@ void *eng_pool_pages(const eng_pool *pool);
 void *eng_pool_slot(const eng_pool *pool, int32_t slot); // their device addresses
 void *eng_pool_page(const eng_pool *pool, int32_t page);
 kern_storage eng_pool_storage(const eng_pool *pool); // of the matrices in a slot
-size_t eng_pool_slot_stride(const eng_pool *pool);
+size_t eng_pool_slot_stride(const eng_pool *pool);   // bytes of a state
+size_t eng_pool_slot_pitch(const eng_pool *pool);    // from a slot to the next, with what waits for loops
 size_t eng_pool_page_stride(const eng_pool *pool);
 int32_t eng_pool_slots(const eng_pool *pool, int32_t *used);
 int32_t eng_pool_page_count(const eng_pool *pool, int32_t *used); // a page is in use from the moment it is promised
@@ -41,14 +45,9 @@ int64_t eng_pool_pages_for(const eng_pool *pool, int64_t length); // that many t
 // ENG_TOO_LONG, naming the bytes, when a session of max_length tokens could never be opened.
 ENG_CHECKED eng_status eng_pool_check_length(const eng_pool *pool, int64_t max_length, eng_error *error);
 
-// Device bytes of a session's pending tokens; 0: the model has no loop at which a token could be read early.
-uint64_t eng_pending_bytes(const eng_model *model);
-// From now on sessions of the model may have such tokens. The settler is there until NULL replaces it.
-ENG_CHECKED eng_status eng_pool_allow_pending(eng_pool *pool, const eng_model *model, eng_error *error);
+// The settler is there until NULL replaces it.
 void eng_pool_set_settler(eng_pool *pool, eng_settle_fn settle, void *context);
-eng_pending *eng_pool_pending(const eng_pool *pool, int32_t slot); // NULL: they may not
-// Device (ENG_PENDING_TOKENS, width); with a loop_residual_gate behind them as many of what went into the first loop.
-void *eng_pool_pending_vectors(const eng_pool *pool, int32_t slot, int32_t loop);
+eng_pending *eng_pool_pending(const eng_pool *pool, int32_t slot); // NULL: the model reads its last loop alone
 
 // One timeline: the state in `slot` has read `read` ids; the tail (normally the last generated id) is not read yet. The
 // timeline's position is read + tail_count.

@@ -24,6 +24,18 @@ static inline kern_status kern_exit_read_check(const kern_exit_read_args *a) {
     return sizes && a->x.ref && a->y.ref && a->loop.ref && a->y.ref != a->x.ref ? KERN_OK : KERN_INVALID;
 }
 
+static inline kern_status kern_exit_wait_check(const kern_exit_wait_args *a) {
+    const bool sizes = a->width >= 1 && a->loop >= 1 && a->loop < KERN_MAX_LOOPS;
+    return sizes && a->x.ref && a->list.ref && a->waiting.ref ? KERN_OK : KERN_INVALID;
+}
+
+static inline kern_status kern_exit_follow_check(const kern_exit_follow_args *a) {
+    const bool sizes = a->loop >= 1 && a->loop <= a->loops && a->loops <= KERN_MAX_LOOPS &&
+                       (!a->z.ref || a->z_stride >= 1) && (a->loop == 1 || !a->begin);
+    return sizes && a->next.ref && a->waiting.ref && kern_operand_is(a->sum, a->solves.ref != 0) ? KERN_OK
+                                                                                                 : KERN_INVALID;
+}
+
 static inline kern_status kern_row_end_check(const kern_row_end_args *a) {
     const bool sizes = a->width >= 1 && a->planes >= 1 && a->stride >= 1 && a->state_stride >= a->width;
     return sizes && a->x.ref && a->state.ref ? KERN_OK : KERN_INVALID;

@@ -10,7 +10,7 @@
 
 #include "kernels/kernels.h"
 
-enum { KERN_ABI = 13 };
+enum { KERN_ABI = 14 };
 
 // The head of every backend's device; a backend's own struct begins with it.
 struct kern_device {
@@ -135,12 +135,18 @@ static inline kern_device *kern_weight_device(const kern_weight *weight) {
 // What stands around the row table that callers see.
 typedef struct kern_rows_owner {
     kern_device *device;
-    void *mirror; // the backend's own copy on the device, NULL where it reads the host's
+    void *mirror;  // the backend's own copy on the device, NULL where it reads the host's
+    kern_rows now; // of a followed table what stands in it, where there is no mirror
     kern_rows rows;
 } kern_rows_owner;
 
 static inline kern_rows_owner *kern_rows_owner_of(const kern_rows *rows) {
     return (kern_rows_owner *)((char *)(uintptr_t)rows - offsetof(kern_rows_owner, rows));
+}
+
+// What a backend without mirrors reads and EXIT_FOLLOW writes of a followed table.
+static inline kern_rows *kern_rows_now(const kern_rows *rows) {
+    return &kern_rows_owner_of(rows)->now;
 }
 
 #endif

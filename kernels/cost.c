@@ -338,6 +338,16 @@ static kern_cost cost_exit_read(const needs *n) {
     return each(n->tokens, 2.0 * a->width + is_there(a->z) * a->loops, 4.0 * a->loops);
 }
 
+static kern_cost cost_exit_wait(const needs *n) {
+    return each(n->tokens * ((const kern_exit_wait_args *)n->args)->width, 2, 0);
+}
+
+// What stands in the tables.
+static kern_cost cost_exit_follow(const needs *n) {
+    const double words = 2.0 * sizeof(kern_row) / sizeof(float) + 2;
+    return each(n->rows->n_rows, words, 4.0 * ((const kern_exit_follow_args *)n->args)->loops);
+}
+
 static kern_cost cost_exit_probability(const needs *n) {
     return each(n->tokens * ((const kern_exit_probability_args *)n->args)->loops, 2, 4);
 }

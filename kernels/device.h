@@ -48,6 +48,7 @@ typedef struct kern_device_info {
     int32_t default_rows;      // rows a step that suit the device
     int32_t prompt_chunks;     // chunks of prompts a step that cost it about as much as generating for those rows
     int32_t threads;           // CPU
+    uint64_t launch_bytes;     // moved in the time of a launch that has nothing to do; 0: there are no launches
     bool asynchronous;         // launches and transfers return before they are done
     bool stores_bf16;          // KERN_STORE_BF16 is there
     uint64_t memory_total;

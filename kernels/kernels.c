@@ -74,6 +74,8 @@ bool kern_op_lacks_state(kern_op op, const void *args) {
 }
 
 bool kern_rows_have_slots(const kern_rows *rows) {
+    if (rows && rows->followed)
+        return true;
     for (int32_t r = 0; rows && r < rows->n_rows; r++)
         if (rows->row[r].slot >= 0)
             return true;

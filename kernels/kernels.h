@@ -62,6 +62,7 @@ typedef struct kern_row {
     int32_t page0;      // rows->page[page0 + p]: KV page of positions [64 p, 64 p + 64); -1: none (windowed or slot -1)
     kern_solver solver;
     kern_exit exit;
+    int32_t through; // 1: goes through all loops, wherever it is read (EXIT_FOLLOW)
 } kern_row;
 
 // A piece of a prompt row on the absolute grid. Filled by kern_rows_prepare.
@@ -102,6 +103,7 @@ typedef struct kern_rows {
     int32_t n_logits;
     int32_t n_boundaries, n_pages, n_edits;
     bool merge;            // see above; before kern_rows_prepare
+    bool followed;         // filled on the device by EXIT_FOLLOW: n_rows and n_tokens are bounds of what stands there
     kern_row *row;         // (n_rows)
     int32_t *boundary;     // (n_boundaries)
     int32_t *page;         // (n_pages)
@@ -129,6 +131,9 @@ KERN_CHECKED kern_status kern_rows_create(kern_device *device, int32_t max_rows,
                                           int32_t max_boundaries, int32_t max_pages, int32_t max_edits,
                                           kern_rows **out);
 void kern_rows_free(kern_rows *rows);
+// A table that EXIT_FOLLOW fills with generated rows. n_rows, n_tokens, n_generated: the caller's, before a plan runs.
+KERN_CHECKED kern_status kern_rows_create_followed(kern_stream *stream, int32_t max_rows, int32_t max_tokens,
+                                                   int32_t max_pages, kern_rows **out);
 // Checks the caller's part (order, ranges, kinds, boundaries), fills the derived part, sends it to the device.
 KERN_CHECKED kern_status kern_rows_prepare(kern_stream *stream, kern_rows *rows);
 
@@ -577,6 +582,33 @@ typedef struct kern_row_end_args {
     bool back;
 } kern_row_end_args;
 
+// Beside the lists in a slot of what waits for a loop, as the loop before made it, in order; zeroed for a new text.
+typedef struct kern_exit_waiting {
+    int32_t count[KERN_MAX_LOOPS]; // by the loop that they wait for, from 0
+    int32_t moved, token0;         // the row that left its list for the loop under way: tokens, and where they stand
+} kern_exit_waiting;
+// The vectors of each row's tokens go behind those that wait in its slot for `loop`; with `back` the list's first ones
+// come to the row. Only EXIT_FOLLOW counts. Rows without a slot are left alone.
+typedef struct kern_exit_wait_args {
+    kern_ptr x;             // (T, width)
+    kern_ptr list, waiting; // state: (places, width), kern_exit_waiting
+    int32_t width, loop, back;
+} kern_exit_wait_args;
+// Who goes through `loop`: of the generated rows with a slot those whose last token is not read before it by the rule
+// of EXIT_READ, from the logits that their slots keep (ROW_END), or that go through all. Each takes all that wait for
+// the loop along, and so becomes a row of `next` that ends where it ends, if anything waits. What has just gone through
+// the loop before waits for this one first: what was taken along, or the row's own tokens that `begin` with loop 1.
+// Its solves are added to the row's sum. Behind the last loop that is all there is to do.
+typedef struct kern_exit_follow_args {
+    kern_ptr next;                 // kern_rows that is followed
+    kern_ptr waiting;              // state: kern_exit_waiting
+    kern_ptr z;                    // optional state: the logits, z_stride floats a loop apart
+    kern_ptr solves;               // optional kern_solve_sum, a token of the table that the loop before ran with
+    kern_ptr sum;                  // with solves: kern_solve_sum (n_rows), from loop 1 on
+    int32_t loop, loops, z_stride; // loop: 1 .. loops
+    bool begin;                    // with loop 1
+} kern_exit_follow_args;
+
 // p of EXIT_READ, (loops, stride) each: p_r = s(z_r) S_{r-1}, the last S_{loops-1}.
 typedef struct kern_exit_probability_args {
     kern_ptr z, p;
@@ -682,6 +714,8 @@ typedef struct kern_sample_args {
     X(ADD, add, kern_add_args, width)                                                          \
     X(ROW_END, row_end, kern_row_end_args, width)                                              \
     X(EXIT_READ, exit_read, kern_exit_read_args, width)                                        \
+    X(EXIT_WAIT, exit_wait, kern_exit_wait_args, width)                                        \
+    X(EXIT_FOLLOW, exit_follow, kern_exit_follow_args, loop)                                   \
     X(EXIT_PROBABILITY, exit_probability, kern_exit_probability_args, loops)                   \
     X(EXIT_LOSS, exit_loss, kern_exit_loss_args, loops)                                        \
     X(HEAD_LOGITS, head_logits, kern_head_logits_args, width)                                  \
@@ -716,6 +750,7 @@ typedef enum kern_class {
     KERN_CLASS_PAGES,   // memory->pages
     KERN_CLASS_SAVED,   // memory->saved + offset: lives from forward to backward, and outputs
     KERN_CLASS_SCRATCH, // memory->scratch + offset
+    KERN_CLASS_ROWS,    // memory->next
 } kern_class;
 
 // An operand of a planned operation. value: index for PARAM and GRAD, byte offset otherwise (multiples of 64).
@@ -729,6 +764,7 @@ typedef struct kern_memory {
     void *const *param;
     float *const *grad;
     void *state, *pages, *saved, *scratch;
+    kern_rows *next; // the table that EXIT_FOLLOW fills
 } kern_memory;
 
 typedef struct kern_plan kern_plan;

@@ -97,6 +97,7 @@ static bool ref_is_valid(kern_ptr operand) {
         return operand.ref == 0;
     case KERN_CLASS_PARAM:
     case KERN_CLASS_GRAD:
+    case KERN_CLASS_ROWS:
         return true;
     case KERN_CLASS_STATE:
     case KERN_CLASS_PAGES:
@@ -207,6 +208,8 @@ static void *resolve(kern_ptr operand, const kern_memory *memory) {
         return at(memory->saved, value);
     case KERN_CLASS_SCRATCH:
         return at(memory->scratch, value);
+    case KERN_CLASS_ROWS:
+        return memory->next;
     }
     return NULL;
 }
@@ -231,7 +234,7 @@ static kern_status resolve_entry(plan_entry entry, const char *stored, const ker
 
 static bool same_memory(const kern_memory *a, const kern_memory *b) {
     return a->param == b->param && a->grad == b->grad && a->state == b->state && a->pages == b->pages &&
-           a->saved == b->saved && a->scratch == b->scratch;
+           a->saved == b->saved && a->scratch == b->scratch && a->next == b->next;
 }
 
 static kern_status resolve_all(const kern_plan *plan, const kern_memory *memory) {

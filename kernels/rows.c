@@ -84,6 +84,29 @@ kern_status kern_rows_create(kern_device *device, int32_t max_rows, int32_t max_
     return KERN_OK;
 }
 
+// The layout of a followed table is that of all its capacities, sent once.
+kern_status kern_rows_create_followed(kern_stream *stream, int32_t max_rows, int32_t max_tokens, int32_t max_pages,
+                                      kern_rows **out) {
+    kern_status status = kern_rows_create(stream->device, max_rows, max_tokens, 0, 0, max_pages, 0, out);
+    if (status)
+        return status;
+    kern_rows *rows = *out;
+    kern_rows_owner *owner = kern_rows_owner_of(rows);
+    rows->followed = true;
+    owner->now = *rows;
+    owner->now.followed = false;
+    rows->n_rows = max_rows;
+    rows->n_tokens = rows->n_generated = max_tokens;
+    rows->n_pages = max_pages;
+    if (owner->mirror)
+        status = stream->device->backend->mirror_send(stream, rows, owner->mirror);
+    if (status) {
+        kern_rows_free(rows);
+        *out = NULL;
+    }
+    return status;
+}
+
 void kern_rows_free(kern_rows *rows) {
     if (!rows)
         return;
@@ -235,7 +258,8 @@ static bool cut_row(kern_rows *rows, int32_t r, int32_t chunk) {
 }
 
 kern_status kern_rows_prepare(kern_stream *stream, kern_rows *rows) {
-    if (!counts_are_valid(rows) || !rows_are_valid(rows) || !tokens_are_valid(rows) || !logits_are_valid(rows))
+    if (rows->followed || !counts_are_valid(rows) || !rows_are_valid(rows) || !tokens_are_valid(rows) ||
+        !logits_are_valid(rows))
         return KERN_INVALID;
     rows->n_chunks = 0;
     for (int32_t r = 0; r < rows->n_rows; r++) {

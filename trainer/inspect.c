@@ -82,9 +82,9 @@ static void print_state(const eng_model *model) {
     char a[32], b[32];
     printf("state             %s a session (%s bytes)%s\n", sized((double)model->state_bytes, a),
            grouped(model->state_bytes, b), model->state_storage == KERN_STORE_BF16 ? ", matrices in bf16" : "");
-    if (eng_pending_bytes(model) > 0)
-        printf("waiting tokens    %s bytes a session more, where loops can be left for later (on a CPU)\n",
-               grouped(eng_pending_bytes(model), a));
+    if (model->waiting_bytes > 0)
+        printf("waiting tokens    %s bytes a session more, since loops can be left for later\n",
+               grouped(model->waiting_bytes, a));
     if (eng_model_has_pages(model))
         printf("KV                %s bytes a token more\n", grouped(model->page_bytes / KERN_PAGE_TOKENS, a));
     for (int32_t i = 0; i < model->config.layers; i++) {

@@ -134,6 +134,8 @@ static void run_calls(void *context) {
 kern_status kern_cpu_calls_run(kern_stream *stream, const kern_rows *rows, kern_calls *calls) {
     kern_cpu *cpu = (kern_cpu *)stream->device;
     kern_cpu_limit_threads(cpu);
+    if (rows && rows->followed && (rows = kern_rows_now(rows))->n_tokens == 0)
+        return KERN_OK;
     step s = {stream, cpu, rows, calls, KERN_OK};
     if (rows && rows->n_generated > 0 && rows->n_generated == rows->n_tokens)
         kern_team_session(cpu->team, run_calls, &s);

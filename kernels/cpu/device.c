@@ -312,7 +312,7 @@ static kern_status cpu_launch(kern_stream *stream, kern_op op, const kern_rows *
     if (bytes > cpu->thread_bytes)
         return KERN_INVALID;
     kern_cpu_limit_threads(cpu);
-    return cpu->table->run[op](cpu, rows, args);
+    return cpu->table->run[op](cpu, rows && rows->followed ? kern_rows_now(rows) : rows, args);
 }
 
 const struct kern_backend kern_cpu_backend = {

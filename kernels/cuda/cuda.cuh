@@ -50,7 +50,8 @@ static inline kern_status cuda_launched(void) {
 
 // ------------------------------------------------------------------------------------------------------------- rows
 
-// The row table in device memory: kern_rows with device pointers.
+// The row table in device memory: kern_rows with device pointers. One that is followed is written there
+// (exit_follow.cu).
 struct cuda_table {
     int32_t n_rows, n_tokens, n_generated, n_logits, n_chunks;
     const kern_row *row;
@@ -76,6 +77,7 @@ struct cuda_step {
     int32_t chunks;                           // pieces of prompt rows (never a bound)
     bool exact_prompts;                       // a prompt row is solved exactly
     bool generated;                           // every row is a generated one of a single token: row r is token r
+    bool followed;                            // kern_rows.followed: there may be none
     bool merge;        // kern_rows.merge: training and evaluation, whose bits may depend on the batch
     cuda_chain *chain; // that phases are gathered in; NULL: every operation is launched
     cuda_packs *packs; // operands that products leave for the next ones; NULL: none are left
@@ -244,6 +246,8 @@ kern_status cuda_make_workspace(kern_cuda *cuda, size_t bytes);
     X(ADD, add)                                       \
     X(ROW_END, row_end)                               \
     X(EXIT_READ, exit_read)                           \
+    X(EXIT_WAIT, exit_wait)                           \
+    X(EXIT_FOLLOW, exit_follow)                       \
     X(EXIT_PROBABILITY, exit_probability)             \
     X(EXIT_LOSS, exit_loss)                           \
     X(HEAD_LOGITS, head_logits)                       \

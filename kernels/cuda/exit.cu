@@ -3,19 +3,7 @@
 // a token finds the loop for itself, from a few logits that lie in the caches.
 #include "kernels/arguments.h"
 #include "kernels/cuda/elements.cuh"
-
-static __device__ __forceinline__ int32_t loop_of(const kern_exit_read_args &a, const kern_exit &wanted, int32_t t) {
-    const int32_t most = wanted.max_loops > 0 && wanted.max_loops < a.loops ? wanted.max_loops : a.loops;
-    if (!a.z.f || wanted.max_loops <= 0 || wanted.threshold >= 1)
-        return most;
-    float left = 1;
-    for (int32_t r = 0; r + 1 < most; r++) {
-        left = __fdiv_rn(left, __fadd_rn(1.0f, expf(a.z.f[(int64_t)r * a.stride + t])));
-        if (__fsub_rn(1.0f, left) >= wanted.threshold)
-            return r + 1;
-    }
-    return most;
-}
+#include "kernels/cuda/exit.cuh"
 
 static __global__ void exit_read_kernel(const cuda_table *table, kern_exit_read_args a) {
     cuda_begin();
@@ -23,7 +11,8 @@ static __global__ void exit_read_kernel(const cuda_table *table, kern_exit_read_
     const int32_t t = cuda_plane_item(), column = cuda_plane_column();
     if (t >= table->n_tokens || column >= a.width)
         return;
-    const int32_t loop = loop_of(a, table->row[table->token_row[t]].exit, t);
+    const int32_t loop =
+        cuda_exit_loop(a.z.f ? a.z.f + t : NULL, a.stride, table->row[table->token_row[t]].exit, a.loops);
     a.y.f[(int64_t)t * a.width + column] = a.x.f[((int64_t)(loop - 1) * a.stride + t) * a.width + column];
     if (column == 0)
         a.loop.i[t] = loop;

@@ -337,7 +337,7 @@ static __device__ __forceinline__ void product_few(const cuda_table *table, cons
     all.count = tiles * (warp + 1) / warps - all.begin;
     uint4 a[SIDES][PRODUCT_HELD] = {}; // defined on all paths: else it would stay alive around a caller's loop
     product_place at = product_find<GATED>(p, min(items.first, items.end - 1));
-    if (items.first < items.end)
+    if (items.first < items.end && (!p.looks || product_vectors(table, p) > 0))
         product_load_item(p, at, product_piece(all, 0), a);
     const int32_t vectors = product_vectors(table, p);
     const product_vectors_memory all_vectors = {(uint4 *)split, NORM ? table->n_tokens : vectors,

@@ -45,6 +45,7 @@ static cudaError_t make_current(const kern_device *device) {
 // ------------------------------------------------------------------------------------------------------- open, close
 
 enum { LOWEST_MAJOR = 8, CHUNK = 64, DEFAULT_ROWS = 256, PROMPT_CHUNKS = 8 };
+enum { LAUNCH_BYTES = 5 << 20 }; // about a microsecond of an H200's memory
 
 static __global__ void built_for(void) {}
 
@@ -65,6 +66,7 @@ static void describe(kern_cuda *cuda, const cudaDeviceProp *properties) {
     info->default_rows = DEFAULT_ROWS;
     info->prompt_chunks = PROMPT_CHUNKS;
     info->threads = 1;
+    info->launch_bytes = LAUNCH_BYTES;
     info->asynchronous = true;
     info->stores_bf16 = true;
     info->memory_total = properties->totalGlobalMem;

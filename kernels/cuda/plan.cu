@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 // Operations and plans on a stream. A step of generated tokens alone is a graph, captured once for each size of batch
 // (powers of two) and replayed from then on; a step with prompts is launched as it comes. While the graph of a step of
-// few tokens is captured its operations are gathered in chains (chain.cuh).
+// few tokens is captured its operations are gathered in chains (chain.cuh). A table that is followed has rows of more
+// tokens than one, how many nobody on the host knows; its steps are graphs of their own, without chains.
 //
 // A graph is bound to its operands and to the places of the row table and the workspace. When one changes it is made
 // anew.
@@ -10,7 +11,7 @@
 #include "kernels/cuda/chain.cuh"
 #include "kernels/cuda/gemm_packs.cuh"
 
-enum { BUCKETS = 11 }; // 1, 2, 4 .. 1024 tokens
+enum { BUCKETS = 14 }; // 1, 2, 4 .. 8192 tokens
 
 struct cuda_graphs {
     const cuda_table *table;
@@ -37,7 +38,8 @@ static cuda_step step_of(const kern_stream *stream, const kern_rows *rows) {
         step.generated_rows = rows->n_chunks ? rows->chunk[0].row : rows->n_rows; // which come first
         for (int32_t r = step.generated_rows; r < rows->n_rows; r++)
             step.exact_prompts |= rows->row[r].solver.mode == KERN_SOLVE_EXACT;
-        step.generated = rows->n_generated == rows->n_tokens && rows->n_rows == rows->n_tokens;
+        step.followed = rows->followed;
+        step.generated = !rows->followed && rows->n_generated == rows->n_tokens && rows->n_rows == rows->n_tokens;
         step.merge = rows->merge;
     }
     return step;
@@ -106,22 +108,24 @@ static void drop_graphs(cuda_graphs *graphs) {
 }
 
 // A step of few tokens is worth gathering where its products can be phases, which takes bf16 weights.
-static bool gathers(const kern_calls *calls, int32_t tokens) {
+static bool gathers(const kern_calls *calls, const cuda_step *step) {
     bool products = false;
+    if (!step->generated || step->tokens > CUDA_CHAIN_TOKENS)
+        return false;
     for (size_t i = 0; i < calls->count; i++)
         if (calls->call[i].op == KERN_OP_LINEAR) {
             if (((const kern_linear_args *)calls->call[i].args)->weight.w->dtype != KERN_BF16)
                 return false;
             products = true;
         }
-    return products && tokens <= CUDA_CHAIN_TOKENS;
+    return products;
 }
 
 static kern_status make_graph(const cuda_step *bounds, const kern_calls *calls, cuda_chain **chain,
                               cudaGraphExec_t *exec) {
     cuda_step step = *bounds;
     calls->device->allocations++;
-    if (gathers(calls, step.tokens)) {
+    if (gathers(calls, &step)) {
         const kern_status status = cuda_chain_create(step.cuda, calls->count, chain);
         if (status)
             return status;
@@ -136,7 +140,8 @@ static kern_status make_graph(const cuda_step *bounds, const kern_calls *calls, 
     return status;
 }
 
-static kern_status replay(const cuda_step *step, kern_calls *calls, int bucket) {
+// most_rows: of a table that is followed, where tokens may be many more.
+static kern_status replay(const cuda_step *step, kern_calls *calls, int bucket, int32_t most_rows) {
     cuda_graphs *graphs = (cuda_graphs *)calls->made;
     if (!graphs && !(calls->made = graphs = (cuda_graphs *)calloc(1, sizeof *graphs)))
         return KERN_NO_MEMORY;
@@ -146,7 +151,9 @@ static kern_status replay(const cuda_step *step, kern_calls *calls, int bucket) 
     graphs->workspace = step->cuda->workspace;
     if (!graphs->exec[bucket]) {
         cuda_step bounds = *step;
-        bounds.rows = bounds.tokens = bounds.logits = bounds.generated_rows = bounds.generated_tokens = 1 << bucket;
+        bounds.tokens = bounds.generated_tokens = 1 << bucket;
+        bounds.logits = step->generated ? bounds.tokens : 0;
+        bounds.rows = bounds.generated_rows = bounds.tokens < most_rows ? bounds.tokens : most_rows;
         const kern_status status = make_graph(&bounds, calls, &graphs->chain[bucket], &graphs->exec[bucket]);
         if (status)
             return status;
@@ -177,8 +184,10 @@ kern_status cuda_calls_run(kern_stream *stream, const kern_rows *rows, kern_call
     if (calls->mark)
         return run_marked(&step, calls);
     const int bucket = bucket_of(step.tokens);
+    if (rows && rows->followed)
+        return bucket < BUCKETS ? replay(&step, calls, bucket, rows->max_rows) : KERN_UNSUPPORTED;
     const bool captured = step.generated && !step.merge && step.logits <= step.tokens && bucket < BUCKETS;
-    return captured ? replay(&step, calls, bucket) : cuda_run_calls(&step, calls->call, calls->count);
+    return captured ? replay(&step, calls, bucket, 1 << bucket) : cuda_run_calls(&step, calls->call, calls->count);
 }
 
 void cuda_calls_forget(kern_calls *calls) {

@@ -405,6 +405,7 @@ kern_status cuda_product_launch(const cuda_step *step, const cuda_product *asked
         return KERN_OK;
     cuda_product product = *asked;
     product.fast = step->cuda->fast;
+    product.looks = step->followed;
     if (is_phase(step, &product, vectors))
         return cuda_chain_product(step, &product, pieces_of(&product, 1));
     if (!product.bf16 && step->merge && !product.wanted)

@@ -27,6 +27,7 @@ struct cuda_product {
     bool wanted;     // the vectors are the tokens whose logits are wanted; groups is 1
     float soft_cap;  // 0: none
     bool fast;       // kern_cuda.fast: vectors of bf16 weights are rounded to bf16; set by the launch
+    bool looks;      // there may be none: weights are not asked for before that is known; set by the launch
     int32_t *finite; // optional (vectors), 1 everywhere before: 0 where an output is not finite before the cap
     // Optional: gated = act(y of part 0) y of part 1, behind the products of the only two parts. May be part 0's y.
     float *gated;

@@ -60,6 +60,8 @@ static size_t pack_table(const kern_rows *rows, const kern_rows *counts, char *h
     table.token_row = pack(&p, rows->token_row, counts->n_tokens);
     table.token_start = pack(&p, rows->token_start, counts->n_tokens);
     table.token_position = pack(&p, rows->token_position, counts->n_tokens);
+    if (rows->followed) // nobody has been followed
+        table.n_rows = table.n_tokens = table.n_generated = 0;
     if (host)
         memcpy(host, &table, sizeof table);
     return p.used;

@@ -2,9 +2,10 @@
 // What leaving loops for later saves: steps of sessions whose tokens are read at loops drawn from a distribution,
 // deferred and with all loops at once, in turns on one model of random weights.
 //
-//   bench_loops [WIDTH [LAYERS [STEPS [ROUNDS]]]]      4 loops of gated_deltanet, float32
-// Prints a Markdown table of medians over the rounds. `bound` is loops / mean loop: what a single session could gain.
-// One thread drives; failures end the program.
+//   bench_loops [WIDTH [LAYERS [STEPS [ROUNDS [DEVICE]]]]]      4 loops of gated_deltanet
+// Weights are float32 on the CPU, bf16 on another DEVICE. Prints a Markdown table of medians over the rounds. `bound`
+// is loops / mean loop: what a single session could gain. Loops are left for later wherever they can be, also where a
+// server would see that their launches cost as much. One thread drives; failures end the program.
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -13,7 +14,7 @@
 #include "engine/batch.h"
 #include "engine/random.h"
 
-enum { LOOPS = 4, MOST_BATCH = 64, MOST_ROUNDS = 15, HEAD = 64, LENGTH = 1 << 20 };
+enum { LOOPS = 4, MOST_BATCH = 256, MOST_ROUNDS = 15, HEAD = 64, LENGTH = 1 << 20 };
 
 typedef struct bench {
     kern_device *device;
@@ -42,22 +43,23 @@ static double seconds(void) {
     return (double)now.tv_sec + 1e-9 * (double)now.tv_nsec;
 }
 
-static void open_bench(int width, int layers, bench *b) {
+static void open_bench(int width, int layers, const char *device, int sessions, bench *b) {
     char json[512];
+    const kern_dtype dtype = strncmp(device, "cpu", 3) == 0 ? KERN_F32 : KERN_BF16;
     eng_config config;
     snprintf(json, sizeof json,
              "{\"model_type\": \"gated_deltanet\", \"hidden_size\": %d, \"num_hidden_layers\": %d, \"num_heads\": %d,"
              "\"head_dim\": %d, \"expand_v\": 1, \"vocab_size\": 4096, \"tie_word_embeddings\": true,"
              "\"num_loops\": %d}",
              width, layers, width / HEAD, HEAD, LOOPS);
-    need(kern_device_open(&(kern_device_options){.name = "cpu"}, &b->device, NULL, 0) == KERN_OK, "no device");
+    need(kern_device_open(&(kern_device_options){.name = device}, &b->device, NULL, 0) == KERN_OK, "no device");
     need(kern_stream_open(b->device, &b->stream) == KERN_OK, "no stream");
     need(eng_config_parse(json, strlen(json), "bench", &config, NULL) == ENG_OK &&
              eng_model_create(&config, &b->model, NULL) == ENG_OK &&
-             eng_weights_init(b->model, b->device, 1, false, &b->weights, NULL) == ENG_OK,
+             eng_weights_init(b->model, b->device, 1, dtype, &b->weights, NULL) == ENG_OK,
          "no model");
-    need(eng_pool_create(b->model, b->device, MOST_BATCH, 0, &b->pool, NULL) == ENG_OK &&
-             eng_batch_create(b->weights, b->pool, b->stream, MOST_BATCH, 1024, &b->batch, NULL) == ENG_OK,
+    need(eng_pool_create(b->model, b->device, sessions, 0, &b->pool, NULL) == ENG_OK &&
+             eng_batch_create(b->weights, b->pool, b->stream, sessions, 16 * sessions, &b->batch, NULL) == ENG_OK,
          "no memory for states");
 }
 
@@ -133,19 +135,21 @@ static void measure(bench *b, int sessions, const double *share, int steps, int 
 int main(int argc, char **argv) {
     static const double shares[][LOOPS] = {
         {1, 0, 0, 0}, {0.7, 0.15, 0.1, 0.05}, {0.5, 0.25, 0.15, 0.1}, {0.25, 0.25, 0.25, 0.25}, {0, 0, 0, 1}};
-    static const int batches[] = {1, 8, MOST_BATCH};
+    static const int batches[] = {1, 8, 64, MOST_BATCH};
     const int width = argc > 1 ? atoi(argv[1]) : 512, layers = argc > 2 ? atoi(argv[2]) : 4;
     const int steps = argc > 3 ? atoi(argv[3]) : 64, rounds = argc > 4 ? atoi(argv[4]) : 5;
+    const char *device = argc > 5 ? argv[5] : "cpu";
+    const size_t count = strncmp(device, "cpu", 3) == 0 ? 3 : 4;
     static bench b;
     need(width >= HEAD && width % HEAD == 0 && layers > 0 && steps > 0 && rounds > 0 && rounds <= MOST_ROUNDS,
          "width (a multiple of 64), layers, steps and up to 15 rounds");
-    open_bench(width, layers, &b);
+    open_bench(width, layers, device, batches[count - 1], &b);
     printf("%s; width %d, %d layers, %d loops, weights %.0f MB, a state %.2f MB\n\n",
            kern_device_describe(b.device)->description, width, layers, LOOPS, 1e-6 * (double)b.weights->bytes,
            1e-6 * (double)b.model->state_bytes);
     puts("| mean loop | sessions | all loops us | deferred us | gain (range) | bound |\n|---|---|---|---|---|---|");
     for (size_t s = 0; s < sizeof shares / sizeof *shares; s++)
-        for (size_t i = 0; i < sizeof batches / sizeof *batches; i++)
+        for (size_t i = 0; i < count; i++)
             measure(&b, batches[i], shares[s], batches[i] > 8 ? (steps + 3) / 4 : steps, rounds);
     eng_batch_free(b.batch);
     eng_pool_free(b.pool);

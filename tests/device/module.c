@@ -6,10 +6,11 @@
 // when somebody waits for it or gives memory back. Who looks at a result too early finds the old one.
 //
 // The environment says what happens. PRETEND_REFUSAL: opening fails with this sentence. PRETEND_MEMORY: bytes of
-// memory; what is given back does not return. PRETEND_LOST: the devices are lost from the moment when this file exists.
-// PRETEND_LOST_AFTER ("cuda:1 100"): this device is lost once it has run so many plans. Sizes of batch that a plan
-// meets for the first time count as allocations, as graphs do. Processes form groups through shared memory; a part that
-// is not a member's own is not a number after a sum, and who does not join a group before waiting is refused.
+// memory; what is given back does not return. PRETEND_LAUNCH_BYTES: what a launch costs. PRETEND_LOST: the devices are
+// lost from the moment when this file exists. PRETEND_LOST_AFTER ("cuda:1 100"): this device is lost once it has run so
+// many plans. Sizes of batch that a plan meets for the first time count as allocations, as graphs do. Processes form
+// groups through shared memory; a part that is not a member's own is not a number after a sum, and who does not join a
+// group before waiting is refused.
 #include <errno.h>
 #include <fcntl.h>
 #include <math.h>
@@ -42,6 +43,11 @@ static uint64_t memory(void) {
     return text ? strtoull(text, NULL, 10) : UINT64_C(1) << 40;
 }
 
+static uint64_t launch_bytes(void) {
+    const char *text = getenv("PRETEND_LAUNCH_BYTES");
+    return text ? strtoull(text, NULL, 10) : 0;
+}
+
 static bool is_lost(const kern_device *device) {
     const char *path = getenv("PRETEND_LOST"), *after = getenv("PRETEND_LOST_AFTER");
     const char *name = device->info.name, *space = after ? strchr(after, ' ') : NULL;
@@ -68,6 +74,7 @@ static kern_status open_device(const kern_device_options *options, kern_device *
     snprintf(info->name, sizeof info->name, "cuda:%d", ordinal);
     snprintf(info->description, sizeof info->description, "cuda:%d (pretended)", ordinal);
     info->default_rows = 256;
+    info->launch_bytes = launch_bytes();
     info->asynchronous = true;
     info->memory_total = info->memory_free = memory();
     return KERN_OK;
@@ -99,6 +106,7 @@ typedef struct work {
     size_t calls;
     void *memory; // the row table's arrays, or bytes to upload; freed when it is done
     kern_rows rows;
+    const kern_rows *followed; // as it stands when its turn comes; rows has its bounds
     void *to;
     const void *from;
     size_t bytes;
@@ -150,8 +158,13 @@ static kern_status do_work(kern_stream *stream, const work *item) {
         return kern_cpu_backend.copy(stream, item->to, item->from, item->bytes);
     if (!item->call)
         return kern_cpu_backend.zero(stream, item->to, item->bytes);
+    const kern_rows *rows = item->followed ? kern_rows_now(item->followed) : &item->rows;
+    if (item->followed && (rows->n_rows > item->rows.n_rows || rows->n_tokens > item->rows.n_tokens))
+        return KERN_INVALID; // a GPU would leave out what is beyond the bounds
+    if (item->followed && rows->n_tokens == 0)
+        return KERN_OK;
     for (size_t i = 0; i < item->calls && !status; i++)
-        status = kern_cpu_backend.launch(stream, item->call[i].op, &item->rows, item->call[i].args);
+        status = kern_cpu_backend.launch(stream, item->call[i].op, rows, item->call[i].args);
     return status;
 }
 
@@ -309,7 +322,7 @@ static size_t keep_all(char *memory, kern_rows *rows) {
 
 // calls->made: a bit for each size, a power of two.
 static kern_status meet(const kern_rows *rows, kern_calls *calls) {
-    if (rows->n_generated != rows->n_tokens || rows->n_rows != rows->n_tokens)
+    if (rows->n_generated != rows->n_tokens || (rows->n_rows != rows->n_tokens && !rows->followed))
         return KERN_OK;
     uint64_t *sizes = calls->made, size = 1;
     if (!sizes && !(calls->made = sizes = calloc(1, sizeof *sizes)))
@@ -330,6 +343,8 @@ static kern_status calls_run(kern_stream *stream, const kern_rows *rows, kern_ca
         status = synchronize(stream);
         return status ? status : kern_cpu_backend.calls_run(stream, rows, calls);
     }
+    if (rows->followed)
+        return give(stream, (work){.call = calls->call, .calls = calls->count, .rows = *rows, .followed = rows});
     work item = {.call = calls->call, .calls = calls->count, .rows = *rows};
     item.memory = malloc(keep_all(NULL, &item.rows) + 1);
     if (!item.memory)

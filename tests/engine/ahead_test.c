@@ -78,7 +78,7 @@ static void run_crowd(int model, const char *device, outcome *out) {
     eng_close(engine);
 }
 
-// A device that runs ahead runs all loops at once; another leaves some, and their solves, for later.
+// Loops that are left for later are not caught up in the same steps, and so not with the same solves of a request.
 static void assert_same(const outcome *a, const outcome *b, bool looped) {
     eng_usage left = a->usage, right = b->usage;
     if (looped)

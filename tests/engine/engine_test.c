@@ -217,11 +217,11 @@ START_TEST(a_budget_bounds_the_pool) {
 }
 END_TEST
 
-// Tokens that wait for two of three loops, 64 vectors of 64 floats each, have their room beside every state, where any
-// can wait.
+// Tokens that wait for two of three loops, 64 vectors of 64 floats each, and how many they are, have their room beside
+// every state.
 START_TEST(a_budget_holds_what_waits) {
     eng_engine *engine = open_small(SMALL_LOOPED);
-    const uint64_t waiting = test_device_is_cpu() ? 2 * 64 * 64 * 4 : 0, page = 3 * 64 * 2 * 2 * 16 * 4,
+    const uint64_t waiting = 2 * 64 * 64 * 4 + 192, page = 3 * 64 * 2 * 2 * 16 * 4,
                    state = eng_info(engine)->state_bytes;
     const uint64_t budget = 3 * ((state + 63) / 64 * 64 + waiting + page);
     eng_close(engine);
@@ -297,8 +297,9 @@ START_TEST(a_request_runs_to_its_length) {
     }
     uint64_t solves = _i == SMALL_LOOPED ? 4 * 2 : small_models[_i].mesa ? 2 * 2 : 0; // Mesa layers of two heads
     ck_assert_uint_eq(out.usage.prompt.solves, 50 * solves);
-    if (_i == SMALL_LOOPED && test_device_is_cpu()) // what leaves early leaves solves for later
-        ck_assert(out.usage.completion.solves < 19 * solves && out.usage.completion.solves >= 19 * solves / 4);
+    if (_i == SMALL_LOOPED) // what leaves early leaves solves for later, on a CPU at least
+        ck_assert(out.usage.completion.solves <= 19 * solves - test_device_is_cpu() &&
+                  out.usage.completion.solves >= 19 * solves / 4);
     else
         ck_assert_uint_eq(out.usage.completion.solves, 19 * solves); // the last id is never read
     ck_assert(out.usage.prompt.steps <= (uint64_t)out.usage.prompt.steps_max * out.usage.prompt.solves);

@@ -117,7 +117,7 @@ static void emit(fixture *f, const program *p, float *memory, kern_plan *plan) {
 // What the arena holds after the plan, in memory[0], and after the launches, in memory[1].
 static void run_both(fixture *f, const program *p) {
     kern_plan *plan = NULL;
-    const kern_memory memory = {f->param, NULL, NULL, NULL, NULL, f->memory[0]};
+    const kern_memory memory = {.param = f->param, .scratch = f->memory[0]};
     for (int i = 0; i < 2; i++)
         memcpy(f->memory[i], f->x, ARENA * sizeof *f->x);
     ck_assert_int_eq(kern_plan_create(f->test.device, &plan), KERN_OK);

@@ -322,7 +322,8 @@ static void compare(fixture *f, const float *planned, const float *launched, siz
 static void step(fixture *f, int rows, int number) {
     make_rows(f, rows, number);
     const memory *planned = &f->memory[0], *launched = &f->memory[1];
-    const kern_memory memory = {f->param, NULL, planned->state, NULL, planned->saved, planned->scratch};
+    const kern_memory memory = {
+        .param = f->param, .state = planned->state, .saved = planned->saved, .scratch = planned->scratch};
     ck_assert_int_eq(kern_plan_run(f->plan, f->test.stream, f->test.rows, &memory), KERN_OK);
     model(&(pass){.f = f, .memory = launched});
     compare(f, planned->scratch, launched->scratch, f->scratch_floats, "scratch", rows);

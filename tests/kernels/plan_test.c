@@ -42,7 +42,7 @@ static void setup(fixture *f) {
     f->state = device_memory(f, SLOTS * SLOT_BYTES);
     f->saved = device_memory(f, 4 * ROW_BYTES);
     f->scratch = device_memory(f, 4 * ROW_BYTES);
-    f->memory = (kern_memory){f->param, f->grad, f->state, NULL, f->saved, f->scratch};
+    f->memory = (kern_memory){f->param, f->grad, f->state, NULL, f->saved, f->scratch, NULL};
     test->rows->slot_stride = SLOT_BYTES;
     kernel_test_row(test, KERN_ROW_GENERATED, 1, 2, 30);
     kernel_test_row(test, KERN_ROW_PROMPT, 0, TOKENS - 2, 0);
@@ -175,7 +175,7 @@ START_TEST(bad_entries_are_refused) {
     ck_assert_int_eq(kern_plan_create(f.test.device, &plan), KERN_OK);
     kern_add_args add = {scratch(0), kern_ref(KERN_CLASS_SCRATCH, 4), WIDTH};
     ck_assert_int_eq(kern_plan_add(plan, KERN_OP_ADD, &add), KERN_INVALID); // not a multiple of 64
-    add.y = kern_ref((kern_class)(KERN_CLASS_SCRATCH + 1), 0);
+    add.y = kern_ref((kern_class)(KERN_CLASS_ROWS + 1), 0);
     ck_assert_int_eq(kern_plan_add(plan, KERN_OP_ADD, &add), KERN_INVALID); // no such class
     add.y = kern_ref(KERN_CLASS_NULL, 64);
     ck_assert_int_eq(kern_plan_add(plan, KERN_OP_ADD, &add), KERN_INVALID); // null with a value
@@ -452,7 +452,7 @@ static void compare_steps(session_test *s) {
                  {5, false}, {8, false}, {1, false}, {9, true}, {7, false}, {1, false}, {10, false}};
     for (int step = 0; step < (int)(sizeof steps / sizeof steps[0]); step++) {
         const session_memory *planned = &s->memory[step / 6 % 2], *launched = &s->memory[1 - step / 6 % 2];
-        const kern_memory memory = {s->param, NULL, planned->state, NULL, planned->saved, planned->scratch};
+        const kern_memory memory = {s->param, NULL, planned->state, NULL, planned->saved, planned->scratch, NULL};
         session_rows(s, steps[step].rows, step, steps[step].prompt);
         ck_assert_int_eq(kern_plan_run(s->plan, s->test.stream, s->test.rows, &memory), KERN_OK);
         step_calls(s, launched, launch_call);
@@ -525,7 +525,7 @@ START_TEST(wide_norms_before_products) {
                      &(kern_linear_args){at[1], weight, none, none, at[2 + i], width, OUTPUTS, i * OUTPUTS, 0});
         }
         ck_assert_int_eq(kern_plan_seal(s.plan), KERN_OK);
-        const kern_memory planned = {s.param, NULL, NULL, NULL, NULL, memory[0]};
+        const kern_memory planned = {.param = s.param, .scratch = memory[0]};
         ck_assert_int_eq(kern_plan_run(s.plan, s.test.stream, s.test.rows, &planned), KERN_OK);
         assert_same_memory(&s, (const float *const[]){memory[0] + 2 * PART, memory[1] + 2 * PART}, 2 * PART);
         assert_same_memory(&s, (const float *const[]){memory[0] + PART, memory[1] + PART}, PART);
@@ -594,7 +594,7 @@ START_TEST(long_prompts_equal_launches) {
         kernel_test_prepare(&s.test);
         for (int i = 0; i < 2; i++)
             ck_assert_int_eq(kern_upload(s.test.stream, memory[i], x, LONG_PLACE * sizeof *x), KERN_OK);
-        const kern_memory planned = {s.param, NULL, NULL, NULL, NULL, memory[0]};
+        const kern_memory planned = {.param = s.param, .scratch = memory[0]};
         ck_assert_int_eq(kern_plan_run(s.plan, s.test.stream, s.test.rows, &planned), KERN_OK);
         long_calls(&s, memory[1], launch_call);
         for (size_t i = 0; i < LONG_PLACES; i++)
@@ -745,7 +745,7 @@ static void compare_cores(session_test *s, const core_shape *c) {
         core_rows(&s->test, steps[step].rows, step, steps[step].prompt);
         for (int i = 0; i < 2; i++)
             ck_assert_int_eq(kern_upload(s->test.stream, s->memory[i].scratch, x, inputs * sizeof *x), KERN_OK);
-        const kern_memory memory = {s->param, NULL, s->memory[0].state, NULL, NULL, s->memory[0].scratch};
+        const kern_memory memory = {.param = s->param, .state = s->memory[0].state, .scratch = s->memory[0].scratch};
         ck_assert_int_eq(kern_plan_run(s->plan, s->test.stream, s->test.rows, &memory), KERN_OK);
         core_calls(s, c, &s->memory[1], launch_call);
         for (size_t i = CORE_Y; i < CORE_PLACES; i++) {

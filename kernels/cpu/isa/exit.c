@@ -5,28 +5,16 @@
 // logit that is no number never ends a token. Losses are made in double, from logarithms: ln s(z) = -softplus(-z), so
 // that probabilities near 0 and 1 keep their digits. With g_j = dL/dp_j and l = s(z):
 //   dp_r/dz_r = p_r (1 - l_r),  dp_j/dz_r = -l_r p_j for j > r.
+#include "kernels/cpu/isa/exit.h"
 #include "kernels/arguments.h"
 #include "kernels/cpu/isa/elementwise.h"
-
-// From 1 on.
-static int32_t loop_of(const kern_exit_read_args *a, const kern_exit *wanted, int32_t t) {
-    const int32_t most = wanted->max_loops > 0 && wanted->max_loops < a->loops ? wanted->max_loops : a->loops;
-    if (!a->z.f || wanted->max_loops <= 0 || wanted->threshold >= 1)
-        return most;
-    float left = 1;
-    for (int32_t r = 0; r + 1 < most; r++) {
-        left /= 1 + expf(a->z.f[(int64_t)r * a->stride + t]);
-        if (1 - left >= wanted->threshold)
-            return r + 1;
-    }
-    return most;
-}
 
 static void read_range(const kern_cpu *cpu, const kern_rows *rows, const void *args, int64_t first, int64_t end) {
     (void)cpu;
     const kern_exit_read_args *a = args;
     for (int64_t t = first; t < end; t++) {
-        const int32_t loop = loop_of(a, &rows->row[rows->token_row[t]].exit, (int32_t)t);
+        const kern_exit *wanted = &rows->row[rows->token_row[t]].exit;
+        const int32_t loop = kern_exit_loop(a->z.f ? a->z.f + t : NULL, a->stride, wanted, a->loops);
         const float *x = a->x.f + ((int64_t)(loop - 1) * a->stride + t) * a->width;
         memcpy(a->y.f + t * a->width, x, (size_t)a->width * sizeof *x);
         a->loop.i[t] = loop;
