@@ -49,16 +49,20 @@ static __device__ __forceinline__ float cuda_activate(int32_t kind, float z) {
     }
 }
 
+// Of SiLU, or else of the logistic function: the derivative and *value, with one exponential and one division.
+static __device__ __forceinline__ float cuda_logistic_slope(bool silu, float z, float *value) {
+    const float e = expf(-fabsf(z)), far = __fdiv_rn(1.0f, 1.0f + e), near = e * far; // s(|z|), s(-|z|)
+    const float s = z >= 0 ? far : near, rest = z >= 0 ? near : far;
+    *value = silu ? z * s : s;
+    return silu ? s * fmaf(z, rest, 1.0f) : s * rest;
+}
+
 // The derivative; *value = act(z).
 static __device__ __forceinline__ float cuda_activation_slope(int32_t kind, float z, float *value) {
+    if (kind == KERN_SILU || kind == KERN_SIGMOID)
+        return cuda_logistic_slope(kind == KERN_SILU, z, value);
     *value = cuda_activate(kind, z);
     switch (kind) {
-    case KERN_SILU: {
-        const float s = cuda_sigmoid(z);
-        return s * fmaf(z, cuda_sigmoid(-z), 1.0f);
-    }
-    case KERN_SIGMOID:
-        return *value * cuda_sigmoid(-z);
     case KERN_RELU:
         return z > 0 ? 1.0f : 0.0f;
     case KERN_ELU1:

@@ -4,14 +4,14 @@
 // With v = (u - m) r and h = dy w [act(z)]:
 //     du = r (h - [sum h / n] - v sum(h v) / n)    dw += dy v [act(z)]
 //     dx = du, dz = dy v w act'(z);  gate_first: dx = du act(z), dz = du x act'(z)
-// r is made again. A team of lanes, as wide as in norm.cuh, owns a vector; a block owns some tokens' vectors (of one
-// group where groups have weights of their own) and keeps its sum of dw in shared memory, an element a lane, so that
-// the sums of a block are in the order of its vectors. Each element is read before the thread that read it writes it,
-// so dx may be dy.
+// r is made again. A block owns some tokens' vectors (of one group where groups have weights of their own). A warp owns
+// a vector of up to WARP_MOST floats, or some short ones side by side, and keeps them and its sum of dw in registers; a
+// block owns a wider one, reads it twice and keeps the sum in shared memory, an element a thread. Sums are in the order
+// of the vectors, warps in order. Each element is read before the thread that read it writes it, so dx may be dy.
 #include "kernels/cuda/norm.cuh"
 #include "kernels/cuda/sums.cuh"
 
-enum { NARROW_TEAMS = 4, LEAST_TOKENS = 4 };
+enum { WARPS = 4, WARP_MOST = 1024, TEAM = 8 * CUDA_WARP, LEAST_TOKENS = 4 };
 
 struct norm_backward {
     cuda_norm n; // y is not used
@@ -98,60 +98,237 @@ static __device__ __forceinline__ void write_quad(const norm_backward &b, const 
     cuda_store(b.dx + at + i, dx, left, b.wide);
 }
 
+// The vectors of a block: vector k of `count` is number first + k stride.
+struct block_vectors {
+    int64_t first, stride, count;
+    const float *weight; // NULL: none
+};
+
 // Grid: blocks of tokens; groups, where they have weights of their own, else 1.
-template <int LANES, int TEAMS>
-static __global__ void __launch_bounds__(LANES *TEAMS)
+static __device__ __forceinline__ block_vectors vectors_of(const cuda_table *table, const norm_backward &b) {
+    const cuda_norm &n = b.n;
+    const int32_t group = n.group_weights ? (int32_t)blockIdx.y : 0, first = (int32_t)blockIdx.x * b.each;
+    const int32_t end = first + b.each < table->n_tokens ? first + b.each : table->n_tokens;
+    block_vectors v;
+    v.first = (int64_t)first * n.groups + group;
+    v.stride = n.group_weights ? n.groups : 1;
+    v.count = (int64_t)(end - first) * (n.group_weights ? 1 : n.groups);
+    v.weight = n.weight ? n.weight + (int64_t)group * n.width : NULL;
+    return v;
+}
+
+// Wider vectors: a block each.
+static __global__ void __launch_bounds__(TEAM)
     norm_backward_kernel(const cuda_table *table, const __grid_constant__ norm_backward b) {
-    extern __shared__ float sum_weights[]; // (TEAMS, width)
-    __shared__ float shared[LANES / CUDA_WARP];
+    extern __shared__ float sum_weights[]; // (width)
+    __shared__ float shared[TEAM / CUDA_WARP];
     cuda_begin();
     cuda_await();
-    const cuda_norm &n = b.n;
-    const cuda_team<LANES> team;
-    const int32_t lane = team.thread(), index = (int32_t)threadIdx.x / LANES, width = n.width;
-    const int32_t group0 = n.group_weights ? (int32_t)blockIdx.y : 0, groups = n.group_weights ? 1 : n.groups;
-    const int32_t first = (int32_t)blockIdx.x * b.each;
-    const int32_t end = first + b.each < table->n_tokens ? first + b.each : table->n_tokens;
-    const float *weight = n.weight && n.group_weights ? n.weight + (int64_t)group0 * width : n.weight;
-    float *own = b.partial ? sum_weights + index * width : NULL;
-    for (int32_t i = lane * CUDA_QUAD; own && i < width; i += LANES * CUDA_QUAD)
+    const cuda_team<TEAM> team;
+    const int32_t lane = team.thread(), width = b.n.width;
+    const block_vectors v = vectors_of(table, b);
+    float *own = b.partial ? sum_weights : NULL;
+    for (int32_t i = lane * CUDA_QUAD; own && i < width; i += TEAM * CUDA_QUAD)
         for (int32_t j = i; j < width && j < i + CUDA_QUAD; j++)
             own[j] = 0;
-    for (int64_t k = index; k < (int64_t)(end - first) * groups; k += TEAMS) {
-        const int64_t vector = (first + k / groups) * n.groups + group0 + k % groups, at = vector * width;
-        const norm_statistics s = statistics_of(b, weight, at, team, shared);
-        for (int32_t i = lane * CUDA_QUAD; i < width; i += LANES * CUDA_QUAD)
-            write_quad(b, s, weight, at, i, own);
+    for (int64_t k = 0; k < v.count; k++) {
+        const int64_t at = (v.first + k * v.stride) * width;
+        const norm_statistics s = statistics_of(b, v.weight, at, team, shared);
+        for (int32_t i = lane * CUDA_QUAD; i < width; i += TEAM * CUDA_QUAD)
+            write_quad(b, s, v.weight, at, i, own);
     }
     if (!b.partial)
         return;
     __syncthreads();
     float *partial = b.partial + ((int64_t)blockIdx.x * gridDim.y + blockIdx.y) * width;
-    for (int32_t i = (int32_t)threadIdx.x; i < width; i += LANES * TEAMS) {
-        float sum = sum_weights[i];
-        for (int t = 1; t < TEAMS; t++)
-            sum = __fadd_rn(sum, sum_weights[t * width + i]);
-        partial[i] = sum;
+    for (int32_t i = lane; i < width; i += TEAM)
+        partial[i] = sum_weights[i];
+}
+
+// --------------------------------------------------------------------------------------------------- a warp a vector
+
+// What a lane holds of a vector. gate_first: x is not yet multiplied by the gate's value, else dy is not.
+template <int QUADS> struct vector_part {
+    cuda_quad x[QUADS], dy[QUADS], value[QUADS], rise[QUADS]; // of the gate: act(z), act'(z)
+};
+
+static __device__ __forceinline__ int32_t element_of(int quad) {
+    return (quad * CUDA_WARP + (int32_t)threadIdx.x % CUDA_WARP) * CUDA_QUAD;
+}
+
+template <int QUADS, bool GATED>
+static __device__ __forceinline__ void load_part(const norm_backward &b, int64_t at, vector_part<QUADS> &p) {
+#pragma unroll
+    for (int q = 0; q < QUADS; q++) {
+        const int32_t i = element_of(q), left = b.n.width - i;
+        p.x[q] = cuda_load(b.n.x + at + i, left, b.wide);
+        p.dy[q] = cuda_load(b.dy + at + i, left, b.wide);
+        if (GATED)
+            p.value[q] = cuda_load(b.n.gate + at + i, left, b.wide);
     }
 }
 
-template <int LANES, int TEAMS> static kern_status start(const cuda_step *step, const norm_backward &b, dim3 grid) {
-    auto *kernel = norm_backward_kernel<LANES, TEAMS>;
-    const size_t bytes = b.partial ? sizeof(float) * TEAMS * (size_t)b.n.width : 0;
+// u and the gradient of the normalised vector times its factor.
+template <int QUADS, bool GATED>
+static __device__ __forceinline__ void open_gate(const norm_backward &b, vector_part<QUADS> &p) {
+#pragma unroll
+    for (int q = 0; q < QUADS; q++)
+#pragma unroll
+        for (int j = 0; j < CUDA_QUAD; j++) {
+            const float z = p.value[q].v[j];
+            if (GATED)
+                p.rise[q].v[j] = cuda_logistic_slope(b.n.activation == KERN_SILU, z, &p.value[q].v[j]);
+            else
+                p.value[q].v[j] = 1;
+        }
+}
+
+template <int QUADS>
+static __device__ __forceinline__ norm_statistics part_statistics(const norm_backward &b, const vector_part<QUADS> &p,
+                                                                  const cuda_quad (&factor)[QUADS]) {
+    const cuda_norm &n = b.n;
+    norm_statistics s = {};
+    float sum = 0, squares = 0, sum_h = 0, along = 0;
+    if (n.center) {
+#pragma unroll
+        for (int q = 0; q < QUADS; q++)
+#pragma unroll
+            for (int j = 0; j < CUDA_QUAD; j++)
+                sum += n.gate_first ? p.x[q].v[j] * p.value[q].v[j] : p.x[q].v[j];
+        s.mean = __fdiv_rn(cuda_warp_sum(sum), (float)n.width);
+    }
+#pragma unroll
+    for (int q = 0; q < QUADS; q++)
+#pragma unroll
+        for (int j = 0; j < CUDA_QUAD; j++) {
+            const float u = n.gate_first ? p.x[q].v[j] * p.value[q].v[j] : p.x[q].v[j];
+            const float h = (n.gate_first ? p.dy[q].v[j] : p.dy[q].v[j] * p.value[q].v[j]) * factor[q].v[j];
+            const float d = element_of(q) + j < n.width ? u - s.mean : 0.0f;
+            squares = fmaf(d, d, squares);
+            along = fmaf(h, d, along);
+            sum_h += h;
+        }
+    squares = cuda_warp_sum(squares);
+    along = cuda_warp_sum(along);
+    if (n.center)
+        s.mean_h = cuda_warp_sum(sum_h) / (float)n.width;
+    s.rstd = 1.0f / sqrtf(__fadd_rn(__fdiv_rn(squares, n.divisor), n.eps));
+    s.slope = along * s.rstd / n.divisor;
+    return s;
+}
+
+template <int QUADS, bool GATED>
+static __device__ __forceinline__ void write_part(const norm_backward &b, const norm_statistics &s, int64_t at,
+                                                  const vector_part<QUADS> &p, const cuda_quad (&factor)[QUADS],
+                                                  cuda_quad (&sum)[QUADS]) {
+    const bool gate_first = GATED && b.n.gate_first;
+#pragma unroll
+    for (int q = 0; q < QUADS; q++) {
+        const int32_t i = element_of(q), left = b.n.width - i;
+        cuda_quad dx, dgate, old = {};
+        if (b.accumulate)
+            old = cuda_load(b.dx + at + i, left, b.wide);
+#pragma unroll
+        for (int j = 0; j < CUDA_QUAD; j++) {
+            const float value = p.value[q].v[j], before = gate_first ? value : 1.0f;
+            const float v = (p.x[q].v[j] * before - s.mean) * s.rstd;
+            const float gated = gate_first ? p.dy[q].v[j] : p.dy[q].v[j] * value;
+            const float gradient = s.rstd * (gated * factor[q].v[j] - s.mean_h - v * s.slope);
+            if (GATED)
+                dgate.v[j] = (gate_first ? gradient * p.x[q].v[j] : p.dy[q].v[j] * v * factor[q].v[j]) * p.rise[q].v[j];
+            dx.v[j] = fmaf(gradient, before, old.v[j]);
+            sum[q].v[j] = fmaf(gated, v, sum[q].v[j]);
+        }
+        if (GATED && b.dgate)
+            cuda_store(b.dgate + at + i, dgate, left, b.wide);
+        cuda_store(b.dx + at + i, dx, left, b.wide);
+    }
+}
+
+// Blocks that a multiprocessor should hold, by the quads that a lane has of each operand.
+static constexpr int resident(int quads) {
+    return quads <= 4 ? 4 : quads <= 6 ? 3 : 2;
+}
+
+// Grid as above.
+template <int QUADS, int SIDE, bool GATED>
+static __global__ void __launch_bounds__(WARPS *CUDA_WARP, resident(GATED ? 2 * QUADS : QUADS))
+    norm_backward_warps_kernel(const cuda_table *table, const __grid_constant__ norm_backward b) {
+    extern __shared__ float sum_weights[]; // (WARPS, width)
+    cuda_begin();
+    cuda_await();
+    const int32_t width = b.n.width, warp = (int32_t)threadIdx.x / CUDA_WARP;
+    const block_vectors v = vectors_of(table, b);
+    cuda_quad factor[QUADS], sum[QUADS] = {};
+#pragma unroll
+    for (int q = 0; q < QUADS; q++) {
+        factor[q] = v.weight ? cuda_load(v.weight + element_of(q), width - element_of(q), b.n.wide) : cuda_quad{};
+#pragma unroll
+        for (int j = 0; j < CUDA_QUAD; j++)
+            factor[q].v[j] = v.weight ? factor[q].v[j] + b.n.offset : 1.0f;
+    }
+    for (int64_t k = warp * SIDE; k < v.count; k += WARPS * SIDE) {
+        vector_part<QUADS> part[SIDE];
+#pragma unroll
+        for (int i = 0; i < SIDE; i++)
+            load_part<QUADS, GATED>(b, (v.first + min(k + i, v.count - 1) * v.stride) * width, part[i]);
+#pragma unroll
+        for (int i = 0; i < SIDE; i++) {
+            open_gate<QUADS, GATED>(b, part[i]);
+            const norm_statistics s = part_statistics<QUADS>(b, part[i], factor);
+            if (k + i < v.count)
+                write_part<QUADS, GATED>(b, s, (v.first + (k + i) * v.stride) * width, part[i], factor, sum);
+        }
+    }
+    if (!b.partial)
+        return;
+#pragma unroll
+    for (int q = 0; q < QUADS; q++)
+        cuda_store(sum_weights + warp * width + element_of(q), sum[q], width - element_of(q), false);
+    __syncthreads();
+    float *partial = b.partial + ((int64_t)blockIdx.x * gridDim.y + blockIdx.y) * width;
+    for (int32_t i = (int32_t)threadIdx.x; i < width; i += WARPS * CUDA_WARP) {
+        float total = sum_weights[i];
+        for (int w = 1; w < WARPS; w++)
+            total = __fadd_rn(total, sum_weights[w * width + i]);
+        partial[i] = total;
+    }
+}
+
+// ---------------------------------------------------------------------------------------------------------- launches
+
+typedef void norm_backward_function(const cuda_table *, norm_backward);
+
+static kern_status start(const cuda_step *step, norm_backward_function *kernel, int warps, const norm_backward &b,
+                         dim3 grid) {
+    const size_t rows = b.n.width > WARP_MOST ? 1 : WARPS, bytes = b.partial ? sizeof(float) * rows * b.n.width : 0;
     const kern_status status = cuda_allow_shared(kernel, bytes);
-    return status ? status : cuda_start(step, kernel, grid, LANES * TEAMS, bytes, step->table, b);
+    return status ? status : cuda_start(step, kernel, grid, warps * CUDA_WARP, bytes, step->table, b);
+}
+
+template <bool GATED> static norm_backward_function *kernel_of(int32_t width) {
+    const int quads = cuda_blocks(width, CUDA_WARP * CUDA_QUAD);
+    return quads == 1   ? norm_backward_warps_kernel<1, 4, GATED>
+           : quads == 2 ? norm_backward_warps_kernel<2, 2, GATED>
+           : quads <= 4 ? norm_backward_warps_kernel<4, 1, GATED>
+           : quads <= 6 ? norm_backward_warps_kernel<6, 1, GATED>
+                        : norm_backward_warps_kernel<8, 1, GATED>;
 }
 
 static kern_status launch(const cuda_step *step, norm_backward b, float *grad_weight) {
     const int32_t parts = b.n.group_weights ? b.n.groups : 1, width = b.n.width;
+    const bool logistic = b.n.activation == KERN_SILU || b.n.activation == KERN_SIGMOID;
+    const bool whole = width > WARP_MOST || (b.n.gate && !logistic);
     const cuda_sum_cut cut = cuda_sum_cut_of(step->tokens, LEAST_TOKENS, CUDA_SUM_BLOCKS);
     b.partial = grad_weight ? (float *)step->cuda->workspace : NULL;
     b.each = cut.each;
     b.wide = b.n.wide && cuda_is_wide(b.dy) && cuda_is_wide(b.dx) && cuda_is_wide(b.dgate);
     const dim3 grid((unsigned)cut.blocks, (unsigned)parts);
-    const kern_status status = width <= CUDA_NORM_NARROW   ? start<CUDA_WARP, NARROW_TEAMS>(step, b, grid)
-                               : width <= CUDA_NORM_MIDDLE ? start<4 * CUDA_WARP, 1>(step, b, grid)
-                                                           : start<8 * CUDA_WARP, 1>(step, b, grid);
+    const kern_status status = start(step,
+                                     whole      ? norm_backward_kernel
+                                     : b.n.gate ? kernel_of<true>(width)
+                                                : kernel_of<false>(width),
+                                     whole ? TEAM / CUDA_WARP : (int)WARPS, b, grid);
     if (status || !grad_weight)
         return status;
     return cuda_add_partials(step, {b.partial, grad_weight, (int64_t)parts * width, cut.blocks, parts * width, 1, 1});

@@ -9,7 +9,7 @@
 #include "kernels/cuda/elements.cuh"
 #include "kernels/cuda/fuse.cuh"
 
-enum { MAX_TAPS = 32, THREADS = 128, TILE = 8 };
+enum { MAX_TAPS = 32, THREADS = 128, TILE = 16 };
 
 struct conv_group {
     kern_short_conv_args part[CUDA_CONVS];
@@ -67,6 +67,15 @@ static __global__ void __launch_bounds__(THREADS)
     a.y.f[(int64_t)t * a.channels + c] = cuda_activate(a.activation, z);
 }
 
+// Where the document of token t sees inputs from before its row; NULL: nowhere.
+static __device__ __forceinline__ const float *earlier_inputs(const cuda_table *table, const kern_short_conv_args &a,
+                                                              int32_t t, int32_t start, int32_t *first) {
+    const kern_row *row = &table->row[table->token_row[t]];
+    *first = row->token0;
+    return start == row->token0 ? cuda_slot(table, a.state, row->slot) : NULL;
+}
+
+// With taps known, all inputs of the tokens are asked for at once.
 template <int TAPS>
 static __global__ void __launch_bounds__(THREADS)
     conv_tokens_kernel(const cuda_table *table, const __grid_constant__ conv_group group) {
@@ -74,17 +83,28 @@ static __global__ void __launch_bounds__(THREADS)
     cuda_await();
     const kern_short_conv_args a = group.part[blockIdx.z];
     const int32_t c = blockIdx.y * THREADS + threadIdx.x, taps = taps_of<TAPS>(a);
-    const int32_t token0 = blockIdx.x * TILE;
-    const int32_t end = token0 + TILE < table->n_tokens ? token0 + TILE : table->n_tokens;
+    const int32_t token0 = blockIdx.x * TILE, tokens = table->n_tokens;
     if (c >= a.channels)
         return;
-    float weight[TAPS ? TAPS : MAX_TAPS];
+    float weight[TAPS ? TAPS : MAX_TAPS], near[TAPS ? TAPS - 1 + TILE : 1];
+    int32_t starts[TILE];
     load_weights<TAPS>(a, c, weight);
     const float bias = bias_of(a, c);
-    for (int32_t t = token0; t < end; t++) {
-        const kern_row *row = &table->row[table->token_row[t]];
-        const int32_t start = table->token_start[t], first = row->token0;
-        const float *state = start == first ? cuda_slot(table, a.state, row->slot) : NULL;
+#pragma unroll
+    for (int i = 0; i < (TAPS ? TAPS - 1 + TILE : 0); i++) {
+        const int32_t t = token0 - (TAPS - 1) + i;
+        near[i] = t >= 0 && t < tokens ? a.x.f[(int64_t)t * a.channels + c] : 0.0f;
+    }
+#pragma unroll
+    for (int u = 0; u < TILE; u++)
+        starts[u] = token0 + u < tokens ? table->token_start[token0 + u] : 0;
+#pragma unroll
+    for (int u = 0; u < TILE; u++) {
+        const int32_t t = token0 + u, start = starts[u];
+        if (t >= tokens)
+            return;
+        int32_t first = 0;
+        const float *state = t - start < taps - 1 ? earlier_inputs(table, a, t, start, &first) : NULL;
         float z = bias;
 #pragma unroll
         for (int j = 0; j < (TAPS ? TAPS : MAX_TAPS); j++)
@@ -92,7 +112,7 @@ static __global__ void __launch_bounds__(THREADS)
                 const int32_t source = t - taps + 1 + j;
                 float input = 0;
                 if (source >= start)
-                    input = a.x.f[(int64_t)source * a.channels + c];
+                    input = TAPS ? near[u + j] : a.x.f[(int64_t)source * a.channels + c];
                 else if (state)
                     input = state[(int64_t)(taps - 1 + source - first) * a.channels + c];
                 z = fmaf(weight[j], input, z);

@@ -12,51 +12,80 @@ enum { MAX_TAPS = 32, THREADS = 128, LEAST_TOKENS = 16 };
 // TAPS 0: as many as the arguments say, the windows in local memory.
 template <int TAPS> struct conv_windows {
     static constexpr int ROOM = TAPS ? TAPS : MAX_TAPS;
+    static constexpr int AHEAD = TAPS ? 8 : 1; // tokens whose memory is asked for at once
     float weight[ROOM], input[ROOM], dz[ROOM], dweight[ROOM], dbias;
+    int32_t start[ROOM]; // where the document of dz's token begins
 };
 
-// The token before: windows move by one; input[0] and dz[0] are to be filled.
+// The token before: windows move by one; input[0], dz[0] and start[0] are to be filled.
 template <int TAPS> static __device__ __forceinline__ void move_windows(conv_windows<TAPS> &w, int32_t taps) {
 #pragma unroll
     for (int j = conv_windows<TAPS>::ROOM - 1; j > 0; j--)
         if (TAPS || j < taps) {
             w.input[j] = w.input[j - 1];
             w.dz[j] = w.dz[j - 1];
+            w.start[j] = w.start[j - 1];
         }
 }
 
 // dz of token t; its inputs are those of the window that its document has.
 template <int TAPS>
 static __device__ __forceinline__ float output_gradient(const kern_short_conv_backward_args &a,
-                                                        const conv_windows<TAPS> &w, int32_t taps, int32_t t,
-                                                        int32_t start, int32_t c, float bias) {
-    const float dy = a.dy.f[(int64_t)t * a.channels + c];
+                                                        const conv_windows<TAPS> &w, int32_t taps, int32_t t, float dy,
+                                                        float bias) {
     if (a.activation == KERN_IDENTITY)
         return dy;
     float z = bias, value;
 #pragma unroll
     for (int j = 0; j < conv_windows<TAPS>::ROOM; j++)
-        if ((TAPS || j < taps) && t - taps + 1 + j >= start)
+        if ((TAPS || j < taps) && t - taps + 1 + j >= w.start[0])
             z = fmaf(w.weight[j], w.input[j], z);
     return dy * cuda_activation_slope(a.activation, z, &value);
 }
 
 // dx of token t and what it adds to the weight's gradient.
 template <int TAPS>
-static __device__ __forceinline__ void token_gradients(const cuda_table *table, const kern_short_conv_backward_args &a,
-                                                       conv_windows<TAPS> &w, int32_t taps, int32_t t, int32_t start,
-                                                       int32_t tokens, int32_t c) {
+static __device__ __forceinline__ float token_gradients(conv_windows<TAPS> &w, int32_t taps, int32_t t) {
     float dx = 0;
 #pragma unroll
     for (int l = 0; l < conv_windows<TAPS>::ROOM; l++)
-        if ((TAPS || l < taps) && t + l < tokens && table->token_start[t + l] <= t)
+        if ((TAPS || l < taps) && w.start[l] <= t)
             dx = fmaf(w.weight[taps - 1 - l], w.dz[l], dx);
-    a.dx.f[(int64_t)t * a.channels + c] = dx;
 #pragma unroll
     for (int j = 0; j < conv_windows<TAPS>::ROOM; j++)
-        if ((TAPS || j < taps) && t - taps + 1 + j >= start)
+        if ((TAPS || j < taps) && t - taps + 1 + j >= w.start[0])
             w.dweight[j] = fmaf(w.dz[0], w.input[j], w.dweight[j]);
     w.dbias = __fadd_rn(w.dbias, w.dz[0]);
+    return dx;
+}
+
+// Tokens top, top - 1 .. of which those before `first` are not there; dx of those before `end`.
+template <int TAPS>
+static __device__ __forceinline__ void some_tokens(const cuda_table *table, const kern_short_conv_backward_args &a,
+                                                   conv_windows<TAPS> &w, int32_t taps, int32_t top, int32_t first,
+                                                   int32_t end, int32_t c, float bias) {
+    constexpr int AHEAD = conv_windows<TAPS>::AHEAD;
+    float x[AHEAD], dy[AHEAD];
+    int32_t start[AHEAD];
+#pragma unroll
+    for (int u = 0; u < AHEAD; u++) {
+        const int32_t t = max(top - u, first), source = t - taps + 1;
+        x[u] = source >= 0 ? a.x.f[(int64_t)source * a.channels + c] : 0.0f;
+        dy[u] = a.dy.f[(int64_t)t * a.channels + c];
+        start[u] = table->token_start[t];
+    }
+#pragma unroll
+    for (int u = 0; u < AHEAD; u++) {
+        const int32_t t = top - u;
+        if (t < first)
+            break;
+        move_windows<TAPS>(w, taps);
+        w.input[0] = x[u];
+        w.start[0] = start[u];
+        w.dz[0] = output_gradient<TAPS>(a, w, taps, t, dy[u], bias);
+        if (t < end)
+            a.dx.f[(int64_t)t * a.channels + c] = token_gradients<TAPS>(w, taps, t);
+    }
 }
 
 // partial: (blocks, channels * taps, then channels).
@@ -82,14 +111,11 @@ static __global__ void __launch_bounds__(THREADS)
     for (int j = 1; j < conv_windows<TAPS>::ROOM; j++) // input[j] of the token behind the last is input[j - 1] here
         if ((TAPS || j < taps) && last - taps + j >= 0)
             w.input[j - 1] = a.x.f[(int64_t)(last - taps + j) * a.channels + c];
-    for (int32_t t = last - 1; t >= first; t--) {
-        const int32_t start = table->token_start[t], source = t - taps + 1;
-        move_windows<TAPS>(w, taps);
-        w.input[0] = source >= 0 ? a.x.f[(int64_t)source * a.channels + c] : 0.0f;
-        w.dz[0] = output_gradient<TAPS>(a, w, taps, t, start, c, bias);
-        if (t < end)
-            token_gradients<TAPS>(table, a, w, taps, t, start, tokens, c);
-    }
+#pragma unroll
+    for (int j = 0; j < conv_windows<TAPS>::ROOM; j++)
+        w.start[j] = INT32_MAX;
+    for (int32_t top = last - 1; top >= first; top -= conv_windows<TAPS>::AHEAD)
+        some_tokens<TAPS>(table, a, w, taps, top, first, end, c, bias);
     float *own = partial + (int64_t)blockIdx.x * a.channels * (taps + 1);
 #pragma unroll
     for (int j = 0; j < conv_windows<TAPS>::ROOM; j++)
