@@ -296,13 +296,27 @@ static int32_t most_tokens(const eng_loops *loops, int32_t loop) {
     return most;
 }
 
+// Behind how many loops, by what was asked for, nobody goes on. The first steps run every plan.
+static int32_t most_loops(const eng_loops *loops) {
+    const kern_rows *rows = loops->batch->rows;
+    int32_t most = loops->warms ? loops->loops : 1;
+    for (int32_t r = 0; r < rows->n_rows; r++) {
+        const int32_t bound = rows->row[r].exit.max_loops;
+        const int32_t own = rows->row[r].through || bound <= 0 || bound > loops->loops ? loops->loops : bound;
+        most = own > most ? own : most;
+    }
+    return most;
+}
+
+// What the last of these loops leaves still waits for the next one, and its solves count.
 static kern_status run_all(eng_loops *loops) {
     const kern_rows *rows = loops->batch->rows;
+    const int32_t end = most_loops(loops);
     kern_status status = run_plan(loops, loops->first, rows);
-    for (int32_t loop = 1; status == KERN_OK && loop < loops->loops; loop++)
+    for (int32_t loop = 1; status == KERN_OK && loop < end; loop++)
         status = run_loop(loops, loops->follow[loop], loop, rows->n_rows, most_tokens(loops, loop));
-    if (status == KERN_OK && loops->first->sum.ref)
-        status = run_plan(loops, loops->follow[loops->loops], rows);
+    if (status == KERN_OK && (end < loops->loops || loops->first->sum.ref))
+        status = run_plan(loops, loops->follow[end], rows);
     return status == KERN_OK ? run_plan(loops, loops->head, rows) : status;
 }
 
