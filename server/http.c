@@ -291,7 +291,7 @@ eng_status srv_http_create(srv_server *server, srv_http **out, eng_error *error)
     const srv_config *config = server->config;
     eng_status status = srv_timer_create(server->loop, on_sweep, http, &http->sweep);
     if (!status && config->tls_cert)
-        status = srv_tls_load(config->tls_cert, config->tls_key, NULL, &http->tls, error);
+        status = srv_tls_load(config->tls_cert, config->tls_key, &http->tls, error);
     if (http->tls && srv_tls_expired(http->tls))
         srv_log_write(server->log, ENG_LOG_WARNING, "tls", "%s: the certificate has expired", config->tls_cert);
     for (size_t i = 0; i < config->listen_count && !status; i++)

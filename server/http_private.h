@@ -12,14 +12,8 @@
 
 #include "server/server.h"
 
-// http_tls.c: the certificate that listeners with TLS present, with its key.
-typedef struct srv_tls srv_tls;
-// *error names the file. older: what this pair replaces, or NULL; taken on success, and kept to the end, because
-// handshakes may be under way with it.
-ENG_CHECKED eng_status srv_tls_load(const char *cert_path, const char *key_path, srv_tls *older, srv_tls **out,
-                                    eng_error *error);
+// http_tls.c
 bool srv_tls_expired(const srv_tls *tls);
-void srv_tls_free(srv_tls *tls); // NULL is accepted
 // Starting with this option, each handshake gets the pair that is there at its time.
 struct MHD_OptionItem srv_tls_option(void);
 // Straight into the connection, past the library.

@@ -98,7 +98,7 @@ static eng_status read_pair(srv_tls *tls, const char *cert_path, const char *key
     return status;
 }
 
-eng_status srv_tls_load(const char *cert_path, const char *key_path, srv_tls *older, srv_tls **out, eng_error *error) {
+eng_status srv_tls_load(const char *cert_path, const char *key_path, srv_tls **out, eng_error *error) {
     srv_tls *tls = calloc(1, sizeof *tls);
 
     if (!tls)
@@ -108,7 +108,6 @@ eng_status srv_tls_load(const char *cert_path, const char *key_path, srv_tls *ol
         srv_tls_free(tls);
         return status;
     }
-    tls->older = older;
     *out = tls;
     return ENG_OK;
 }
@@ -153,22 +152,13 @@ struct MHD_OptionItem srv_tls_option(void) {
     return (struct MHD_OptionItem){MHD_OPTION_HTTPS_CERT_CALLBACK, 0, (void *)retrieve};
 }
 
-eng_status srv_http_reload_tls(srv_http *http, const srv_config *config, eng_error *error) {
-    if (!http->tls)
-        return ENG_OK;
-    return srv_tls_load(config->tls_cert, config->tls_key, http->tls, &http->tls, error);
+void srv_http_replace_tls(srv_http *http, srv_tls *tls) {
+    tls->older = http->tls;
+    http->tls = tls;
 }
 
 bool srv_tls_send(struct MHD_Connection *mhd, const char *data, size_t length) {
     const union MHD_ConnectionInfo *info = MHD_get_connection_info(mhd, MHD_CONNECTION_INFO_GNUTLS_SESSION);
 
     return info && gnutls_record_send((gnutls_session_t)info->tls_session, data, length) == (ssize_t)length;
-}
-
-eng_status srv_http_check_tls(const srv_config *config, eng_error *error) {
-    srv_tls *tls = NULL;
-    const eng_status status = srv_tls_load(config->tls_cert, config->tls_key, NULL, &tls, error);
-
-    srv_tls_free(tls);
-    return status;
 }

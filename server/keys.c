@@ -177,7 +177,7 @@ static void keep_ids(srv_keys *keys, const srv_keys *older) {
     }
 }
 
-eng_status srv_keys_load(const char *path, srv_keys *older, srv_keys **out, eng_error *error) {
+eng_status srv_keys_load(const char *path, srv_keys **out, eng_error *error) {
     srv_buf text;
     srv_keys *keys = calloc(1, sizeof *keys);
     srv_key *rows = calloc(SRV_MAX_KEYS, sizeof *rows);
@@ -197,10 +197,14 @@ eng_status srv_keys_load(const char *path, srv_keys *older, srv_keys **out, eng_
         srv_keys_free(keys);
         return status;
     }
-    keep_ids(keys, older);
-    keys->older = older;
+    keep_ids(keys, NULL);
     *out = keys;
     return ENG_OK;
+}
+
+void srv_keys_replace(srv_keys *keys, srv_keys *older) {
+    keep_ids(keys, older);
+    keys->older = older;
 }
 
 void srv_keys_free(srv_keys *keys) {

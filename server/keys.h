@@ -36,9 +36,10 @@ typedef struct srv_key {
 
 typedef struct srv_keys srv_keys;
 
-// *error names file and line. The caller owns *out. older: the keys that these replace, or NULL; taken on success, and
-// kept to the end, because requests may still be counted on them.
-ENG_CHECKED eng_status srv_keys_load(const char *path, srv_keys *older, srv_keys **out, eng_error *error);
+// *error names file and line. The caller owns *out.
+ENG_CHECKED eng_status srv_keys_load(const char *path, srv_keys **out, eng_error *error);
+// keys take the place of older, which they own from then on and keep to the end: requests may still be counted on them.
+void srv_keys_replace(srv_keys *keys, srv_keys *older);
 void srv_keys_free(srv_keys *keys); // NULL is accepted
 size_t srv_keys_count(const srv_keys *keys);
 

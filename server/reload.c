@@ -19,11 +19,61 @@
 
 enum { KEPT_BYTES = 256 };
 
+// What stands in the files that the configuration names, read once: what was checked is what will hold.
+typedef struct srv_files {
+    srv_keys *keys;
+    srv_tls *tls;
+} srv_files;
+
 struct srv_reload {
     srv_setup *fresh;
+    srv_files files;
     size_t next; // of its models: those before are there
     size_t opened;
 };
+
+// ---- keys and certificates -----------------------------------------------------------------------------------------
+
+static void free_files(srv_files *files) {
+    srv_keys_free(files->keys);
+    srv_tls_free(files->tls);
+    *files = (srv_files){0};
+}
+
+static eng_status read_files(const srv_config *config, srv_files *out, eng_error *error) {
+    *out = (srv_files){0};
+    eng_status status = config->keys ? srv_keys_load(config->keys, &out->keys, error) : ENG_OK;
+    if (!status && config->tls_cert)
+        status = srv_tls_load(config->tls_cert, config->tls_key, &out->tls, error);
+    if (status)
+        free_files(out);
+    return status;
+}
+
+eng_status srv_check_files(const srv_config *config, eng_error *error) {
+    srv_files files;
+    const eng_status status = read_files(config, &files, error);
+
+    free_files(&files);
+    return status;
+}
+
+// Those that only a restart would take are left.
+static void take_files(srv_server *server, srv_files *files) {
+    const srv_config *config = server->config;
+
+    if (config->keys && files->keys) {
+        srv_keys_replace(files->keys, server->keys);
+        server->keys = files->keys;
+        files->keys = NULL;
+        srv_log_write(server->log, ENG_LOG_INFO, "reload", "%zu keys are read", srv_keys_count(server->keys));
+    }
+    if (config->tls_cert && files->tls) {
+        srv_http_replace_tls(server->http, files->tls);
+        files->tls = NULL;
+        srv_log_write(server->log, ENG_LOG_INFO, "reload", "the certificate is read");
+    }
+}
 
 // ---- the end of a round --------------------------------------------------------------------------------------------
 
@@ -47,6 +97,7 @@ static void drop(srv_server *server) {
     server->reloading = NULL;
     retire(server, reload->fresh);
     srv_setup_release(reload->fresh);
+    free_files(&reload->files);
     free(reload);
 }
 
@@ -65,31 +116,6 @@ static void end_round(srv_server *server, const eng_error *error) {
         srv_reload_begin(server);
     else
         sd_notifyf(0, "READY=1\nSTATUS=%s%s", error ? "Not reloaded: " : "", error ? error->text : "");
-}
-
-// ---- keys and certificates -----------------------------------------------------------------------------------------
-
-eng_status srv_check_files(const srv_config *config, eng_error *error) {
-    srv_keys *keys = NULL;
-    eng_status status = config->keys ? srv_keys_load(config->keys, NULL, &keys, error) : ENG_OK;
-
-    srv_keys_free(keys);
-    if (!status && config->tls_cert)
-        status = srv_http_check_tls(config, error);
-    return status;
-}
-
-static void take_files(srv_server *server, const srv_config *config) {
-    eng_error error = {0};
-
-    if (config->keys && srv_keys_load(config->keys, server->keys, &server->keys, &error))
-        srv_log_write(server->log, ENG_LOG_ERROR, "reload", "%s; the keys stay as they were", error.text);
-    else if (config->keys)
-        srv_log_write(server->log, ENG_LOG_INFO, "reload", "%zu keys are read", srv_keys_count(server->keys));
-    if (config->tls_cert && srv_http_reload_tls(server->http, config, &error))
-        srv_log_write(server->log, ENG_LOG_ERROR, "reload", "%s; the certificate stays as it was", error.text);
-    else if (config->tls_cert)
-        srv_log_write(server->log, ENG_LOG_INFO, "reload", "the certificate is read");
 }
 
 // ---- models --------------------------------------------------------------------------------------------------------
@@ -136,7 +162,7 @@ static void commit(srv_server *server) {
     srv_setup *old = server->setup, *fresh = server->reloading->fresh;
     const srv_config *config = &fresh->config;
 
-    take_files(server, config);
+    take_files(server, &server->reloading->files);
     srv_log_set_level(server->log, (eng_log_level)config->log_level);
     server->setup = srv_setup_hold(fresh);
     server->config = config;
@@ -207,12 +233,13 @@ bool srv_reload_owns(const srv_server *server, const srv_model *model) {
 
 static eng_status read_all(srv_server *server, eng_error *error) {
     srv_reload *reload = calloc(1, sizeof *reload);
+    srv_files files = {0};
     char kept[KEPT_BYTES];
     srv_config config;
 
     eng_status status = srv_config_load_again(server->config, &config, error);
     if (!status) // also what waits for a restart, which would fail by it
-        status = srv_check_files(&config, error);
+        status = read_files(&config, &files, error);
     if (!status)
         status = srv_config_keep(server->config, &config, kept, sizeof kept, error);
     if (!status && !reload)
@@ -222,12 +249,14 @@ static eng_status read_all(srv_server *server, eng_error *error) {
         status = eng_fail(error, ENG_NO_MEMORY, "no memory for a reload");
     if (status) {
         srv_config_free(&config);
+        free_files(&files);
         free(reload);
         return status;
     }
     if (kept[0])
         srv_log_write(server->log, ENG_LOG_WARNING, "reload", "these stay as they are until a restart: %s", kept);
     reload->fresh = fresh;
+    reload->files = files;
     server->reloading = reload;
     return ENG_OK;
 }

@@ -292,7 +292,7 @@ eng_status srv_server_create(const srv_config *config, srv_log *log, srv_server 
     if (status)
         status = eng_fail(error, ENG_NO_MEMORY, "the event loop cannot be made");
     else if (config->keys)
-        status = srv_keys_load(config->keys, NULL, &server->keys, error);
+        status = srv_keys_load(config->keys, &server->keys, error);
     if (!status)
         status = srv_http_create(server, &server->http, error);
     if (status) {

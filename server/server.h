@@ -117,10 +117,12 @@ void srv_exchange_drop_body(srv_exchange *exchange); // as soon as it is parsed
 
 // Binds the addresses and starts serving when the loop runs. *error names the address.
 ENG_CHECKED eng_status srv_http_create(srv_server *server, srv_http **out, eng_error *error);
-// What a start would find wrong with the files of TLS. *error names the file.
-ENG_CHECKED eng_status srv_http_check_tls(const srv_config *config, eng_error *error);
-// Reads the files of TLS that the configuration names again; a bad one changes nothing. Without TLS it does nothing.
-ENG_CHECKED eng_status srv_http_reload_tls(srv_http *http, const srv_config *config, eng_error *error);
+// The certificate that listeners with TLS present, with its key (http_tls.c). *error names the file.
+typedef struct srv_tls srv_tls;
+ENG_CHECKED eng_status srv_tls_load(const char *cert_path, const char *key_path, srv_tls **out, eng_error *error);
+void srv_tls_free(srv_tls *tls); // NULL is accepted
+// tls takes the place of the listeners' pair, which is kept to the end: handshakes may be under way with it.
+void srv_http_replace_tls(srv_http *http, srv_tls *tls);
 void srv_http_free(srv_http *http); // NULL is accepted; ends what is open
 size_t srv_http_count(const srv_http *http);
 const char *srv_http_address(const srv_http *http, size_t index); // "http://127.0.0.1:8080", "unix:/run/mesa.sock"

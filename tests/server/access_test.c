@@ -302,6 +302,29 @@ START_TEST(keys_are_read_again) {
 }
 END_TEST
 
+static bool model_is_opening(void) {
+    return atomic_load(&fake_engine()->opening) >= 2;
+}
+
+// What was read when the round began holds, whatever stands in the file when its models are there.
+START_TEST(keys_are_read_once) {
+    start_with_keys("", NULL);
+    atomic_store(&fake_engine()->revision, 1);
+    atomic_store(&fake_engine()->hold_open, 1);
+    write_file(path, "");
+    add_key("carol", "carol-0123456789abcdef", "");
+    srv_server_reload(server.server);
+    wait_for(model_is_opening, "a model is being opened");
+    write_file(path, "nonsense\n");
+    ck_assert_int_eq(status_of("GET", "/v1/models", BOB, NULL), 200);
+    atomic_store(&fake_engine()->hold_open, 0);
+    wait_for(new_file_told, "the new keys are there");
+    ck_assert_int_eq(status_of("GET", "/v1/models", "Authorization: Bearer carol-0123456789abcdef\r\n", NULL), 200);
+    ck_assert_int_eq(status_of("GET", "/v1/models", BOB, NULL), 401);
+    ck_assert_int_eq(fixture_stop(&server), 0);
+}
+END_TEST
+
 #define DIGEST "0123456789abcdef0123456789abcdef0123456789abcdef0123456789abcdef"
 
 START_TEST(bad_key_files) {
@@ -328,7 +351,7 @@ START_TEST(bad_key_files) {
         srv_keys *keys = NULL;
         eng_error error = {0};
         write_file(path, cases[i].text);
-        ck_assert_msg(srv_keys_load(path, NULL, &keys, &error) != ENG_OK, "accepted: %s", cases[i].text);
+        ck_assert_msg(srv_keys_load(path, &keys, &error) != ENG_OK, "accepted: %s", cases[i].text);
         ck_assert_msg(strstr(error.text, cases[i].named) && strstr(error.text, path), "%s: %s", cases[i].text,
                       error.text);
         ck_assert_ptr_null(strstr(error.text, "0123456789abcdef"));
@@ -336,11 +359,11 @@ START_TEST(bad_key_files) {
     }
     srv_keys *keys = NULL;
     eng_error error = {0};
-    ck_assert_int_eq(srv_keys_load("/tmp", NULL, &keys, &error), ENG_INVALID);
+    ck_assert_int_eq(srv_keys_load("/tmp", &keys, &error), ENG_INVALID);
     ck_assert_ptr_nonnull(strstr(error.text, "/tmp: not a regular file"));
     write_file(path, " \talice\t" DIGEST "  rate=5\tmax_requests=7 models=a,b\r\n");
     error = (eng_error){0};
-    ck_assert_msg(srv_keys_load(path, NULL, &keys, &error) == ENG_OK, "%s", error.text);
+    ck_assert_msg(srv_keys_load(path, &keys, &error) == ENG_OK, "%s", error.text);
     ck_assert_uint_eq(srv_keys_count(keys), 1);
     srv_keys_free(keys);
 }
@@ -700,6 +723,7 @@ static Suite *access_suite(void) {
     tcase_add_test(tests, requests_of_a_key_at_once);
     tcase_add_test(tests, models_of_a_key);
     tcase_add_test(tests, keys_are_read_again);
+    tcase_add_test(tests, keys_are_read_once);
     tcase_add_test(tests, bad_key_files);
     tcase_add_test(tests, exposed_addresses_need_keys);
     tcase_add_test(tests, administration_has_its_own_address);
