@@ -4,6 +4,7 @@
 // A block owns queries of one head and goes over the tiles of keys that they see, with a running maximum m, sum l and
 // output o of each query; o and l are scaled down when m grows. Each is summed by one block in one order.
 #include "kernels/cuda/attention_tile.cuh"
+#include "kernels/cuda/attention_wide.cuh"
 
 struct merged_job {
     const float *q, *k, *v;
@@ -130,6 +131,8 @@ bool cuda_attention_merges(const cuda_step *step, const kern_attention_args *a) 
 }
 
 kern_status cuda_attention_merged(const cuda_step *step, const kern_attention_args *a) {
+    if (cuda_attention_is_wide(step, &a->attention))
+        return cuda_attention_wide(step, a);
     const bool wide =
         a->attention.head_width % 4 == 0 && cuda_is_wide(a->q.p) && cuda_is_wide(a->k.p) && cuda_is_wide(a->v.p);
     const merged_job job = {a->q.f, a->k.f, a->v.f, a->o.f, a->lse.f, a->attention, wide};

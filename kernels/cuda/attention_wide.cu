@@ -1,0 +1,198 @@
+// SPDX-License-Identifier: Apache-2.0
+// The forward of attention_wide.cuh (Dao et al. 2022, FlashAttention): a warpgroup has its queries, running maxima,
+// sums and outputs in registers, scores of a tile of keys become probabilities there and are the left operand of the
+// product with the values. Exponentials are powers of two.
+#include "kernels/cuda/attention_wide.cuh"
+#include "kernels/cuda/gemm_tile.cuh"
+
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
+
+// Of a thread's two rows.
+struct running {
+    float top[2], sum[2]; // sum: over the keys of this thread
+};
+
+// Of keys that a row does not see: minus infinity. Most tiles are seen whole.
+static __device__ __forceinline__ void mask(const kern_attention &s, const int32_t (&query)[2],
+                                            const int32_t (&start)[2], int32_t key0, float (&score)[WIDE_SCORES]) {
+    bool whole = true;
+#pragma unroll
+    for (int half = 0; half < 2; half++)
+        whole = whole && wide_sees(s, query[half], start[half], key0) && key0 + WIDE_TOKENS - 1 <= query[half];
+    if (__all_sync(0xffffffffu, whole))
+        return;
+#pragma unroll
+    for (int i = 0; i < WIDE_SCORES; i++)
+        if (!wide_sees(s, query[i / 2 % 2], start[i / 2 % 2], key0 + wide_column(i / 4) + i % 2))
+            score[i] = -INFINITY;
+}
+
+template <int N>
+static __device__ __forceinline__ void to_probabilities(float scale, running &run, float (&score)[WIDE_SCORES],
+                                                        float (&o)[N]) {
+#pragma unroll
+    for (int half = 0; half < 2; half++) {
+        float top = -INFINITY, sum = 0;
+#pragma unroll
+        for (int j = 0; j < WIDE_SCORES / 4; j++)
+            top = fmaxf(top, fmaxf(score[4 * j + 2 * half] * scale, score[4 * j + 2 * half + 1] * scale));
+        top = fmaxf(top, __shfl_xor_sync(0xffffffffu, top, 1));
+        top = fmaxf(top, __shfl_xor_sync(0xffffffffu, top, 2));
+        top = fmaxf(top, run.top[half]);
+        const float base = top > -INFINITY ? top : 0.0f, kept = exp2f(run.top[half] - base);
+#pragma unroll
+        for (int j = 0; j < WIDE_SCORES / 4; j++)
+#pragma unroll
+            for (int e = 0; e < 2; e++) {
+                float &x = score[4 * j + 2 * half + e];
+                x = exp2f(fmaf(x, scale, -base));
+                sum += x;
+            }
+        run.top[half] = top;
+        run.sum[half] = fmaf(run.sum[half], kept, sum);
+#pragma unroll
+        for (int j = 0; j < N / 4; j++) {
+            o[4 * j + 2 * half] *= kept;
+            o[4 * j + 2 * half + 1] *= kept;
+        }
+    }
+}
+
+template <int WIDTH>
+static __device__ __forceinline__ void attend(const cuda_table *table, const wide_attention &job, const char *own,
+                                              wide_range block, int32_t query0, int32_t head,
+                                              wide_ring<2 * wide_bytes<WIDTH>> &ring) {
+    const kern_attention &s = job.shape;
+    const float scale = s.scale * wide_log2e;
+    const wide_range seen = wide_keys_seen(table, s, query0);
+    const int32_t tokens = table->n_tokens;
+    int32_t query[2], start[2];
+#pragma unroll
+    for (int half = 0; half < 2; half++) {
+        query[half] = query0 + wide_row(half);
+        start[half] = query[half] < tokens ? table->token_start[query[half]] : INT32_MAX;
+    }
+    uint4 q[WIDTH / 16];
+#pragma unroll
+    for (int k = 0; k < WIDTH / 16; k++)
+        q[k] = wide_left(own, k);
+    running run = {{-INFINITY, -INFINITY}, {0, 0}};
+    float o[WIDTH / 2] = {};
+    for (int32_t tile = block.first; tile < block.end; tile++, ring.turn++) {
+        ring.await();
+        if (tile >= seen.first && tile < seen.end) {
+            float score[WIDE_SCORES] = {};
+            const cuda_wgmma_operand keys = wide_tokens(ring.slot());
+            cuda_wgmma_begin();
+#pragma unroll
+            for (int k = 0; k < WIDTH / 16; k++)
+                cuda_wgmma(score, q[k], keys.at(k * WIDE_STEP_TOKENS));
+            cuda_wgmma_commit();
+            wide_done(score);
+            mask(s, query, start, tile * WIDE_TOKENS, score);
+            to_probabilities(scale, run, score, o);
+            wide_gather(score, ring.slot() + wide_bytes<WIDTH>, o);
+        }
+        ring.release();
+    }
+    float inverse[2];
+#pragma unroll
+    for (int half = 0; half < 2; half++) {
+        float sum = run.sum[half];
+        sum += __shfl_xor_sync(0xffffffffu, sum, 1);
+        sum += __shfl_xor_sync(0xffffffffu, sum, 2);
+        inverse[half] = 1.0f / sum;
+        if (job.lse && query[half] < tokens && threadIdx.x % 4 == 0)
+            job.lse[(int64_t)query[half] * s.heads + head] = (run.top[half] + log2f(sum)) * wide_ln2;
+    }
+    wide_write(job.o, s.heads, head, query0, tokens, inverse[0], inverse[1], o);
+}
+
+#endif
+
+template <int WIDTH> static constexpr size_t shared_bytes(void) {
+    return (WIDE_GROUPS + 2 * WIDE_SLOTS) * (size_t)(WIDTH * WIDE_TOKENS * 2) + (1 + 2 * WIDE_SLOTS) * sizeof(uint64_t);
+}
+
+// Grid: blocks of queries, heads.
+template <int WIDTH>
+static __global__ void __launch_bounds__(WIDE_THREADS, 1)
+    wide_kernel(const cuda_table *table, const __grid_constant__ wide_attention job) {
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
+    extern __shared__ __align__(128) char memory[];
+    constexpr int BYTES = wide_bytes<WIDTH>;
+    cuda_begin();
+    char *slots = memory + WIDE_GROUPS * BYTES;
+    cuda_mbarrier *barriers = (cuda_mbarrier *)(slots + WIDE_SLOTS * 2 * BYTES), *own = barriers + 2 * WIDE_SLOTS;
+    wide_ring<2 * BYTES> ring(slots, barriers);
+    if (threadIdx.x == 0) {
+        ring.make();
+        cuda_mbarrier_make(own, 1);
+        cuda_mbarrier_made();
+    }
+    __syncthreads();
+    cuda_await();
+    const int32_t head = (int32_t)blockIdx.y, kv_head = head / (job.shape.heads / job.shape.kv_heads);
+    const int32_t query0 = (int32_t)blockIdx.x * WIDE_GROUPS * WIDE_TOKENS, group = (int32_t)threadIdx.x / WIDE_GROUP;
+    wide_range block = wide_keys_seen(table, job.shape, query0);
+    if (query0 + WIDE_TOKENS < table->n_tokens)
+        block.end++;
+    if (group < WIDE_GROUPS) {
+        cuda_mbarrier_wait(own, 0);
+        attend<WIDTH>(table, job, memory + group * BYTES, block, query0 + group * WIDE_TOKENS, head, ring);
+    } else if (threadIdx.x == WIDE_GROUPS * WIDE_GROUP) {
+        const int32_t tile0 = query0 / WIDE_TOKENS, last = (table->n_tokens - 1) / WIDE_TOKENS;
+        cuda_mbarrier_expect(own, WIDE_GROUPS * BYTES);
+        cuda_mbarrier_arrive(own);
+        for (int g = 0; g < WIDE_GROUPS; g++)
+            cuda_bulk_load(memory + g * BYTES, wide_tile<WIDTH>(job.q, min(tile0 + g, last), head), BYTES, own);
+        for (int32_t tile = block.first; tile < block.end; tile++, ring.turn++) {
+            cuda_mbarrier *full = ring.begin_fill();
+            cuda_bulk_load(ring.slot(), wide_tile<WIDTH>(job.k, tile, kv_head), BYTES, full);
+            cuda_bulk_load(ring.slot() + BYTES, wide_tile<WIDTH>(job.v, tile, kv_head), BYTES, full);
+        }
+    }
+#endif
+}
+
+// --------------------------------------------------------------------------------------------------------- launchers
+
+bool cuda_attention_is_wide(const cuda_step *step, const kern_attention *s) {
+    const int64_t columns = (int64_t)s->heads * s->head_width;
+    return step->cuda->fast && step->cuda->overlaps && step->merge && (s->head_width == 64 || s->head_width == 128) &&
+           cuda_pack_tiles(step->tokens) * cuda_pack_tiles(columns) * CUDA_PACK_TILE <= CUDA_PACK_MOST * 3LL / 4 &&
+           ((int64_t)step->tokens + WIDE_TOKENS) * (2 * s->heads + 1) <= CUDA_GEMM_PARTIALS;
+}
+
+kern_status cuda_attention_pack(const cuda_step *step, cuda_packs *packs, const float *x, int32_t heads, int32_t width,
+                                wide_heads *out) {
+    char *room = step->cuda->workspace + sizeof(float) * CUDA_GEMM_PARTIALS;
+    cuda_pack pack = {x, 0, (int64_t)heads * width, step->tokens, heads * width, false, NULL, 0};
+    const kern_status status = cuda_pack_operand(step, packs, room, &pack, NULL);
+    *out = {pack.tiles, cuda_pack_tiles(pack.columns) * CUDA_PACK_TILE};
+    return status;
+}
+
+template <int WIDTH> static kern_status launch(const cuda_step *step, const wide_attention &job) {
+    const dim3 grid((unsigned)cuda_blocks(step->tokens, WIDE_GROUPS * WIDE_TOKENS), (unsigned)job.shape.heads);
+    const kern_status status = cuda_allow_shared(wide_kernel<WIDTH>, shared_bytes<WIDTH>());
+    return status ? status
+                  : cuda_start(step, wide_kernel<WIDTH>, grid, WIDE_THREADS, shared_bytes<WIDTH>(), step->table, job);
+}
+
+kern_status cuda_attention_wide(const cuda_step *step, const kern_attention_args *a) {
+    const kern_attention &s = a->attention;
+    cuda_packs packs = {};
+    wide_attention job = {};
+    job.shape = s;
+    job.o = a->o.f;
+    job.lse = a->lse.f;
+    kern_status status = cuda_attention_pack(step, &packs, a->q.f, s.heads, s.head_width, &job.q);
+    if (!status)
+        status = cuda_attention_pack(step, &packs, a->k.f, s.kv_heads, s.head_width, &job.k);
+    if (!status)
+        status = cuda_attention_pack(step, &packs, a->v.f, s.kv_heads, s.head_width, &job.v);
+    if (status)
+        return status;
+    return s.head_width == 64 ? launch<64>(step, job) : launch<128>(step, job);
+}
