@@ -5,7 +5,7 @@
 // next operands of a pool larger than any cache. A round measures a copy of one operand of the pool, then the launches.
 // Figures are medians over the rounds. The floor of a case is the larger of two times: of its operands at the rate of
 // that copy, and of its products (each counted once, a solve's by its mean steps) at the rate that --tflops says. With
-// --train a launch is forward, which leaves its states, and backward.
+// --train a launch is forward, which leaves its states, and backward; --bf16 opens the device as training in bf16 does.
 #include <getopt.h>
 #include <math.h>
 #include <stdio.h>
@@ -53,7 +53,7 @@ typedef struct bench {
     size_t tokens;
     double least_seconds, flops;
     int rounds;
-    bool train;
+    bool train, fast;
     const char *what;
 } bench;
 
@@ -328,17 +328,16 @@ static void measure_case(const bench *b, const subject *s, size_t width, int32_t
 
 static void usage(FILE *to) {
     fprintf(to, "usage: bench_prompts [--device NAME] [--rounds N] [--what PART-OF-A-NAME] [--tflops RATE] [--train]\n"
+                "                     [--bf16]\n"
                 "Defaults: cpu, 5 rounds, everything, 790. Prints a Markdown table.\n");
 }
 
 static bench read_options(int argc, char **argv, const char **device) {
-    static const struct option known[] = {{"device", required_argument, NULL, 'd'},
-                                          {"rounds", required_argument, NULL, 'r'},
-                                          {"what", required_argument, NULL, 'w'},
-                                          {"tflops", required_argument, NULL, 't'},
-                                          {"help", no_argument, NULL, 'h'},
-                                          {"train", no_argument, NULL, 'b'},
-                                          {0}};
+    static const struct option known[] = {
+        {"device", required_argument, NULL, 'd'}, {"rounds", required_argument, NULL, 'r'},
+        {"what", required_argument, NULL, 'w'},   {"tflops", required_argument, NULL, 't'},
+        {"help", no_argument, NULL, 'h'},         {"train", no_argument, NULL, 'b'},
+        {"bf16", no_argument, NULL, 'f'},         {0}};
     bench b = {.rounds = 5, .what = "", .flops = 790e12};
     bool valid = true;
     for (int option; (option = getopt_long(argc, argv, "", known, NULL)) != -1;) {
@@ -348,6 +347,8 @@ static bench read_options(int argc, char **argv, const char **device) {
             exit(0);
         } else if (option == 'b') {
             b.train = true;
+        } else if (option == 'f') {
+            b.fast = true;
         } else if (option == 'd') {
             *device = optarg;
         } else if (option == 'w') {
@@ -372,7 +373,7 @@ static bench read_options(int argc, char **argv, const char **device) {
 static void open_bench(bench *b, const char *device) {
     char reason[256] = "";
     const kern_status status =
-        kern_device_open(&(kern_device_options){.name = device}, &b->device, reason, sizeof reason);
+        kern_device_open(&(kern_device_options){.name = device, .fast = b->fast}, &b->device, reason, sizeof reason);
     if (status != KERN_OK) {
         fprintf(stderr, "bench_prompts: %s: %s\n", kern_status_text(status), reason);
         exit(1);
@@ -389,8 +390,8 @@ int main(int argc, char **argv) {
     const char *device = "cpu";
     bench b = read_options(argc, argv, &device);
     open_bench(&b, device);
-    printf("%s; %d heads, medians of %d rounds%s\n\n", kern_device_describe(b.device)->description, (int)HEADS,
-           b.rounds, b.train ? ", forward and backward" : "");
+    printf("%s; %d heads, medians of %d rounds%s%s\n\n", kern_device_describe(b.device)->description, (int)HEADS,
+           b.rounds, b.train ? ", forward and backward" : "", b.fast ? ", bf16" : "");
     printf("| operation | D = V | rows | us | Mtoken/s | memory, us | products, us | share of floor | TFLOP/s | steps "
            "|\n");
     printf("|---|---:|---:|---:|---:|---:|---:|---:|---:|---:|\n");
