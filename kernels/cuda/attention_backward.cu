@@ -12,6 +12,7 @@
 // they come, to one number where the device is `fast`, else to three (gemm.cu). Outputs of more than 128 columns are
 // shared by two blocks.
 #include "kernels/cuda/attention_tile.cuh"
+#include "kernels/cuda/attention_wide.cuh"
 
 struct attention_job {
     const float *q, *k, *v, *o, *lse, *d_o;
@@ -184,6 +185,8 @@ kern_status cuda_attention_backward_prepare(const kern_cuda *cuda, const void *a
 
 kern_status cuda_attention_backward_run(const cuda_step *step, const void *args) {
     const kern_attention_backward_args *a = (const kern_attention_backward_args *)args;
+    if (cuda_attention_is_wide(step, &a->attention))
+        return cuda_attention_wide_backward(step, a);
     const bool wide = a->attention.head_width % 4 == 0 && cuda_is_wide(a->q.p) && cuda_is_wide(a->k.p) &&
                       cuda_is_wide(a->v.p) && cuda_is_wide(a->o.p) && cuda_is_wide(a->d_o.p);
     const attention_job job = {a->q.f,  a->k.f,  a->v.f,  a->o.f,       a->lse.f, a->d_o.f,

@@ -81,7 +81,8 @@ static __device__ __forceinline__ void attend(const cuda_table *table, const wid
     for (int32_t tile = block.first; tile < block.end; tile++, ring.turn++) {
         ring.await();
         if (tile >= seen.first && tile < seen.end) {
-            float score[WIDE_SCORES] = {};
+            float score[WIDE_SCORES];
+            wide_clear(score);
             const cuda_wgmma_operand keys = wide_tokens(ring.slot());
             cuda_wgmma_begin();
 #pragma unroll
@@ -134,9 +135,7 @@ static __global__ void __launch_bounds__(WIDE_THREADS, 1)
     cuda_await();
     const int32_t head = (int32_t)blockIdx.y, kv_head = head / (job.shape.heads / job.shape.kv_heads);
     const int32_t query0 = (int32_t)blockIdx.x * WIDE_GROUPS * WIDE_TOKENS, group = (int32_t)threadIdx.x / WIDE_GROUP;
-    wide_range block = wide_keys_seen(table, job.shape, query0);
-    if (query0 + WIDE_TOKENS < table->n_tokens)
-        block.end++;
+    const wide_range block = wide_keys_of_block(table, job.shape, query0);
     if (group < WIDE_GROUPS) {
         cuda_mbarrier_wait(own, 0);
         attend<WIDTH>(table, job, memory + group * BYTES, block, query0 + group * WIDE_TOKENS, head, ring);
@@ -146,11 +145,7 @@ static __global__ void __launch_bounds__(WIDE_THREADS, 1)
         cuda_mbarrier_arrive(own);
         for (int g = 0; g < WIDE_GROUPS; g++)
             cuda_bulk_load(memory + g * BYTES, wide_tile<WIDTH>(job.q, min(tile0 + g, last), head), BYTES, own);
-        for (int32_t tile = block.first; tile < block.end; tile++, ring.turn++) {
-            cuda_mbarrier *full = ring.begin_fill();
-            cuda_bulk_load(ring.slot(), wide_tile<WIDTH>(job.k, tile, kv_head), BYTES, full);
-            cuda_bulk_load(ring.slot() + BYTES, wide_tile<WIDTH>(job.v, tile, kv_head), BYTES, full);
-        }
+        wide_fill_keys<WIDTH>(job, block, kv_head, ring);
     }
 #endif
 }

@@ -126,13 +126,24 @@ template <int N> static __device__ __forceinline__ void wide_done(float (&x)[N])
         cuda_wgmma_hold(x[i]);
 }
 
+// Zeros that the tensor cores add to from here on.
+template <int N> static __device__ __forceinline__ void wide_clear(float (&x)[N]) {
+#pragma unroll
+    for (int i = 0; i < N; i++) {
+        x[i] = 0;
+        cuda_wgmma_hold(x[i]);
+    }
+}
+
 // total (64 own, WIDTH) += s (64 own, 64) of a tile.
 template <int N>
 static __device__ __forceinline__ void wide_gather(const float (&s)[WIDE_SCORES], const char *tile, float (&total)[N]) {
     uint4 left[WIDE_TOKENS / 16];
 #pragma unroll
-    for (int k = 0; k < WIDE_TOKENS / 16; k++)
+    for (int k = 0; k < WIDE_TOKENS / 16; k++) {
         left[k] = wide_left(s, k);
+        cuda_wgmma_hold(left[k]);
+    }
     const cuda_wgmma_operand right = wide_columns(tile);
     cuda_wgmma_begin();
 #pragma unroll
@@ -151,6 +162,27 @@ static __device__ __forceinline__ wide_range wide_keys_seen(const cuda_table *ta
     if (s.window > 0 && query0 - s.window + 1 > first)
         first = query0 - s.window + 1;
     return {first / WIDE_TOKENS, query0 / WIDE_TOKENS + 1};
+}
+
+// Those that the queries of all warpgroups of a block see.
+static __device__ __forceinline__ wide_range wide_keys_of_block(const cuda_table *table, const kern_attention &s,
+                                                                int32_t query0) {
+    wide_range block = wide_keys_seen(table, s, query0);
+    for (int g = 1; g < WIDE_GROUPS && query0 + g * WIDE_TOKENS < table->n_tokens; g++)
+        block.end++;
+    return block;
+}
+
+// Tiles of keys and their values, by one thread.
+template <int WIDTH>
+static __device__ __forceinline__ void wide_fill_keys(const wide_attention &job, wide_range block, int32_t kv_head,
+                                                      wide_ring<2 * wide_bytes<WIDTH>> &ring) {
+    for (int32_t tile = block.first; tile < block.end; tile++, ring.turn++) {
+        cuda_mbarrier *full = ring.begin_fill();
+        cuda_bulk_load(ring.slot(), wide_tile<WIDTH>(job.k, tile, kv_head), wide_bytes<WIDTH>, full);
+        cuda_bulk_load(ring.slot() + wide_bytes<WIDTH>, wide_tile<WIDTH>(job.v, tile, kv_head), wide_bytes<WIDTH>,
+                       full);
+    }
 }
 
 static __device__ __forceinline__ bool wide_sees(const kern_attention &s, int32_t query, int32_t start, int32_t key) {

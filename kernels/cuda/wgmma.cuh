@@ -38,6 +38,13 @@ static __device__ __forceinline__ void cuda_wgmma_commit(void) {
 template <int LEFT> static __device__ __forceinline__ void cuda_wgmma_wait(void) {
     asm volatile("wgmma.wait_group.sync.aligned %0;" ::"n"(LEFT) : "memory");
 }
+// Registers of each thread of a warpgroup from here on, as the kernel's bounds leave room for; LESS of one that fills.
+template <int LESS> static __device__ __forceinline__ void cuda_wgmma_give_registers(void) {
+    asm volatile("setmaxnreg.dec.sync.aligned.u32 %0;" ::"n"(LESS));
+}
+template <int MORE> static __device__ __forceinline__ void cuda_wgmma_take_registers(void) {
+    asm volatile("setmaxnreg.inc.sync.aligned.u32 %0;" ::"n"(MORE));
+}
 // Nothing touches the register before what stands before this.
 static __device__ __forceinline__ void cuda_wgmma_hold(float &x) {
     asm volatile("" : "+f"(x)::"memory");
