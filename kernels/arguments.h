@@ -56,6 +56,19 @@ static inline kern_status kern_exit_loss_check(const kern_exit_loss_args *a) {
     return kern_exit_planes_are_valid(a->loops, a->stride) && known && operands ? KERN_OK : KERN_INVALID;
 }
 
+// -------------------------------------------------------------------------------------------------------------- head
+
+static inline kern_status kern_head_loss_check(const kern_head_loss_args *a) {
+    const bool taught = a->teacher_x.ref != 0;
+    const bool sizes = a->width >= 1 && a->vocabulary >= 1 && a->tile_tokens >= 1 && a->soft_cap >= 0;
+    const bool operands = a->x.ref && a->weight.ref && a->loss.ref && a->tile.ref && (a->dx.ref || !a->grad_weight.ref);
+    const bool teacher = kern_operand_is(a->teacher_weight, taught) && kern_operand_is(a->divergence, taught) &&
+                         kern_operand_is(a->teacher_tile, taught);
+    const bool numbers = !taught || (a->teacher_width >= 1 && a->teacher_soft_cap >= 0 && a->temperature > 0 &&
+                                     isfinite(a->temperature) && a->loss_share >= 0 && a->divergence_share >= 0);
+    return sizes && operands && teacher && numbers ? KERN_OK : KERN_INVALID;
+}
+
 // ------------------------------------------------------------------------------------------------------------- gates
 
 static inline kern_status kern_decay_law_check(const kern_gates *f) {

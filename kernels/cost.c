@@ -93,8 +93,10 @@ static kern_cost cost_head_loss(const needs *n) {
     double targets = 0;
     for (int32_t t = 0; t < n->rows->n_tokens; t++)
         targets += n->rows->target[t] >= 0;
-    return (kern_cost){.operations = 2 * passes * targets * weights,
-                       .bytes = WORD * (targets * a->width * (a->dx.p ? 2 : 1) + passes * weights)};
+    const double teacher = a->teacher_x.p ? a->teacher_width : 0, teacher_weights = teacher * a->vocabulary;
+    return (kern_cost){
+        .operations = 2 * targets * (passes * weights + teacher_weights),
+        .bytes = WORD * (targets * (a->width * (a->dx.p ? 2 : 1) + teacher) + passes * weights + teacher_weights)};
 }
 
 static kern_cost cost_sample(const needs *n) {

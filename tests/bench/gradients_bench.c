@@ -136,6 +136,12 @@ static void add_products(bench *b) {
                                       .tile_tokens = TILE};
     add(b, "head 32000 x 768, loss and gradients", KERN_OP_HEAD_LOSS, (arguments){.head = head}, 2 * WIDTH, 3 * size,
         6 * size * b->tokens);
+    kern_head_loss_args taught = head;
+    taught.teacher_x = activation(b, WIDTH), taught.teacher_weight = matrix(b, VOCABULARY, WIDTH);
+    taught.divergence = activation(b, 1), taught.teacher_tile = parameter(b, (size_t)TILE * VOCABULARY);
+    taught.teacher_width = WIDTH, taught.temperature = 2, taught.loss_share = taught.divergence_share = 1;
+    add(b, "head 32000 x 768, losses with a teacher and gradients", KERN_OP_HEAD_LOSS, (arguments){.head = taught},
+        3 * WIDTH, 4 * size, 8 * size * b->tokens);
 }
 
 static void add_norms(bench *b) {

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// The output head: logits with soft cap and finite flags, cross entropy and gradients by tiles, independence of
-// threads.
+// The output head: logits with soft cap and finite flags, cross entropy, divergence from a teacher and gradients by
+// tiles, independence of threads.
 #ifdef _OPENMP
 #include <omp.h>
 #endif
@@ -234,9 +234,185 @@ START_TEST(large_logits_stay_finite) {
 }
 END_TEST
 
+// ----------------------------------------------------------------------------------------------------------- teacher
+
+typedef struct teacher {
+    float *x, *w;
+    kern_weight *weight;
+    int width;
+    float soft_cap;
+} teacher;
+
+static teacher make_teacher(kernel_test *test, int width, kern_dtype dtype, float soft_cap) {
+    const size_t count = (size_t)VOCABULARY * (size_t)width;
+    teacher t = {.x = kernel_test_floats(test, TOKENS * (size_t)width, -1, 1),
+                 .w = kernel_test_floats(test, count, -1, 1),
+                 .width = width,
+                 .soft_cap = soft_cap};
+    uint16_t *halves = kernel_test_bytes(test, count * sizeof *halves);
+    for (size_t i = 0; i < count; i++) { // values that bf16 holds exactly
+        uint32_t bits;
+        memcpy(&bits, &t.w[i], sizeof bits);
+        halves[i] = (uint16_t)(bits >> 16);
+        bits &= 0xffff0000u;
+        memcpy(&t.w[i], &bits, sizeof bits);
+    }
+    const kern_weight_desc desc = {
+        .dtype = dtype, .rows = VOCABULARY, .cols = width, .host = dtype == KERN_BF16 ? (const void *)halves : t.w};
+    ck_assert_int_eq(kern_weight_create(test->device, &desc, &t.weight), KERN_OK);
+    return t;
+}
+
+typedef struct distilling {
+    int tile_tokens;
+    float soft_cap, temperature, loss_share, divergence_share;
+    bool gradients;
+} distilling;
+
+typedef struct taught_run {
+    loss_run run;
+    float *divergence;
+} taught_run;
+
+static taught_run run_taught(kernel_test *test, const head *h, const teacher *from, const distilling *d) {
+    const size_t tile = (size_t)d->tile_tokens * VOCABULARY;
+    taught_run r = {{.loss = kernel_test_floats(test, TOKENS, -1, 1)}, kernel_test_floats(test, TOKENS, -1, 1)};
+    if (d->gradients)
+        r.run.dx = kernel_test_floats(test, X, -1, 1), r.run.dw = kernel_test_zero_floats(test, W);
+    const kern_head_loss_args args = {.x.f = h->x,
+                                      .weight.w = h->weight,
+                                      .loss.f = r.run.loss,
+                                      .dx.f = r.run.dx,
+                                      .grad_weight.f = r.run.dw,
+                                      .tile.f = kernel_test_zero_floats(test, tile),
+                                      .teacher_x.f = from->x,
+                                      .teacher_weight.w = from->weight,
+                                      .divergence.f = r.divergence,
+                                      .teacher_tile.f = kernel_test_zero_floats(test, tile),
+                                      .width = WIDTH,
+                                      .vocabulary = VOCABULARY,
+                                      .tile_tokens = d->tile_tokens,
+                                      .soft_cap = d->soft_cap,
+                                      .teacher_width = from->width,
+                                      .teacher_soft_cap = from->soft_cap,
+                                      .temperature = d->temperature,
+                                      .loss_share = d->loss_share,
+                                      .divergence_share = d->divergence_share};
+    kernel_test_launch(test, KERN_OP_HEAD_LOSS, &args);
+    return r;
+}
+
+// The reference of both losses, each with its share of the tokens' weights.
+static void check_taught(kernel_test *test, const head *h, const teacher *from, const distilling *d) {
+    const taught_run got = run_taught(test, h, from, d);
+    double *loss = kernel_test_zero_doubles(test, TOKENS), *divergence = kernel_test_zero_doubles(test, TOKENS);
+    double *dx = kernel_test_zero_doubles(test, X), *dw = kernel_test_zero_doubles(test, W);
+    double share[2][TOKENS];
+    for (int t = 0; t < TOKENS; t++) {
+        share[0][t] = (double)test->rows->target_weight[t] * (double)d->loss_share;
+        share[1][t] = (double)test->rows->target_weight[t] * (double)d->divergence_share;
+    }
+    const kern_ref_head own = {WIDTH, (double)d->soft_cap, kernel_test_widened(test, h->x, X),
+                               kernel_test_widened(test, h->w, W)};
+    const kern_ref_head other = {from->width, (double)from->soft_cap,
+                                 kernel_test_widened(test, from->x, (size_t)(TOKENS * from->width)),
+                                 kernel_test_widened(test, from->w, (size_t)(VOCABULARY * from->width))};
+    kern_ref_head_loss(TOKENS, VOCABULARY, WIDTH, own.soft_cap, own.x, own.weight, test->rows->target, share[0], loss,
+                       dx, dw);
+    kern_ref_head_divergence(TOKENS, VOCABULARY, &own, &other, (double)d->temperature, test->rows->target, share[1],
+                             divergence, dx, dw);
+    kernel_test_assert_norm(got.run.loss, loss, TOKENS, 1e-6);
+    kernel_test_assert_norm(got.divergence, divergence, TOKENS, 5e-6);
+    for (int t = 0; t < TOKENS; t++)
+        ck_assert(test->rows->target[t] < 0 ? got.divergence[t] == 0 : got.divergence[t] > 0);
+    if (d->gradients) {
+        kernel_test_assert_norm(got.run.dx, dx, X, 5e-6);
+        kernel_test_assert_norm(got.run.dw, dw, W, 5e-6);
+    }
+}
+
+START_TEST(divergence_equals_reference) {
+    static const distilling all[] = {
+        {64, 0, 1, 1, 1, true}, {7, 0, 2.5f, 0, 1, true}, {1, 5, 0.5f, 0.25f, 0.75f, true},
+        {16, 5, 1, 1, 0, true}, {16, 0, 2, 1, 1, false},
+    };
+    for (int variant = 0; variant < 5; variant++) {
+        kernel_test test;
+        if (!kernel_test_open(&test, _i, "cpu"))
+            MESA_TEST_SKIP("no device %s", kernel_test_device_name(_i));
+        const head h = make_head(&test, KERN_F32);
+        const teacher from = make_teacher(&test, variant % 2 ? 45 : 96, variant == 3 ? KERN_BF16 : KERN_F32,
+                                          variant % 3 == 1 ? 3.0f : 0.0f);
+        place_rows(&test);
+        check_taught(&test, &h, &from, &all[variant]);
+        kern_weight_free(h.weight);
+        kern_weight_free(from.weight);
+        kernel_test_close(&test);
+    }
+}
+END_TEST
+
+// A student that is its teacher diverges by nothing and learns nothing; one that nearly is, by almost nothing, which
+// never comes out negative.
+START_TEST(the_teacher_itself_does_not_diverge) {
+    const distilling d = {16, 0, 1, 0, 1, true};
+    const float *zeros;
+    kernel_test test;
+    if (!kernel_test_open(&test, _i, "cpu"))
+        MESA_TEST_SKIP("no device %s", kernel_test_device_name(_i));
+    const head h = make_head(&test, KERN_F32);
+    teacher same = {.x = h.x, .w = h.w, .weight = h.weight, .width = WIDTH};
+    place_rows(&test);
+    zeros = kernel_test_zero_floats(&test, W);
+    const taught_run own = run_taught(&test, &h, &same, &d);
+    for (int t = 0; t < TOKENS; t++)
+        ck_assert(own.divergence[t] == 0);
+    for (int i = 0; i < X; i++)
+        ck_assert(own.run.dx[i] == 0);
+    kernel_test_assert_norm(own.run.dw, kernel_test_widened(&test, zeros, W), W, 0);
+    for (double distance = 1e-6; distance < 1e-2; distance *= 10) {
+        same.x = kernel_test_copy(&test, h.x, X);
+        for (int i = 0; i < X; i++)
+            same.x[i] += (float)((2 * kernel_test_uniform(&test) - 1) * distance);
+        const taught_run near = run_taught(&test, &h, &same, &d);
+        double *want = kernel_test_zero_doubles(&test, TOKENS);
+        const kern_ref_head heads[] = {
+            {WIDTH, 0, kernel_test_widened(&test, h.x, X), kernel_test_widened(&test, h.w, W)},
+            {WIDTH, 0, kernel_test_widened(&test, same.x, X), kernel_test_widened(&test, h.w, W)}};
+        kern_ref_head_divergence(TOKENS, VOCABULARY, &heads[0], &heads[1], 1, test.rows->target, NULL, want, NULL,
+                                 NULL);
+        for (int t = 0; t < TOKENS; t++)
+            ck_assert(near.divergence[t] >= 0 && fabs((double)near.divergence[t] - want[t]) <= 1e-8 + 1e-2 * want[t]);
+    }
+    kern_weight_free(h.weight);
+    kernel_test_close(&test);
+}
+END_TEST
+
+// Logits of +-1000 of both.
+START_TEST(divergence_of_large_logits_is_finite) {
+    const distilling d = {16, 0, 1, 1, 1, true};
+    kernel_test test;
+    if (!kernel_test_open(&test, _i, "cpu"))
+        MESA_TEST_SKIP("no device %s", kernel_test_device_name(_i));
+    const head h = make_head(&test, KERN_F32);
+    const teacher from = make_teacher(&test, 96, KERN_F32, 0);
+    place_rows(&test);
+    for (int i = 0; i < X; i++)
+        h.x[i] *= 100;
+    for (int i = 0; i < TOKENS * 96; i++)
+        from.x[i] *= 100;
+    check_taught(&test, &h, &from, &d);
+    kern_weight_free(h.weight);
+    kern_weight_free(from.weight);
+    kernel_test_close(&test);
+}
+END_TEST
+
 #ifdef _OPENMP
 START_TEST(threads_do_not_matter) {
     loss_run run[2];
+    taught_run taught[2];
     kernel_test test[2];
     for (int i = 0; i < 2; i++) {
         omp_set_num_threads(i + 1);
@@ -244,9 +420,15 @@ START_TEST(threads_do_not_matter) {
             MESA_TEST_SKIP("no device %s", kernel_test_device_name(_i));
         head h = make_head(&test[i], KERN_F32);
         place_rows(&test[i]);
+        const teacher from = make_teacher(&test[i], 45, KERN_F32, 0);
         run[i] = run_loss(&test[i], &h, 16, 0, true);
+        taught[i] = run_taught(&test[i], &h, &from, &(distilling){16, 0, 2, 1, 1, true});
         kern_weight_free(h.weight);
+        kern_weight_free(from.weight);
     }
+    kernel_test_assert_same(taught[0].divergence, taught[1].divergence, TOKENS);
+    kernel_test_assert_same(taught[0].run.dx, taught[1].run.dx, X);
+    kernel_test_assert_same(taught[0].run.dw, taught[1].run.dw, W);
     kernel_test_assert_same(run[0].loss, run[1].loss, TOKENS);
     kernel_test_assert_same(run[0].dx, run[1].dx, X);
     kernel_test_assert_same(run[0].dw, run[1].dw, W);
@@ -289,6 +471,40 @@ START_TEST(reference_backward_equals_differences) {
 }
 END_TEST
 
+typedef struct ref_teaching {
+    ref_problem own, other;
+} ref_teaching;
+
+static void ref_divergence(const ref_teaching *p, double *divergence, double *dx, double *dw) {
+    const kern_ref_head own = {REF_WIDTH, p->own.soft_cap, p->own.x, p->own.w};
+    const kern_ref_head other = {REF_WIDTH, p->other.soft_cap, p->other.x, p->other.w};
+    kern_ref_head_divergence(REF_TOKENS, REF_VOCABULARY, &own, &other, 1.75, ref_target, ref_target_weight, divergence,
+                             dx, dw);
+}
+
+static double ref_teaching_loss(void *context) {
+    double divergence[REF_TOKENS];
+    ref_divergence(context, divergence, NULL, NULL);
+    return kernel_test_dot(divergence, ref_target_weight, REF_TOKENS);
+}
+
+START_TEST(reference_divergence_equals_differences) {
+    kernel_test test = {.seed = 5};
+    for (int capped = 0; capped < 2; capped++) {
+        ref_teaching p = {{.soft_cap = capped ? 1.5 : 0}, {.soft_cap = capped ? 2.5 : 0}};
+        double divergence[REF_TOKENS], dx[REF_TOKENS * REF_WIDTH] = {0}, dw[REF_VOCABULARY * REF_WIDTH] = {0};
+        for (int i = 0; i < REF_TOKENS * REF_WIDTH; i++)
+            p.own.x[i] = kernel_test_uniform(&test) - 0.5, p.other.x[i] = 4 * kernel_test_uniform(&test) - 2;
+        for (int i = 0; i < REF_VOCABULARY * REF_WIDTH; i++)
+            p.own.w[i] = kernel_test_uniform(&test) - 0.5, p.other.w[i] = kernel_test_uniform(&test) - 0.5;
+        ref_divergence(&p, divergence, dx, dw);
+        ck_assert(divergence[0] > 0 && divergence[1] == 0);
+        kernel_test_gradient("dx", ref_teaching_loss, &p, p.own.x, dx, REF_TOKENS * REF_WIDTH, 1e-8);
+        kernel_test_gradient("dw", ref_teaching_loss, &p, p.own.w, dw, REF_VOCABULARY * REF_WIDTH, 1e-8);
+    }
+}
+END_TEST
+
 START_TEST(refuses_what_it_cannot_do) {
     kernel_test test;
     ck_assert(kernel_test_open(&test, 0, "cpu"));
@@ -308,7 +524,17 @@ START_TEST(refuses_what_it_cannot_do) {
     args.dx.f = kernel_test_zero_floats(&test, X); // bf16 has no backward
     kernel_test_assert_refused(&test, KERN_OP_HEAD_LOSS, &args, KERN_OK);
     ck_assert_int_eq(kern_launch(test.stream, KERN_OP_HEAD_LOSS, test.rows, &args), KERN_UNSUPPORTED);
-    args.tile_tokens = 0;
+    args.dx.f = NULL, args.teacher_x.f = h.x, args.teacher_weight.w = h.weight, args.teacher_width = WIDTH;
+    args.temperature = 1, args.divergence = args.loss, args.teacher_tile = args.tile;
+    kernel_test_assert_refused(&test, KERN_OP_HEAD_LOSS, &args, KERN_OK);
+    args.teacher_width = WIDTH + 1; // not the weight's
+    kernel_test_assert_refused(&test, KERN_OP_HEAD_LOSS, &args, KERN_OK);
+    ck_assert_int_eq(kern_launch(test.stream, KERN_OP_HEAD_LOSS, test.rows, &args), KERN_INVALID);
+    args.temperature = 0;
+    kernel_test_assert_refused(&test, KERN_OP_HEAD_LOSS, &args, KERN_INVALID);
+    args.temperature = 1, args.divergence.f = NULL;
+    kernel_test_assert_refused(&test, KERN_OP_HEAD_LOSS, &args, KERN_INVALID);
+    args.divergence = args.loss, args.tile_tokens = 0;
     kernel_test_assert_refused(&test, KERN_OP_HEAD_LOSS, &args, KERN_INVALID);
     kern_head_logits_args logits = {.x.f = h.x, .weight.w = h.weight, .width = WIDTH, .vocabulary = VOCABULARY};
     kernel_test_assert_refused(&test, KERN_OP_HEAD_LOGITS, &logits, KERN_INVALID);
@@ -345,11 +571,15 @@ static Suite *head_suite(void) {
     tcase_add_loop_test(tcase, loss_equals_reference, 0, KERNEL_TEST_DEVICES);
     tcase_add_loop_test(tcase, bf16_loss_without_gradient, 0, KERNEL_TEST_DEVICES);
     tcase_add_loop_test(tcase, large_logits_stay_finite, 0, KERNEL_TEST_DEVICES);
+    tcase_add_loop_test(tcase, divergence_equals_reference, 0, KERNEL_TEST_DEVICES);
+    tcase_add_loop_test(tcase, the_teacher_itself_does_not_diverge, 0, KERNEL_TEST_DEVICES);
+    tcase_add_loop_test(tcase, divergence_of_large_logits_is_finite, 0, KERNEL_TEST_DEVICES);
     tcase_add_loop_test(tcase, factor_and_scale_are_weights, 0, KERNEL_TEST_DEVICES);
 #ifdef _OPENMP
     tcase_add_loop_test(tcase, threads_do_not_matter, 0, KERNEL_TEST_ISAS);
 #endif
     tcase_add_test(tcase, reference_backward_equals_differences);
+    tcase_add_test(tcase, reference_divergence_equals_differences);
     tcase_add_test(tcase, refuses_what_it_cannot_do);
     suite_add_tcase(suite, tcase);
     return suite;

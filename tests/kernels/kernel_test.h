@@ -190,8 +190,9 @@ static inline bool kernel_test_is_weight(kern_op op, size_t operand) {
     case KERN_OP_BLOCK_LINEAR:
     case KERN_OP_BLOCK_LINEAR_BACKWARD:
     case KERN_OP_HEAD_LOGITS:
-    case KERN_OP_HEAD_LOSS:
         return operand == 1;
+    case KERN_OP_HEAD_LOSS:
+        return operand == 1 || operand == 9;
     default:
         return false;
     }
