@@ -53,7 +53,7 @@ const srv_option srv_config_options[] = {
      "prompt tokens that are read between two tokens of a request, one chunk of each prompt; auto: 32 on the CPU, "
      "512 on CUDA"},
     {"state_budget", SRV_OPTION_AUTO_BYTES, AT(state_budget), 1, 1e15, "auto", "BYTES",
-     "device memory for states, and on a CPU what waits for a looped model's loops; auto: what the rows need"},
+     "device memory for states and what waits for a looped model's loops; auto: what the rows need"},
     {"session_budget", SRV_OPTION_BYTES, AT(session_budget), 65536, 1e15, SRV_DEFAULT_SESSION_BUDGET, "BYTES",
      "memory a model for the sessions that are kept: their ids, states and pages of attention"},
     {"session_history", SRV_OPTION_INTEGER, AT(session_history), 1, 1e9, SRV_DEFAULT_SESSION_HISTORY, "N",
