@@ -8,6 +8,7 @@
 #ifndef ENGINE_FILES_H
 #define ENGINE_FILES_H
 
+#include <stdbool.h>
 #include <stddef.h>
 #include <stdint.h>
 
@@ -45,6 +46,9 @@ void eng_output_discard(eng_output *output); // NULL: nothing
 ENG_CHECKED eng_status eng_write_file_atomic(const char *path, const void *data, size_t length, eng_error *error);
 
 ENG_CHECKED eng_status eng_fsync_dir(const char *path, eng_error *error);
+
+// Makes a folder where there is none; *made (NULL: not asked) says whether. A file that stands there is ENG_INVALID.
+ENG_CHECKED eng_status eng_make_folder(const char *path, bool *made, eng_error *error);
 
 // Makes the empty folder ".NAME.tmp" beside PATH (so that no rename crosses file systems), after removing one that an
 // earlier crash left behind. *temp is new (free). The caller fills it, then commits or removes it.

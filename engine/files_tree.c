@@ -77,6 +77,20 @@ eng_status eng_fsync_parent(const char *path, eng_error *error) {
     return status;
 }
 
+eng_status eng_make_folder(const char *path, bool *made, eng_error *error) {
+    struct stat facts;
+    const bool fresh = mkdir(path, 0777) == 0;
+    if (made)
+        *made = fresh;
+    if (fresh)
+        return ENG_OK;
+    if (errno != EEXIST)
+        return eng_fail_errno(error, path, "make");
+    if (stat(path, &facts) != 0 || !S_ISDIR(facts.st_mode))
+        return eng_fail(error, ENG_INVALID, "%s: not a folder", eng_path_tail(path));
+    return ENG_OK;
+}
+
 typedef eng_status (*visit_fn)(const FTSENT *entry, eng_error *error);
 
 static eng_status walk(const char *path, visit_fn visit, eng_error *error) {

@@ -4,12 +4,10 @@
 //
 // Example number i of a part is a function of task, options, seed, part and i. A validation example that equals a
 // training example is drawn anew, so that what is scored was never trained on.
-#include <errno.h>
 #include <stddef.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <sys/stat.h>
 
 #include "engine/files.h"
 #include "engine/hash.h"
@@ -240,8 +238,8 @@ static eng_status write_parts(const task_command *c, eng_error *error) {
         return eng_fail(error, ENG_NO_MEMORY, "--examples: out of memory for so many");
     trn_progress_begin(&w.progress);
     eng_status status = trn_task_example_create(c->task, &c->settings, &w.example, error);
-    if (status == ENG_OK && mkdir(c->out, 0777) != 0 && errno != EEXIST)
-        status = eng_fail(error, ENG_IO, "%s: cannot be made: %s", c->out, strerror(errno));
+    if (status == ENG_OK)
+        status = eng_make_folder(c->out, NULL, error);
     for (int part = 0; status == ENG_OK && part <= c->settings.levels; part++) {
         status = write_part(&w, part, error);
         if (part == 0)

@@ -12,7 +12,6 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <sys/stat.h>
 #include <time.h>
 #include <unistd.h>
 
@@ -91,19 +90,13 @@ static eng_status train(const work *w, const trn_sweep_run *run, const char *fol
     return status;
 }
 
-static eng_status make_folder(const char *path, eng_error *error) {
-    if (mkdir(path, 0777) == 0 || errno == EEXIST)
-        return ENG_OK;
-    return eng_fail(error, ENG_IO, "%s: cannot be made: %s", eng_path_tail(path), strerror(errno));
-}
-
 // Ends with the run's result written; what comes back is a fault of the sweep itself, or ENG_NO_MEMORY of the run.
 static eng_status do_run(const work *w, trn_sweep_run *run, eng_error *error) {
     char *folder = eng_join_path(w->options->out, run->name);
     bool unfinished = false;
     eng_error fault = {0};
     eng_status status =
-        folder ? make_folder(folder, error) : eng_fail(error, ENG_NO_MEMORY, "out of memory for a path");
+        folder ? eng_make_folder(folder, NULL, error) : eng_fail(error, ENG_NO_MEMORY, "out of memory for a path");
     if (status == ENG_OK)
         status = trn_sweep_write_result(folder, run, w->config_digest, error);
     if (status == ENG_OK) {

@@ -5,7 +5,6 @@
 // as "a b" strings, which every version of Hugging Face's tokenizers reads: byte-level tokens never hold a space.
 #include "trainer/tokenizer.h"
 
-#include <errno.h>
 #include <stdarg.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -253,9 +252,9 @@ static eng_status write_files(training *t, const char *dir, eng_error *error) {
     put(t, "}\n");
     if (t->status != ENG_OK)
         return t->status;
-    if (mkdir(dir, 0777) != 0 && errno != EEXIST)
-        return eng_fail(error, ENG_IO, "%s: %s", eng_path_tail(dir), strerror(errno));
-    eng_status status = write_file(dir, "tokenizer.json", t->json.bytes, t->json.length, error);
+    eng_status status = eng_make_folder(dir, NULL, error);
+    if (status == ENG_OK)
+        status = write_file(dir, "tokenizer.json", t->json.bytes, t->json.length, error);
     if (status != ENG_OK)
         return status;
     return write_file(dir, "tokenizer_config.json", tokenizer_config, sizeof tokenizer_config - 1, error);

@@ -9,7 +9,6 @@
 #include <stdlib.h>
 #include <string.h>
 #include <sys/file.h>
-#include <sys/stat.h>
 #include <unistd.h>
 
 #include "engine/files.h"
@@ -29,10 +28,9 @@ static eng_status lock_folder(const char *path, int *lock, eng_error *error) {
 }
 
 eng_status trn_enter_folder(const char *path, trn_own_folder *out, eng_error *error) {
-    *out = (trn_own_folder){.lock = -1, .made = mkdir(path, 0777) == 0};
-    if (!out->made && errno != EEXIST)
-        return eng_fail(error, ENG_IO, "%s: cannot be made: %s", path, strerror(errno));
-    return lock_folder(path, &out->lock, error);
+    *out = (trn_own_folder){.lock = -1};
+    eng_status status = eng_make_folder(path, &out->made, error);
+    return status == ENG_OK ? lock_folder(path, &out->lock, error) : status;
 }
 
 void trn_leave_folder(const char *path, const trn_own_folder *own) {

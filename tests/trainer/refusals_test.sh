@@ -124,6 +124,10 @@ refused 2 'is not known' train --config run.ini --sweep lr.ini --out new --set t
 refused 2 'examples' task mano --out new --examples 0
 refused 2 '"--steps"; try mesa-trainer task mano --help' task mano --out new --steps 1
 refused 2 '"--steps"; try mesa-trainer eval --help' eval demo --steps 1
+refused 2 'none/new: cannot make: No such file' train --config run.ini --out none/new
+refused 2 'run.ini: not a folder' train --config run.ini --out run.ini
+refused 2 'run.ini: not a folder' task mano --out run.ini --examples 4 --valid-examples 4
+refused 2 'none/new: cannot make: No such file' tokenizer --vocab 270 --out none/new run.ini
 [ ! -e new ] || fail "a folder is left over: $(ls -A new)"
 mkdir old
 refused 2 'is not known' train --config run.ini --out old --set train.device=gpu
