@@ -14,17 +14,25 @@
 #include "trainer/ini_file.h"
 #include "trainer/options.h"
 #include "trainer/run_config_keys.h"
+#include "trainer/runner.h"
+#include "trainer/schedule.h"
 
 enum { FILE_LIMIT = 1 << 20 };
 
 static const double largest = 9007199254740992.0; // 2^53: every integer below is a double
 
-static const char *const schedules[] = {"cosine", "wsd", NULL};
-static const char *const precisions[] = {"float32", "bf16", NULL}; // of products; weights stay float32
-static const char *const roundings[] = {"nearest", "stochastic", "compensated", NULL}; // to bf16
-static const char *const recomputes[] = {"none", "mixer", "block", NULL};
-static const char *const loop_losses[] = {"final", "weighted", "expected", "next", "previous", NULL};
-static const char *const modes[] = {"tolerance", "steps", "exact", "fixed", NULL};
+// Names of choices, by their values.
+static const char *const schedules[] = {[TRN_COSINE] = "cosine", [TRN_WSD] = "wsd", NULL};
+static const char *const precisions[] = {"float32", "bf16", NULL};     // of products; weights stay float32
+static const char *const roundings[] = {[KERN_ROUND_NONE] = "nearest", // to bf16
+                                        [KERN_ROUND_STOCHASTIC] = "stochastic",
+                                        [KERN_ROUND_COMPENSATED] = "compensated",
+                                        NULL};
+static const char *const recomputes[] = {
+    [ENG_RECOMPUTE_NONE] = "none", [ENG_RECOMPUTE_MIXER] = "mixer", [ENG_RECOMPUTE_BLOCK] = "block", NULL};
+static const char *const loop_losses[] = {
+    [ENG_LOOP_LOSS_FINAL] = "final", [ENG_LOOP_LOSS_WEIGHTED] = "weighted", [ENG_LOOP_LOSS_EXPECTED] = "expected",
+    [ENG_LOOP_LOSS_NEXT] = "next",   [ENG_LOOP_LOSS_PREVIOUS] = "previous", NULL};
 
 #define AT(member) offsetof(trn_run_config, member)
 const trn_run_key trn_run_keys[] = {
@@ -58,7 +66,7 @@ const trn_run_key trn_run_keys[] = {
     {"train", "precision", TRN_KEY_CHOICE, AT(precision), "float32", 0, 0, precisions},
     {"train", "device", TRN_KEY_TEXT, AT(device), "cpu", 0, 0, NULL},
     {"train", "warm_start", TRN_KEY_TEXT, AT(warm_start), "", 0, 0, NULL},
-    {"solver", "mode", TRN_KEY_CHOICE, AT(solver_mode), "tolerance", 0, 0, modes},
+    {"solver", "mode", TRN_KEY_CHOICE, AT(solver_mode), "tolerance", 0, 0, trn_cg_modes},
     {"solver", "tolerance", TRN_KEY_REAL, AT(solver_tolerance), "0.0001", 0, 1, NULL},
     {"solver", "max_steps", TRN_KEY_INTEGER, AT(solver_steps), "0", 0, 256, NULL},
     {"solver", "backward_tolerance", TRN_KEY_REAL, AT(backward_tolerance), "1e-5", 1e-7, 1, NULL},

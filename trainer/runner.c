@@ -180,18 +180,19 @@ eng_status trn_check_storage(const kern_device *device, kern_storage storage, en
     return eng_fail(error, ENG_INVALID, "--state-storage bf16 needs a CUDA device");
 }
 
-static const char *const cg_modes[] = {[KERN_SOLVE_TOLERANCE] = "tolerance",
-                                       [KERN_SOLVE_STEPS] = "steps",
-                                       [KERN_SOLVE_EXACT] = "exact",
-                                       [KERN_SOLVE_FIXED] = "fixed"};
+const char *const trn_cg_modes[] = {[KERN_SOLVE_TOLERANCE] = "tolerance",
+                                    [KERN_SOLVE_STEPS] = "steps",
+                                    [KERN_SOLVE_EXACT] = "exact",
+                                    [KERN_SOLVE_FIXED] = "fixed",
+                                    NULL};
 
 const char *trn_cg_mode_name(kern_solve_mode mode) {
-    return cg_modes[mode];
+    return trn_cg_modes[mode];
 }
 
 eng_status trn_parse_cg_mode(const char *text, kern_solve_mode *out, eng_error *error) {
-    for (size_t i = 0; i < sizeof cg_modes / sizeof *cg_modes; i++)
-        if (strcmp(cg_modes[i], text) == 0) {
+    for (int i = 0; trn_cg_modes[i]; i++)
+        if (strcmp(trn_cg_modes[i], text) == 0) {
             *out = (kern_solve_mode)i;
             return ENG_OK;
         }

@@ -57,7 +57,8 @@ void trn_runner_clear(trn_runner *runner); // no rows, no logits
 
 // The model's own knobs.
 kern_solver trn_model_solver(const eng_model *model);
-// "tolerance", "steps", "exact" or "fixed".
+// "tolerance", "steps", "exact", "fixed" by kern_solve_mode; NULL behind them.
+extern const char *const trn_cg_modes[];
 ENG_CHECKED eng_status trn_parse_cg_mode(const char *text, kern_solve_mode *out, eng_error *error);
 const char *trn_cg_mode_name(kern_solve_mode mode);
 // The storage of --state-storage; NULL: float32.
