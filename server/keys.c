@@ -177,6 +177,12 @@ static void keep_ids(srv_keys *keys, const srv_keys *older) {
     }
 }
 
+static void shrink(srv_keys *keys) {
+    srv_key *rows = reallocarray(keys->rows, keys->count, sizeof *rows);
+
+    keys->rows = rows ? rows : keys->rows;
+}
+
 eng_status srv_keys_load(const char *path, srv_keys **out, eng_error *error) {
     srv_buf text;
     srv_keys *keys = calloc(1, sizeof *keys);
@@ -197,6 +203,7 @@ eng_status srv_keys_load(const char *path, srv_keys **out, eng_error *error) {
         srv_keys_free(keys);
         return status;
     }
+    shrink(keys); // they may stay to the end
     keep_ids(keys, NULL);
     *out = keys;
     return ENG_OK;

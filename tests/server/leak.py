@@ -35,7 +35,7 @@ HUNTED = ("--store", STORE, "--store-prefixes", "64", "--session-budget", str(SE
           "--prefix-budget", str(PREFIX_BUDGET), "--prefix-audit", "2", "--snapshot-tokens", "64", "--rows", "6", "--keys",
           KEYS_FILE)
 ALONE = ("--store", "none", "--prefix-budget", "0", "--rows", "1")
-MOST_GROWTH_MIB = 96
+MOST_GROWTH_MIB = 32
 MIXED = os.environ.get("MIXED") == "1"
 KNOBS = ({}, {}, {}, {"cg_tolerance": 0.3}, {"cg_mode": "steps", "cg_max_steps": 2}, {"cg_mode": "exact"})
 SAMPLING = ({"temperature": 0}, {}, {"temperature": 1.3, "top_p": 0.9}, {"top_k": 30}, {"min_p": 0.02},
