@@ -4,7 +4,7 @@
 #include "kernels/cuda/fuse.cuh"
 #include "kernels/cuda/norm.cuh"
 
-enum { BLOCK_OF_WARPS = 4 };
+enum { BLOCK_OF_WARPS = 4, MANY = 16 }; // MANY: vectors for a multiprocessor
 
 struct norm_group {
     cuda_norm part[CUDA_NORMS];
@@ -27,6 +27,61 @@ static __global__ void __launch_bounds__(LANES == CUDA_WARP ? CUDA_WARP * BLOCK_
                           [&](int32_t i, const cuda_quad &q) { cuda_store(y + i, q, n.width - i, n.wide); });
 }
 
+// Where vectors are many: a warp does what the four warps of norm.cuh do for vectors of up to CUDA_NORM_MIDDLE floats,
+// with the same sums, and waits for nobody.
+static __device__ __forceinline__ float sum_of_four(const float (&x)[4]) {
+    float sum = cuda_warp_sum(x[0]);
+#pragma unroll
+    for (int warp = 1; warp < 4; warp++)
+        sum = __fadd_rn(sum, cuda_warp_sum(x[warp]));
+    return sum;
+}
+
+static __global__ void __launch_bounds__(CUDA_WARP *BLOCK_OF_WARPS)
+    norm_of_many_kernel(const cuda_table *table, const __grid_constant__ norm_group group) {
+    enum { WARPS = 4, CACHE = 2, STRIDE = WARPS * CUDA_WARP * CUDA_QUAD };
+    cuda_begin();
+    const cuda_norm n = group.part[blockIdx.y];
+    const int64_t vector = (int64_t)blockIdx.x * BLOCK_OF_WARPS + threadIdx.x / CUDA_WARP, at = vector * n.width;
+    const int64_t vectors = (int64_t)table->n_tokens * n.groups;
+    const float *weight = n.weight && n.group_weights ? n.weight + vector % n.groups * n.width : n.weight;
+    cuda_await();
+    if (vector >= vectors)
+        return;
+    const auto element = [](int warp, int k) {
+        return (warp * CUDA_WARP + (int32_t)threadIdx.x % CUDA_WARP) * CUDA_QUAD + k * STRIDE;
+    };
+    cuda_quad kept[WARPS][CACHE] = {}, factor[WARPS][CACHE] = {};
+#pragma unroll
+    for (int i = 0; i < WARPS * CACHE; i++)
+        if (element(i % WARPS, i / WARPS) < n.width) {
+            kept[i % WARPS][i / WARPS] = cuda_norm_input(n, at, element(i % WARPS, i / WARPS));
+            factor[i % WARPS][i / WARPS] = cuda_norm_factor(n, weight, at, element(i % WARPS, i / WARPS));
+        }
+    float mean = 0, sum[WARPS] = {}, squares[WARPS] = {};
+    if (n.center) {
+#pragma unroll
+        for (int i = 0; i < WARPS * CACHE; i++)
+            if (element(i % WARPS, i / WARPS) < n.width)
+                sum[i % WARPS] = cuda_quad_sum(sum[i % WARPS], kept[i % WARPS][i / WARPS]);
+        mean = __fdiv_rn(sum_of_four(sum), (float)n.width);
+    }
+#pragma unroll
+    for (int i = 0; i < WARPS * CACHE; i++)
+        if (element(i % WARPS, i / WARPS) < n.width)
+            squares[i % WARPS] = cuda_quad_squares(squares[i % WARPS], kept[i % WARPS][i / WARPS], mean,
+                                                   n.width - element(i % WARPS, i / WARPS));
+    const float rstd = 1.0f / sqrtf(__fadd_rn(__fdiv_rn(sum_of_four(squares), n.divisor), n.eps));
+#pragma unroll
+    for (int i = 0; i < WARPS * CACHE; i++) {
+        const int32_t e = element(i % WARPS, i / WARPS);
+        if (e < n.width)
+            cuda_store(n.y + at + e,
+                       cuda_norm_output(kept[i % WARPS][i / WARPS], factor[i % WARPS][i / WARPS], mean, rstd),
+                       n.width - e, n.wide);
+    }
+}
+
 static kern_status launch_norms(const cuda_step *step, const norm_group &group, int parts) {
     const int32_t width = group.part[0].width;
     int64_t vectors = 0;
@@ -35,6 +90,9 @@ static kern_status launch_norms(const cuda_step *step, const norm_group &group, 
     vectors *= step->tokens;
     if (width <= CUDA_NORM_NARROW)
         return cuda_start(step, norm_kernel<CUDA_WARP, 2>, dim3(cuda_blocks(vectors, BLOCK_OF_WARPS), parts),
+                          CUDA_WARP * BLOCK_OF_WARPS, 0, step->table, group);
+    if (width <= CUDA_NORM_MIDDLE && vectors >= MANY * (int64_t)step->cuda->processors)
+        return cuda_start(step, norm_of_many_kernel, dim3(cuda_blocks(vectors, BLOCK_OF_WARPS), parts),
                           CUDA_WARP * BLOCK_OF_WARPS, 0, step->table, group);
     if (width <= CUDA_NORM_MIDDLE)
         return cuda_start(step, norm_kernel<128, 2>, dim3(cuda_blocks(vectors, 1), parts), 128, 0, step->table, group);

@@ -498,21 +498,7 @@ START_TEST(refuses_what_it_cannot_do) {
 }
 END_TEST
 
-// Products that may round their operands to bf16, of numbers that bf16 holds: as exact as others. The device of a test
-// is opened anew.
-static bool open_fast(kernel_test *test) {
-    if (!kernel_test_open(test, KERNEL_TEST_ISAS, "cuda:0"))
-        return false;
-    kern_rows_free(test->rows);
-    kern_stream_close(test->stream);
-    kern_device_close(test->device);
-    const kern_device_options options = {.name = "cuda:0", .fast = true};
-    ck_assert_int_eq(kern_device_open(&options, &test->device, NULL, 0), KERN_OK);
-    ck_assert_int_eq(kern_stream_open(test->device, &test->stream), KERN_OK);
-    ck_assert_int_eq(kern_rows_create(test->device, 64, 8192, 256, 256, 1024, 1024, &test->rows), KERN_OK);
-    return true;
-}
-
+// Products that may round their operands to bf16, of numbers that bf16 holds: as exact as others.
 static void round_to_bf16(float *x, size_t count) {
     for (size_t i = 0; i < count; i++) {
         uint32_t bits = float_bits(x[i]) & 0xffff0000u;
@@ -526,7 +512,7 @@ START_TEST(fast_products_of_bf16_numbers) {
     } fast_shapes[] = {{5, 3, 7}, {129, 70, 40}, {390, 257, 300}, {6, 132, 200}, {16, 256, 70}, {256, 512, 1000}};
     for (size_t s = 0; s < sizeof fast_shapes / sizeof fast_shapes[0]; s++) {
         kernel_test test;
-        if (!open_fast(&test))
+        if (!kernel_test_open_fast(&test))
             MESA_TEST_SKIP("no device %s", "cuda:0");
         layer l = make_layer(&test, fast_shapes[s].rows, fast_shapes[s].cols, fast_shapes[s].tokens, KERN_F32);
         round_to_bf16(l.x, l.x_count);
@@ -549,6 +535,87 @@ START_TEST(fast_products_of_bf16_numbers) {
 }
 END_TEST
 
+// Products of a plan that follow one another may share what they have made of an operand, until something writes it.
+enum {
+    KEPT_TOKENS = 130,
+    KEPT_COLS = 96,
+    KEPT_ROWS = 72,
+    KEPT_X = 0,
+    KEPT_DY = KEPT_X + KEPT_TOKENS * KEPT_COLS,
+    KEPT_DX = KEPT_DY + KEPT_TOKENS * KEPT_ROWS,
+    KEPT_GRAD = KEPT_DX + KEPT_TOKENS * KEPT_COLS,
+    KEPT_END = KEPT_GRAD + KEPT_ROWS * KEPT_COLS
+};
+
+static kern_ptr kept_place(float *memory, int at) {
+    return memory ? (kern_ptr){.f = memory + at} : kern_ref(KERN_CLASS_SCRATCH, (uint64_t)at * sizeof(float));
+}
+
+// Into a plan (memory NULL), or launched one by one.
+static void emit_products(kernel_test *test, kern_weight *weight, float *memory, kern_plan *plan) {
+    const kern_ptr x = kept_place(memory, KEPT_X), dy = kept_place(memory, KEPT_DY), dx = kept_place(memory, KEPT_DX);
+    const kern_ptr w = memory ? (kern_ptr){.w = weight} : kern_ref(KERN_CLASS_PARAM, 0);
+    const kern_linear_backward_input_args input = {
+        .dy = dy, .weight = w, .dx = dx, .cols = KEPT_COLS, .rows = KEPT_ROWS};
+    const kern_linear_backward_input_args into_x = {
+        .dy = dy, .weight = w, .dx = x, .cols = KEPT_COLS, .rows = KEPT_ROWS, .accumulate = 1};
+    const kern_linear_backward_weight_args gradient = {
+        .x = x, .dy = dy, .grad_weight = kept_place(memory, KEPT_GRAD), .cols = KEPT_COLS, .rows = KEPT_ROWS};
+    const kern_activation_args activation = {.x = dy, .y = dy, .width = KEPT_ROWS, .activation = KERN_SILU};
+    const kern_linear_args forward = {.x = x, .weight = w, .y = dy, .cols = KEPT_COLS, .rows = KEPT_ROWS};
+    const struct {
+        kern_op op;
+        const void *args;
+    } calls[] = {{KERN_OP_LINEAR_BACKWARD_INPUT, &input},
+                 {KERN_OP_LINEAR_BACKWARD_WEIGHT, &gradient},
+                 {KERN_OP_LINEAR_BACKWARD_INPUT, &into_x},
+                 {KERN_OP_LINEAR_BACKWARD_WEIGHT, &gradient},
+                 {KERN_OP_ACTIVATION, &activation},
+                 {KERN_OP_LINEAR_BACKWARD_WEIGHT, &gradient},
+                 {KERN_OP_LINEAR, &forward},
+                 {KERN_OP_LINEAR_BACKWARD_INPUT, &input},
+                 {KERN_OP_LINEAR_BACKWARD_WEIGHT, &gradient}};
+    for (size_t i = 0; i < sizeof calls / sizeof calls[0]; i++)
+        ck_assert_int_eq(memory ? kern_launch(test->stream, calls[i].op, test->rows, calls[i].args)
+                                : kern_plan_add(plan, calls[i].op, calls[i].args),
+                         KERN_OK);
+}
+
+START_TEST(products_in_a_row_see_what_is_written) {
+    kernel_test test;
+    if (!kernel_test_open_fast(&test))
+        MESA_TEST_SKIP("no device %s", "cuda:0");
+    layer l = make_layer(&test, KEPT_ROWS, KEPT_COLS, 1, KERN_F32);
+    const float *before = kernel_test_floats(&test, KEPT_END, -1, 1);
+    float *after[2] = {kernel_test_zero_floats(&test, KEPT_END), kernel_test_zero_floats(&test, KEPT_END)};
+    void *memory = NULL, *const param[1] = {l.weight};
+    kern_plan *plan = NULL;
+    kernel_test_clear_rows(&test);
+    kernel_test_row(&test, KERN_ROW_PROMPT, -1, KEPT_TOKENS, 0);
+    test.rows->merge = true;
+    kernel_test_prepare(&test);
+    ck_assert_int_eq(kern_alloc(test.device, KEPT_END * sizeof(float), &memory), KERN_OK);
+    ck_assert_int_eq(kern_plan_create(test.device, &plan), KERN_OK);
+    emit_products(&test, NULL, NULL, plan);
+    ck_assert_int_eq(kern_plan_seal(plan), KERN_OK);
+    for (int i = 0; i < 2; i++) {
+        const kern_memory place = {.param = param, .scratch = memory};
+        ck_assert_int_eq(kern_upload(test.stream, memory, before, KEPT_END * sizeof(float)), KERN_OK);
+        if (i == 0)
+            ck_assert_int_eq(kern_plan_run(plan, test.stream, test.rows, &place), KERN_OK);
+        else
+            emit_products(&test, l.weight, memory, NULL);
+        ck_assert_int_eq(kern_download(test.stream, after[i], memory, KEPT_END * sizeof(float)), KERN_OK);
+        ck_assert_int_eq(kern_synchronize(test.stream), KERN_OK);
+    }
+    kernel_test_assert_same(after[0], after[1], KEPT_END);
+    kern_plan_free(plan);
+    kern_free(test.device, memory);
+    kern_weight_free(l.weight);
+    kernel_test_close(&test);
+}
+END_TEST
+
 static Suite *linear_suite(void) {
     Suite *suite = suite_create("kernels/linear");
     TCase *tcase = tcase_create("linear");
@@ -566,6 +633,7 @@ static Suite *linear_suite(void) {
     tcase_add_loop_test(tcase, threads_do_not_matter, 0, KERNEL_TEST_ISAS);
 #endif
     tcase_add_test(tcase, fast_products_of_bf16_numbers);
+    tcase_add_test(tcase, products_in_a_row_see_what_is_written);
     tcase_add_test(tcase, reference_backward_equals_differences);
     tcase_add_test(tcase, refuses_what_it_cannot_do);
     suite_add_tcase(suite, tcase);
