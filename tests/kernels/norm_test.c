@@ -8,7 +8,8 @@
 
 static const struct {
     int32_t tokens, groups, width;
-} shape[] = {{1, 1, 1}, {1, 1, 768}, {5, 3, 5}, {70, 4, 33}, {9, 2, 128}, {700, 1, 130}, {131, 16, 64}};
+} shape[] = {{1, 1, 1},     {1, 1, 768},   {5, 3, 5},    {70, 4, 33},  {9, 2, 128},
+             {700, 1, 130}, {131, 16, 64}, {60, 1, 700}, {12, 1, 1500}};
 enum { SHAPES = sizeof shape / sizeof shape[0] };
 
 static void some_rows(kernel_test *test, int32_t tokens) {
@@ -238,6 +239,33 @@ START_TEST(bits_are_free_of_batch_and_threads) {
 }
 END_TEST
 
+// Very many vectors, which a device may go about otherwise, and the same ones a few at a time.
+START_TEST(bits_are_free_of_the_number_of_vectors) {
+    enum { TOKENS = 300, GROUPS = 8, WIDTH = 260, FEW = 5, COUNT = TOKENS * GROUPS * WIDTH };
+    kernel_test test;
+    if (!kernel_test_open(&test, _i, "cpu"))
+        MESA_TEST_SKIP("no device %s", kernel_test_device_name(_i));
+    for (int k = 0; k < KINDS; k++) {
+        rms_case c = make_rms(&test, kinds[k], TOKENS, GROUPS, WIDTH);
+        float *y = kernel_test_zero_floats(&test, COUNT), *few = kernel_test_zero_floats(&test, COUNT);
+        const kern_rmsnorm_args all = forward_args(&c, y);
+        some_rows(&test, TOKENS);
+        kernel_test_launch(&test, KERN_OP_RMSNORM, &all);
+        some_rows(&test, FEW);
+        for (int t = 0; t < TOKENS; t += FEW) {
+            kern_rmsnorm_args some = all;
+            some.x.f += t * GROUPS * WIDTH;
+            if (some.gate.f)
+                some.gate.f += t * GROUPS * WIDTH;
+            some.y.f = few + t * GROUPS * WIDTH;
+            kernel_test_launch(&test, KERN_OP_RMSNORM, &some);
+        }
+        kernel_test_assert_same(y, few, COUNT);
+    }
+    kernel_test_close(&test);
+}
+END_TEST
+
 START_TEST(nan_stays) {
     kernel_test test;
     if (!kernel_test_open(&test, _i, "cpu"))
@@ -326,6 +354,7 @@ static Suite *norm_suite(void) {
     tcase_add_loop_test(tests, rmsnorm_equals_reference, 0, KERNEL_TEST_DEVICES);
     tcase_add_loop_test(tests, l2norm_equals_reference, 0, KERNEL_TEST_DEVICES);
     tcase_add_loop_test(tests, bits_are_free_of_batch_and_threads, 0, KERNEL_TEST_DEVICES);
+    tcase_add_loop_test(tests, bits_are_free_of_the_number_of_vectors, 0, KERNEL_TEST_DEVICES);
     tcase_add_loop_test(tests, nan_stays, 0, KERNEL_TEST_DEVICES);
     tcase_add_test(tests, shapes_are_checked);
     tcase_add_test(tests, reference_gradients);
