@@ -22,10 +22,12 @@ enum {
     A_BYTES = 2 * CUDA_PACK_TILE, // of a slot; twice that are b's, in halves of 128 vectors
     SLOT_BYTES = 3 * A_BYTES,
     SLOTS = 4,
-    GROUP = 128,              // threads of a warpgroup
-    THREADS = 2 * GROUP + 32, // of which the last warp fills
-    HALF = 64,                // sums of a thread and half the columns
-    BLOCKS = 132,             // that a launch should fill
+    GROUP = 128,         // threads of a warpgroup
+    THREADS = 3 * GROUP, // of which the last warpgroup fills, by a warp, and gives registers to the others
+    FEW_REGISTERS = 40,
+    MANY_REGISTERS = 232,
+    HALF = 64,    // sums of a thread and half the columns
+    BLOCKS = 132, // that a launch should fill
     MOST_PARTS = 32,
     LEAST_STAGES = 4, // of a part
 };
@@ -128,22 +130,54 @@ static __device__ __forceinline__ void release(const wide_ring &ring, int turn) 
         cuda_mbarrier_arrive_in_cluster(cuda_cluster_address(&ring.empty[turn % SLOTS], threadIdx.x % GROUP));
 }
 
-// Two lanes that have neighbouring pairs of two groups of 8 columns have four neighbours of one group each.
-static __device__ __forceinline__ void write_half(const cuda_gemm_output &out, int32_t row0, int32_t column0,
-                                                  const float (&sum)[HALF]) {
-    const int lane = threadIdx.x % 32;
-    const bool second = lane % 2 != 0;
+// Two lanes that have neighbouring pairs of two groups of 8 columns have four neighbours of one group each: calls
+// each(row, column, quad) for the quads of a half, whose first row and column are the lane's.
+template <typename Each> static __device__ __forceinline__ void each_quad(const float (&sum)[HALF], const Each &each) {
+    const bool second = threadIdx.x % 2 != 0;
 #pragma unroll
-    for (int j = 0; j < HALF / 4; j += 2)
+    for (int half = 0; half < 2; half++)
 #pragma unroll
-        for (int half = 0; half < 2; half++) {
+        for (int j = 0; j < HALF / 4; j += 2) {
             const float2 left = make_float2(sum[4 * j + 2 * half], sum[4 * j + 2 * half + 1]);
             const float2 right = make_float2(sum[4 * j + 4 + 2 * half], sum[4 * j + 5 + 2 * half]);
             const float x = __shfl_xor_sync(0xffffffffu, second ? left.x : right.x, 1);
             const float y = __shfl_xor_sync(0xffffffffu, second ? left.y : right.y, 1);
-            cuda_gemm_write_quad(out, row0 + 8 * half + lane / 4, column0 + 8 * (j + lane % 2) + lane % 4 / 2 * 4,
-                                 second ? make_float4(x, y, right.x, right.y) : make_float4(left.x, left.y, x, y));
+            each(8 * half, 8 * j, second ? make_float4(x, y, right.x, right.y) : make_float4(left.x, left.y, x, y));
         }
+}
+
+// A half that lies in c as a whole, and what is added to it lies alike: addresses are sums.
+template <bool ADDS>
+static __device__ __forceinline__ void write_whole(float *c, const float *added, int64_t ldc,
+                                                   const float (&sum)[HALF]) {
+    float *const next = c + 8 * ldc;
+    const float *const next_added = added + 8 * ldc;
+    each_quad(sum, [&](int row, int column, float4 value) {
+        if (ADDS)
+            value = cuda_gemm_add(*(const float4 *)((row ? next_added : added) + column), value);
+        *(float4 *)((row ? next : c) + column) = value;
+    });
+}
+
+static __device__ __forceinline__ void write_half(const cuda_gemm_output &out, int32_t row0, int32_t column0,
+                                                  const float (&sum)[HALF]) {
+    const int lane = threadIdx.x % 32;
+    const bool whole = out.quads && row0 + 16 <= out.m && column0 + COLUMNS / 2 <= out.n;
+    const int32_t row = row0 + lane / 4, column = column0 + 8 * (lane % 2) + lane % 4 / 2 * 4;
+    const int64_t at = row * out.ldc + column;
+    if (whole && !out.bias && !(out.accumulate && out.residual)) {
+        if (out.accumulate || out.residual)
+            write_whole<true>(out.c + at, (out.accumulate ? out.c : out.residual) + at, out.ldc, sum);
+        else
+            write_whole<false>(out.c + at, out.c, out.ldc, sum);
+        return;
+    }
+    each_quad(sum, [&](int down, int right, const float4 &value) {
+        cuda_gemm_write(out, row + down, column + right, value.x);
+        cuda_gemm_write(out, row + down, column + right + 1, value.y);
+        cuda_gemm_write(out, row + down, column + right + 2, value.z);
+        cuda_gemm_write(out, row + down, column + right + 3, value.w);
+    });
 }
 
 template <bool A_TURNED, bool B_TURNED>
@@ -191,12 +225,16 @@ static __global__ void __launch_bounds__(THREADS, 1) wide_kernel(const __grid_co
     }
     cuda_cluster_start();
     cuda_await();
-    for (int item = (int)blockIdx.x / CLUSTER; item < job.items; item += (int)gridDim.x / CLUSTER) {
-        const wide_item w = item_of(job, item);
-        if (threadIdx.x < 2 * GROUP)
-            multiply<A_TURNED, B_TURNED>(job, w, ring);
-        else
-            fill<B_TURNED>(job, w, ring);
+    const int first = (int)blockIdx.x / CLUSTER, clusters = (int)gridDim.x / CLUSTER;
+    if (threadIdx.x < 2 * GROUP) {
+        cuda_wgmma_take_registers<MANY_REGISTERS>();
+        for (int item = first; item < job.items; item += clusters)
+            multiply<A_TURNED, B_TURNED>(job, item_of(job, item), ring);
+    } else {
+        cuda_wgmma_give_registers<FEW_REGISTERS>();
+        if (threadIdx.x < 2 * GROUP + 32)
+            for (int item = first; item < job.items; item += clusters)
+                fill<B_TURNED>(job, item_of(job, item), ring);
     }
     cuda_cluster_barrier(); // nobody reaches into the memory of a block that has ended
 #endif
