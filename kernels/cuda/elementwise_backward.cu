@@ -76,7 +76,7 @@ kern_status cuda_glu_backward_run(const cuda_step *step, const void *args) {
 
 // ---------------------------------------------------------------------------------------------------------- embedding
 
-enum { SLICE = 4096, SLICES = 64, SORT_THREADS = 1024, COLUMNS = 128 };
+enum { SLICE = 4096, SLICES = 64, SORT_THREADS = 1024, COLUMNS = 128, AHEAD = 16 };
 
 // A token of the batch by its id: sorting leaves tokens of an id in their order. What is not there comes last.
 static __device__ __forceinline__ uint64_t key_of(const cuda_table *table, int32_t t) {
@@ -119,9 +119,22 @@ static __global__ void __launch_bounds__(COLUMNS)
     if (id > INT32_MAX || (place > 0 && sorted[place - 1] >> 32 == id) || column >= a.width)
         return;
     float *grad = a.grad.f + (int64_t)id * a.width + column, sum = 0;
-#pragma unroll 4
-    for (int32_t i = place; i < SLICE && sorted[i] >> 32 == id; i++)
-        sum = __fadd_rn(sum, a.dy.f[(int64_t)(uint32_t)sorted[i] * a.width + column]);
+    bool more = true; // AHEAD tokens are asked for at once
+    for (int32_t first = place; more && first < SLICE; first += AHEAD) {
+        float dy[AHEAD];
+        bool there[AHEAD];
+#pragma unroll
+        for (int i = 0; i < AHEAD; i++) {
+            const uint64_t key = first + i < SLICE ? sorted[first + i] : ~(uint64_t)0;
+            there[i] = key >> 32 == id;
+            dy[i] = there[i] ? a.dy.f[(int64_t)(uint32_t)key * a.width + column] : 0.0f;
+        }
+#pragma unroll
+        for (int i = 0; i < AHEAD; i++)
+            if (there[i])
+                sum = __fadd_rn(sum, dy[i]);
+        more = there[AHEAD - 1];
+    }
     *grad = fmaf(a.scale, sum, *grad);
 }
 
