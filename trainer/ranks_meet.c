@@ -14,7 +14,7 @@
 
 enum { VERSION = 1 };
 
-static const double greeting_seconds = 5; // that a stranger may stay silent
+static const double greeting_seconds = 20; // that a stranger may stay silent, or a rank of a busy host
 static const char magic[8] = "MESARANK";
 
 typedef struct hello { // of a rank to rank 0, and of a rank to the next of its ring
