@@ -140,6 +140,8 @@ START_TEST(errors_and_their_status) {
         ck_assert_msg(status == answers[i].status, "%s: %s", answers[i].text, last.error.text);
         for (eng_store_op op = ENG_STORE_GET; op <= ENG_STORE_USAGE; op++) {
             eng_store_request request = {.op = op, .meta = meta, .ttl_ms = 1000, .epoch = 1};
+            if (op == ENG_STORE_FIND)
+                request.entry = meta.id, request.entry_bytes = sizeof meta.id;
             if (!answers[i].waits)
                 ck_assert_msg(call(request) != ENG_OK, "%s: %d", answers[i].text, (int)op);
         }
