@@ -69,6 +69,16 @@ static __device__ __forceinline__ void cuda_cluster_start(void) {
 static __device__ __forceinline__ void cuda_mbarrier_arrive_after_copies(cuda_mbarrier *barrier) {
     asm volatile("cp.async.mbarrier.arrive.noinc.shared::cta.b64 [%0];" ::"r"(cuda_shared_address(barrier)) : "memory");
 }
+// Counts in shared memory, in front of a copy that overwrites what was read before: how many have been here. Unlike a
+// fence it does not wait for what is on its way to memory.
+static __device__ __forceinline__ uint32_t cuda_shared_count(uint32_t *count) {
+    uint32_t before;
+    asm volatile("atom.acq_rel.cta.shared::cta.add.u32 %0, [%1], 1;"
+                 : "=r"(before)
+                 : "r"(cuda_shared_address(count))
+                 : "memory");
+    return before;
+}
 static __device__ __forceinline__ void cuda_mbarrier_wait(cuda_mbarrier *barrier, uint32_t parity) {
     uint32_t over;
     do

@@ -7,7 +7,7 @@
 #ifndef KERNELS_CUDA_CHUNK_CUH
 #define KERNELS_CUDA_CHUNK_CUH
 
-#include "kernels/cuda/split.cuh"
+#include "kernels/cuda/split_matrix.cuh"
 
 constexpr int CHUNK = 64, CHUNK_TILES = CHUNK / SPLIT_TILE;
 constexpr int CHUNK_LOWER = CHUNK_TILES * (CHUNK_TILES + 1) / 2; // tiles on and below the diagonal
@@ -47,10 +47,10 @@ static __device__ __forceinline__ void chunk_sum_decays(const cuda_table *table,
     }
 }
 
-// E_ij; 0 where i or j is no token.
+// E_ij; 0 where i or j is no token. No branch: e^-infinity is 0.
 static __device__ __forceinline__ float chunk_pair(const chunk_decay &decay, int32_t length, int32_t i, int32_t j) {
-    const float e = expf((decay.high[i] - decay.high[j]) + (decay.low[i] - decay.low[j]));
-    return i < length && j <= i && j >= decay.first[i] ? e : 0;
+    const float c = (decay.high[i] - decay.high[j]) + (decay.low[i] - decay.low[j]);
+    return expf(i < length && j <= i && j >= decay.first[i] ? c : -INFINITY);
 }
 // What the state before the chunk still weighs at token i.
 static __device__ __forceinline__ float chunk_from_start(const chunk_decay &decay, int32_t length, int32_t i) {
@@ -61,52 +61,62 @@ static __device__ __forceinline__ float chunk_whole_m1(const chunk_decay &decay,
     return decay.first[length - 1] < 0 ? expm1f(decay.high[length - 1]) : -1.0f;
 }
 
-// A thread's runs of a vector, one of PARTS threads that have it, into a row of tiles; row[i] is tile i's.
-template <int RUNS, int PARTS>
-static __device__ __forceinline__ void chunk_put_runs(split_tile<2> *row, int32_t inner, int32_t part,
-                                                      const cuda_quad (&x)[RUNS][2], float scale) {
+// A thread's runs of a vector, one of PARTS threads that have it: put(run, its 8 numbers, scaled).
+template <int RUNS, int PARTS, typename Put>
+static __device__ __forceinline__ void chunk_each_run(int32_t part, const cuda_quad (&x)[RUNS][2], float scale,
+                                                      Put put) {
 #pragma unroll
     for (int n = 0; n < RUNS; n++) {
-        const int32_t run = n * PARTS + part;
         float scaled[8];
 #pragma unroll
         for (int e = 0; e < 8; e++)
             scaled[e] = x[n][e / 4].v[e % 4] * scale;
-        split_put_run(row[run / 2], inner, run % 2, scaled);
+        put(n * PARTS + part, scaled);
     }
 }
+// The same into a row of tiles; row[i] is tile i's.
+template <int RUNS, int PARTS, int LIMBS>
+static __device__ __forceinline__ void chunk_put_runs(split_tile<LIMBS> *row, int32_t inner, int32_t part,
+                                                      const cuda_quad (&x)[RUNS][2], float scale) {
+    chunk_each_run<RUNS, PARTS>(
+        part, x, scale, [&](int32_t run, const float *scaled) { split_put_run(row[run / 2], inner, run % 2, scaled); });
+}
 
-// A vector of a token, WIDTH floats, into a row of tiles, PARTS neighbouring threads a row; row[i] is tile i's. quad(c)
-// is what stands in columns c .. c + 3. Returns the inverse of its power.
-template <int WIDTH, int PARTS, typename Quad>
-static __device__ __forceinline__ float chunk_put_row(split_tile<2> *row, int32_t inner, int32_t part, Quad quad) {
+// A vector of a token, WIDTH floats, PARTS neighbouring threads a row. quad(c) is what stands in columns c .. c + 3,
+// put as chunk_each_run's. Returns the inverse of its power.
+template <int WIDTH, int PARTS, typename Quad, typename Put>
+static __device__ __forceinline__ float chunk_split_row(int32_t part, Quad quad, Put put) {
     constexpr int RUNS = WIDTH / 8 / PARTS;
     cuda_quad x[RUNS][2];
     float largest = 0;
 #pragma unroll
     for (int n = 0; n < RUNS; n++)
 #pragma unroll
-        for (int i = 0; i < 2; i++) {
+        for (int i = 0; i < 2; i++)
             x[n][i] = quad((n * PARTS + part) * 8 + 4 * i);
 #pragma unroll
-            for (int e = 0; e < 4; e++)
-                largest = fmaxf(largest, fabsf(x[n][i].v[e]));
-        }
+    for (int n = 0; n < RUNS; n++)
+#pragma unroll
+        for (int e = 0; e < 8; e++)
+            largest = fmaxf(largest, fabsf(x[n][e / 4].v[e % 4]));
 #pragma unroll
     for (int distance = 1; distance < PARTS; distance *= 2)
         largest = fmaxf(largest, __shfl_xor_sync(~0u, largest, distance));
     const split_power power = split_power_of(largest);
-    chunk_put_runs<RUNS, PARTS>(row, inner, part, x, power.scale);
+    chunk_each_run<RUNS, PARTS>(part, x, power.scale, put);
     return power.inverse;
 }
-
-// sum += a row of tiles times another.
-template <int TILES>
-static __device__ __forceinline__ void chunk_multiply(split_sum<2> &sum, const split_tile<2> (&a)[TILES],
-                                                      const split_tile<2> (&b)[TILES], int32_t lane) {
-#pragma unroll
-    for (int n = 0; n < TILES; n++)
-        split_multiply(sum, split_load_left(a[n], lane), split_load_right(b[n], lane));
+// The same into a row of tiles, and into a row of a matrix.
+template <int WIDTH, int PARTS, int LIMBS, typename Quad>
+static __device__ __forceinline__ float chunk_put_row(split_tile<LIMBS> *row, int32_t inner, int32_t part, Quad quad) {
+    return chunk_split_row<WIDTH, PARTS>(
+        part, quad, [&](int32_t run, const float *scaled) { split_put_run(row[run / 2], inner, run % 2, scaled); });
+}
+template <int WIDTH, int PARTS, int LIMBS, int ROWS, typename Quad>
+static __device__ __forceinline__ float chunk_put_row(split_matrix<LIMBS, ROWS, WIDTH> &m, int32_t row, int32_t part,
+                                                      Quad quad) {
+    return chunk_split_row<WIDTH, PARTS>(part, quad,
+                                         [&](int32_t run, const float *scaled) { split_put_run(m, row, run, scaled); });
 }
 
 // --------------------------------------------------------------------------------------------------- chunks of a row

@@ -18,7 +18,7 @@
 #include "kernels/backend.h"
 
 // Raised by a change that alters the bits of any operation; part of the numeric profile.
-enum { CUDA_REVISION = 5 };
+enum { CUDA_REVISION = 6 };
 
 struct kern_cuda {
     kern_device device;
@@ -64,6 +64,12 @@ struct cuda_table {
     int64_t slot_stride, page_stride;
 };
 
+// Whether a row's solves stop at so large a residual that one float16 a number does while they iterate.
+static __host__ __device__ __forceinline__ bool cuda_solve_coarse(const kern_solver &solver) {
+    constexpr float LEAST = 4e-3f;
+    return solver.mode == KERN_SOLVE_TOLERANCE && solver.tolerance >= LEAST;
+}
+
 struct cuda_chain; // chain.cuh
 struct cuda_packs; // gemm_packs.cuh
 
@@ -76,6 +82,7 @@ struct cuda_step {
     int32_t generated_rows, generated_tokens; // before the prompt rows
     int32_t chunks;                           // pieces of prompt rows (never a bound)
     bool exact_prompts;                       // a prompt row is solved exactly
+    bool coarse_prompts, fine_prompts;        // one is not, but coarsely (cuda_solve_coarse); not so
     bool generated;                           // every row is a generated one of a single token: row r is token r
     bool followed;                            // kern_rows.followed: there may be none
     bool merge;        // kern_rows.merge: training and evaluation, whose bits may depend on the batch

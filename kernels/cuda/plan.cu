@@ -24,6 +24,15 @@ static const cuda_table *table_of(const kern_rows *rows) {
     return rows ? cuda_mirror_table(kern_rows_owner_of(rows)->mirror) : NULL;
 }
 
+static void note_solver(cuda_step *step, const kern_solver *solver) {
+    if (solver->mode == KERN_SOLVE_EXACT)
+        step->exact_prompts = true;
+    else if (cuda_solve_coarse(*solver))
+        step->coarse_prompts = true;
+    else
+        step->fine_prompts = true;
+}
+
 static cuda_step step_of(const kern_stream *stream, const kern_rows *rows) {
     cuda_step step = {};
     step.cuda = cuda_of(stream->device);
@@ -37,7 +46,7 @@ static cuda_step step_of(const kern_stream *stream, const kern_rows *rows) {
         step.generated_tokens = rows->n_generated;
         step.generated_rows = rows->n_chunks ? rows->chunk[0].row : rows->n_rows; // which come first
         for (int32_t r = step.generated_rows; r < rows->n_rows; r++)
-            step.exact_prompts |= rows->row[r].solver.mode == KERN_SOLVE_EXACT;
+            note_solver(&step, &rows->row[r].solver);
         step.followed = rows->followed;
         step.generated = !rows->followed && rows->n_generated == rows->n_tokens && rows->n_rows == rows->n_tokens;
         step.merge = rows->merge;

@@ -19,19 +19,15 @@ struct gradients_group {
     float *written;  // (items, CHUNK): U by the delta rule
 };
 
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
+
 // A strip of (tokens, V'), transposed.
 static __device__ __forceinline__ void store_tokens(const gradients_group &group, const recurrence_strip &strip,
                                                     const kern_chunk &chunk, float *to, int64_t item,
                                                     const split_block (&x)[CHUNK_TILES]) {
-    to += item * CHUNK * group.pitch;
-#pragma unroll
-    for (int n = 0; n < CHUNK_TILES; n++)
-        strip_tokens(strip, chunk, to, group.pitch, n, [&](int half, int c, bool exists, float *row) {
-#pragma unroll
-            for (int r = 0; r < 2; r++)
-                if (exists && strip.exists[r])
-                    row[8 * r] = x[n].v[half][2 * r + c];
-        });
+    strip_put(strip, chunk, to + item * CHUNK * group.pitch, group.pitch, 0, x);
 }
+
+#endif
 
 #endif

@@ -11,7 +11,7 @@
 // K K^T * E; with what comes from S, goes to G and passes by, that makes the gradients of the decays
 // (recurrence_backward.cuh).
 //
-// A warp has 16 tokens and half of the channels, and of products between tokens every other tile. Columns of the state
+// A warp has 16 tokens and a quarter of the channels, and of products between tokens a tile. Columns of the state
 // come in slabs; sums over them stay in registers. Z and Y go through shared memory as operands in two forms: times the
 // inverse powers of their columns for products with rows of K, of their rows for those of the transpose.
 #ifndef KERNELS_CUDA_RECURRENCE_PAIRS_CUH
@@ -20,28 +20,28 @@
 #include "kernels/cuda/recurrence_backward_chunk.cuh"
 #include "kernels/cuda/recurrence_prepare.cuh"
 
-constexpr int PAIRS_THREADS = 256, PAIRS_WARPS = PAIRS_THREADS / CUDA_WARP, PAIRS_HALVES = PAIRS_WARPS / CHUNK_TILES;
-constexpr int SLAB = 64, SLAB_TILES = SLAB / SPLIT_TILE, PAIRS_COLUMNS = CHUNK_TILES / PAIRS_HALVES;
+constexpr int PAIRS_THREADS = 512, PAIRS_WARPS = PAIRS_THREADS / CUDA_WARP, PAIRS_PARTS = PAIRS_WARPS / CHUNK_TILES;
+constexpr int SLAB = 64, SLAB_TILES = SLAB / SPLIT_TILE, PAIRS_COLUMNS = CHUNK_TILES / PAIRS_PARTS;
 
 // Operands of a slab, and the inverse powers of their rows.
-template <int D> struct alignas(128) pairs_slab {
-    split_tile<2> s[D / SPLIT_TILE][SLAB_TILES], g[D / SPLIT_TILE][SLAB_TILES], u[CHUNK_TILES][SLAB_TILES];
+template <int D, int LIMBS> struct alignas(128) pairs_slab {
+    split_tile<LIMBS> s[D / SPLIT_TILE][SLAB_TILES], g[D / SPLIT_TILE][SLAB_TILES], u[CHUNK_TILES][SLAB_TILES];
     float s_inverse[D], g_inverse[D], u_inverse[CHUNK];
 };
 // Z and Y times the decays, as operands; Z alone without the delta rule.
-struct pairs_operands {
-    split_tile<2> z_columns[CHUNK_LOWER], z_rows[CHUNK_LOWER], y_columns[CHUNK_LOWER], y_rows[CHUNK_LOWER];
+template <int LIMBS> struct pairs_operands {
+    split_tile<LIMBS> z_columns[CHUNK_LOWER], z_rows[CHUNK_LOWER], y_columns[CHUNK_LOWER], y_rows[CHUNK_LOWER];
 };
-template <int D> struct alignas(128) pairs_shared {
-    split_tile<2> k[CHUNK_TILES][D / SPLIT_TILE], q[CHUNK_TILES][D / SPLIT_TILE];
+template <int D, int LIMBS> struct alignas(128) pairs_shared {
+    split_matrix<LIMBS, CHUNK, D> k, q;
     union {
-        pairs_slab<D> slab;
-        pairs_operands pair; // behind the last slab
+        pairs_slab<D, LIMBS> slab;
+        pairs_operands<LIMBS> pair; // behind the last slab
     };
     float key_inverse[CHUNK], query_inverse[CHUNK], weight[CHUNK], start[CHUNK], end[CHUNK];
     chunk_decay decay;
-    float enters[PAIRS_HALVES][CHUNK], leaves[PAIRS_HALVES][CHUNK], answers[PAIRS_HALVES][CHUNK];
-    float arrives[PAIRS_HALVES][CHUNK], departs[CHUNK_TILES][CHUNK];
+    float enters[PAIRS_PARTS][CHUNK], leaves[PAIRS_PARTS][CHUNK], answers[PAIRS_PARTS][CHUNK];
+    float arrives[PAIRS_PARTS][CHUNK], departs[CHUNK_TILES][CHUNK];
     float largest[4][PAIRS_WARPS], through[PAIRS_WARPS];
 };
 
@@ -49,7 +49,7 @@ template <int D> struct alignas(128) pairs_shared {
 
 // What a warp has summed up over the slabs.
 template <int D> struct pairs_sums {
-    static constexpr int TILES = D / SPLIT_TILE / PAIRS_HALVES;
+    static constexpr int TILES = D / SPLIT_TILE / PAIRS_PARTS;
     split_block from_s[TILES], to_g[TILES], answers_s[TILES]; // dO S^T, U G^T, M S^T
     split_block z[PAIRS_COLUMNS], y[PAIRS_COLUMNS];           // dO U^T, M U^T
     float value[2];                                           // rowsum(V * M) of a lane's rows
@@ -61,7 +61,7 @@ struct pairs_job {
     const cuda_table *table;
     kern_chunk chunk;
     int64_t index, item;
-    int32_t state, lane, row, half; // row: tile of tokens
+    int32_t state, lane, row, part; // row: tile of tokens
     bool whole; // tokens, channels and columns fill their tiles, two neighbours may be read in one access
 };
 static __device__ __forceinline__ bool pairs_are_whole(const gradients_group &group, const kern_chunk &chunk,
@@ -87,6 +87,31 @@ static __device__ __forceinline__ pairs_job pairs_job_of(const cuda_table *table
             warp % CHUNK_TILES,
             warp / CHUNK_TILES,
             pairs_are_whole(group, chunk, depth)};
+}
+
+// Asks for a run of memory, its whole lines.
+static __device__ __forceinline__ void pairs_ask(const float *from, int64_t floats) {
+    const uintptr_t first = ((uintptr_t)from + 15) / 16 * 16, end = (uintptr_t)(from + floats) / 16 * 16;
+    if (first < end)
+        cuda_bulk_prefetch((const void *)first, (uint32_t)(end - first));
+}
+// Asks for all that is read behind the keys and queries, by threads of a token each.
+static __device__ __forceinline__ void pairs_ask_all(const gradients_group &group, const pairs_job &j) {
+    const recurrence &a = group.b.a;
+    const int32_t token = threadIdx.x;
+    const int64_t rows = j.item * CHUNK;
+    if (threadIdx.x == 0) {
+        pairs_ask(gradients_snapshot(group.b, j.index, j.state),
+                  (int64_t)(a.depth - 1) * group.b.snapshot_row + a.columns);
+        pairs_ask(group.grads + j.item * a.depth * group.pitch, (int64_t)a.depth * group.pitch);
+        pairs_ask(group.answers + rows * group.pitch, (int64_t)j.chunk.length * group.pitch);
+        if (a.delta)
+            pairs_ask(group.written + rows * group.pitch, (int64_t)j.chunk.length * group.pitch);
+    }
+    if (token < j.chunk.length) {
+        pairs_ask(gradients_output(group.b, j.chunk.token0 + token, j.state, 0), a.columns);
+        pairs_ask(recurrence_value(a, j.chunk.token0 + token, j.state), a.width);
+    }
 }
 
 static __device__ __forceinline__ int32_t pairs_token(const pairs_job &j, int i) {
@@ -125,10 +150,10 @@ static __device__ __forceinline__ cuda_quad pairs_values(const recurrence &a, in
 }
 
 // S, G and U of a slab as operands; what S carries through the chunk.
-template <int D>
+template <int D, int LIMBS>
 static __device__ __forceinline__ void pairs_load_slab(const gradients_group &group, const pairs_job &j,
                                                        int32_t column0, bool delta, const float *weight,
-                                                       pairs_slab<D> &slab, float &through) {
+                                                       pairs_slab<D, LIMBS> &slab, float &through) {
     constexpr int STATE_PARTS = PAIRS_THREADS / D, TOKEN_PARTS = PAIRS_THREADS / CHUNK;
     const recurrence &a = group.b.a;
     const int32_t d = threadIdx.x / STATE_PARTS, state_part = threadIdx.x % STATE_PARTS;
@@ -194,15 +219,15 @@ static __device__ __forceinline__ void pairs_load_rows(const pairs_job &j, int32
 }
 
 // Rows times the state's, over the warp's channels: sum += x S^T.
-template <int D>
+template <int D, int LIMBS>
 static __device__ __forceinline__ void
-pairs_times_state(const pairs_job &j, const split_left<2> (&x)[SLAB_TILES], const float (&row_inverse)[2],
-                  const split_tile<2> (&state)[D / SPLIT_TILE][SLAB_TILES], const float *inverse,
+pairs_times_state(const pairs_job &j, const split_left<LIMBS> (&x)[SLAB_TILES], const float (&row_inverse)[2],
+                  const split_tile<LIMBS> (&state)[D / SPLIT_TILE][SLAB_TILES], const float *inverse,
                   split_block (&sum)[pairs_sums<D>::TILES]) {
 #pragma unroll
     for (int n = 0; n < pairs_sums<D>::TILES; n++) {
-        const int32_t tile = j.half * pairs_sums<D>::TILES + n;
-        const split_sum<2> product = split_multiply_rows(x, state[tile], j.lane);
+        const int32_t tile = j.part * pairs_sums<D>::TILES + n;
+        const split_sum<LIMBS> product = split_multiply_rows(x, state[tile], j.lane);
         pairs_each([&](int half, int i) {
             const float column = inverse[tile * SPLIT_TILE + split_column(j.lane, half, i)];
             sum[n].v[half][i] = fmaf(split_total(product, half, i) * row_inverse[i / 2], column, sum[n].v[half][i]);
@@ -210,16 +235,16 @@ pairs_times_state(const pairs_job &j, const split_left<2> (&x)[SLAB_TILES], cons
     }
 }
 // Rows times those of U, over the warp's tiles on and below the diagonal.
-template <int D>
-static __device__ __forceinline__ void pairs_times_written(const pairs_job &j, const split_left<2> (&x)[SLAB_TILES],
-                                                           const float (&row_inverse)[2], const pairs_slab<D> &slab,
-                                                           split_block (&sum)[PAIRS_COLUMNS]) {
+template <int D, int LIMBS>
+static __device__ __forceinline__ void
+pairs_times_written(const pairs_job &j, const split_left<LIMBS> (&x)[SLAB_TILES], const float (&row_inverse)[2],
+                    const pairs_slab<D, LIMBS> &slab, split_block (&sum)[PAIRS_COLUMNS]) {
 #pragma unroll
     for (int n = 0; n < PAIRS_COLUMNS; n++) {
-        const int32_t tile = n * PAIRS_HALVES + j.half;
+        const int32_t tile = n * PAIRS_PARTS + j.part;
         if (tile > j.row)
             continue;
-        const split_sum<2> product = split_multiply_rows(x, slab.u[tile], j.lane);
+        const split_sum<LIMBS> product = split_multiply_rows(x, slab.u[tile], j.lane);
         pairs_each([&](int half, int i) {
             const float column = slab.u_inverse[tile * SPLIT_TILE + split_column(j.lane, half, i)];
             sum[n].v[half][i] = fmaf(split_total(product, half, i) * row_inverse[i / 2], column, sum[n].v[half][i]);
@@ -279,9 +304,10 @@ static __device__ __forceinline__ void pairs_value_gradient(const gradients_grou
 }
 
 // All that is summed over V'.
-template <int D, bool DELTA>
+template <int D, bool DELTA, int LIMBS>
 static __device__ __forceinline__ void pairs_slabs(const gradients_group &group, const pairs_job &j,
-                                                   const float *weight, pairs_slab<D> &slab, pairs_sums<D> &sums) {
+                                                   const float *weight, pairs_slab<D, LIMBS> &slab,
+                                                   pairs_sums<D> &sums) {
     const recurrence &a = group.b.a;
     for (int32_t column0 = 0; column0 < a.columns; column0 += SLAB) {
         const int32_t left = a.columns - column0;
@@ -290,7 +316,7 @@ static __device__ __forceinline__ void pairs_slabs(const gradients_group &group,
         __syncthreads();
         split_block x[SLAB_TILES];
         split_powers powers;
-        split_left<2> rows[SLAB_TILES];
+        split_left<LIMBS> rows[SLAB_TILES];
         float inverse[2];
         const auto take = [&] {
             split_strip(x, powers, rows);
@@ -302,11 +328,11 @@ static __device__ __forceinline__ void pairs_slabs(const gradients_group &group,
         take();
         pairs_times_state<D>(j, rows, inverse, slab.s, slab.s_inverse, sums.from_s);
         pairs_times_written<D>(j, rows, inverse, slab, sums.z);
-        if (DELTA || j.half == 0)
+        if (DELTA || j.part == 0)
             pairs_load_rows(
                 j, left,
                 [&](int32_t token) { return group.answers + (j.item * CHUNK + token) * group.pitch + column0; }, x);
-        if (j.half == 0)
+        if (j.part == 0)
             pairs_value_gradient(group, j, column0, x, weight, sums.value);
         if (DELTA) {
             take();
@@ -341,7 +367,7 @@ static __device__ __forceinline__ void pairs_dot_rows(const gradients_group &gro
         const int32_t token = pairs_token(j, 2 * r);
         const int64_t t = j.chunk.token0 + token;
         const float *row = queries ? recurrence_query(a, t, j.state, 0) : recurrence_key(a, t, j.state);
-        const int32_t first = j.half * pairs_sums<D>::TILES * SPLIT_TILE + split_column(j.lane, 0, 0);
+        const int32_t first = j.part * pairs_sums<D>::TILES * SPLIT_TILE + split_column(j.lane, 0, 0);
         const int32_t some = token < j.chunk.length ? a.depth - first : 0;
         float all = 0;
         row += first;
@@ -355,9 +381,9 @@ static __device__ __forceinline__ void pairs_dot_rows(const gradients_group &gro
 }
 
 // The sums with the state's get their decays, and the tokens' scalars of them go to shared memory.
-template <int D, bool DELTA>
+template <int D, bool DELTA, int LIMBS>
 static __device__ __forceinline__ void pairs_scale_state(const gradients_group &group, const pairs_job &j,
-                                                         pairs_shared<D> &shared, pairs_sums<D> &sums) {
+                                                         pairs_shared<D, LIMBS> &shared, pairs_sums<D> &sums) {
     float enters[2], leaves[2], answers[2] = {0, 0};
 #pragma unroll
     for (int n = 0; n < pairs_sums<D>::TILES; n++)
@@ -377,29 +403,29 @@ static __device__ __forceinline__ void pairs_scale_state(const gradients_group &
 #pragma unroll
     for (int r = 0; r < 2; r++) {
         const int32_t token = pairs_token(j, 2 * r);
-        shared.enters[j.half][token] = enters[r] - (DELTA ? shared.weight[token] * answers[r] : 0);
-        shared.leaves[j.half][token] = leaves[r];
-        shared.answers[j.half][token] = (j.half == 0 ? sums.value[r] : 0) - answers[r];
+        shared.enters[j.part][token] = enters[r] - (DELTA ? shared.weight[token] * answers[r] : 0);
+        shared.leaves[j.part][token] = leaves[r];
+        shared.answers[j.part][token] = (j.part == 0 ? sums.value[r] : 0) - answers[r];
     }
 }
 
 // ------------------------------------------------------------------------------------------------------ between tokens
 
 // Z and Y times the decays in place of dO U^T and M U^T; what flows; the largest of the four operands.
-template <int D, bool DELTA>
+template <int D, bool DELTA, int LIMBS>
 static __device__ __forceinline__ void pairs_flow(const gradients_group &group, const pairs_job &j,
-                                                  pairs_shared<D> &shared, pairs_sums<D> &sums) {
+                                                  pairs_shared<D, LIMBS> &shared, pairs_sums<D> &sums) {
     const float scale = group.b.a.scale;
     float arrives[2] = {0, 0}, answers[2] = {0, 0}, largest[4] = {0, 0, 0, 0};
 #pragma unroll
     for (int n = 0; n < PAIRS_COLUMNS; n++) {
-        const int32_t tile = n * PAIRS_HALVES + j.half;
+        const int32_t tile = n * PAIRS_PARTS + j.part;
         if (tile > j.row)
             continue;
-        split_sum<2> queries = {}, keys = {};
-        chunk_multiply(queries, shared.q[j.row], shared.k[tile], j.lane);
+        const split_block queries = split_multiply_tiles(shared.q, j.row, shared.k, tile, j.lane);
+        split_block keys;
         if (DELTA)
-            chunk_multiply(keys, shared.k[j.row], shared.k[tile], j.lane);
+            keys = split_multiply_tiles(shared.k, j.row, shared.k, tile, j.lane);
         float departs[2][2] = {{0, 0}, {0, 0}};
         pairs_each([&](int half, int i) {
             const int32_t at = pairs_token(j, i), from = tile * SPLIT_TILE + split_column(j.lane, half, i);
@@ -407,13 +433,13 @@ static __device__ __forceinline__ void pairs_flow(const gradients_group &group, 
             float &z = sums.z[n].v[half][i], &y = sums.y[n].v[half][i], flow = 0;
             z *= scale * e;
             if (from < at)
-                flow = z * (split_total(queries, half, i) * shared.query_inverse[at] * column);
+                flow = z * (queries.v[half][i] * shared.query_inverse[at] * column);
             largest[0] = fmaxf(largest[0], fabsf(z * column));
             largest[1] = fmaxf(largest[1], fabsf(z * shared.query_inverse[at]));
             if (DELTA) {
                 const float row = shared.key_inverse[at];
                 y = from < at ? y * e : 0;
-                const float found = y * (split_total(keys, half, i) * row * column);
+                const float found = y * (keys.v[half][i] * row * column);
                 answers[i / 2] -= found;
                 y *= -shared.weight[at];
                 flow = fmaf(-shared.weight[at], found, flow);
@@ -438,8 +464,8 @@ static __device__ __forceinline__ void pairs_flow(const gradients_group &group, 
         const int32_t token = pairs_token(j, 2 * r);
         if (j.lane % 4 != 0)
             continue;
-        shared.arrives[j.half][token] = arrived;
-        shared.answers[j.half][token] += answer;
+        shared.arrives[j.part][token] = arrived;
+        shared.answers[j.part][token] += answer;
     }
 #pragma unroll
     for (int n = 0; n < 4; n++) {
@@ -457,13 +483,14 @@ static __device__ __forceinline__ split_power pairs_power(const float (&of_warps
 }
 
 // A warp's tiles of x as operands: times the inverse powers of the columns, and of the rows.
+template <int LIMBS>
 static __device__ __forceinline__ void pairs_put(const pairs_job &j, const split_block (&x)[PAIRS_COLUMNS],
                                                  const float *column_inverse, const float *row_inverse,
                                                  const split_power &columns, const split_power &rows,
-                                                 split_tile<2> *by_column, split_tile<2> *by_row) {
+                                                 split_tile<LIMBS> *by_column, split_tile<LIMBS> *by_row) {
 #pragma unroll
     for (int n = 0; n < PAIRS_COLUMNS; n++) {
-        const int32_t tile = n * PAIRS_HALVES + j.half;
+        const int32_t tile = n * PAIRS_PARTS + j.part;
         if (tile > j.row)
             continue;
 #pragma unroll
@@ -482,18 +509,19 @@ static __device__ __forceinline__ void pairs_put(const pairs_job &j, const split
 }
 
 // The left operand of a tile's transpose.
-static __device__ __forceinline__ split_left<2> pairs_load_turned(const split_tile<2> &tile, int32_t lane) {
-    split_left<2> a;
+template <int LIMBS>
+static __device__ __forceinline__ split_left<LIMBS> pairs_load_turned(const split_tile<LIMBS> &tile, int32_t lane) {
+    split_left<LIMBS> a;
     split_load(tile, split_run((lane & 7) + (lane >> 4) * 8, lane >> 3 & 1), true, a.limb);
     return a;
 }
 
 // sum += x rows, over the warp's channels and the tokens up to its own (x lower triangular), or from its own on.
-template <int D>
-static __device__ __forceinline__ void
-pairs_times_rows(const pairs_job &j, bool turned, const split_tile<2> *x, float inverse,
-                 const split_tile<2> (&rows)[CHUNK_TILES][D / SPLIT_TILE], split_block (&sum)[pairs_sums<D>::TILES]) {
-    split_left<2> left[CHUNK_TILES];
+template <int D, int LIMBS>
+static __device__ __forceinline__ void pairs_times_rows(const pairs_job &j, bool turned, const split_tile<LIMBS> *x,
+                                                        float inverse, const split_matrix<LIMBS, CHUNK, D> &rows,
+                                                        split_block (&sum)[pairs_sums<D>::TILES]) {
+    split_left<LIMBS> left[CHUNK_TILES];
 #pragma unroll
     for (int n = 0; n < CHUNK_TILES; n++)
         if (turned && n >= j.row)
@@ -502,11 +530,11 @@ pairs_times_rows(const pairs_job &j, bool turned, const split_tile<2> *x, float 
             left[n] = split_load_left(x[chunk_lower(j.row, n)], j.lane);
 #pragma unroll
     for (int c = 0; c < pairs_sums<D>::TILES; c++) {
-        split_sum<2> product = {};
+        split_sum<LIMBS> product = {};
 #pragma unroll
         for (int n = 0; n < CHUNK_TILES; n++)
             if (turned ? n >= j.row : n <= j.row)
-                split_multiply(product, left[n], split_load_turned(rows[n][j.half * pairs_sums<D>::TILES + c], j.lane));
+                split_multiply(product, left[n], split_load_turned(rows, n, j.part * pairs_sums<D>::TILES + c, j.lane));
         pairs_each([&](int half, int i) {
             sum[c].v[half][i] = fmaf(split_total(product, half, i), inverse, sum[c].v[half][i]);
         });
@@ -523,7 +551,7 @@ static __device__ __forceinline__ void pairs_store(const gradients_group &group,
     for (int r = 0; r < 2; r++) {
         const int32_t token = pairs_token(j, 2 * r);
         const int64_t t = j.chunk.token0 + token;
-        const int32_t first = j.half * pairs_sums<D>::TILES * SPLIT_TILE + split_column(j.lane, 0, 0);
+        const int32_t first = j.part * pairs_sums<D>::TILES * SPLIT_TILE + split_column(j.lane, 0, 0);
         const int32_t some = token < j.chunk.length ? group.b.a.depth - first : 0;
         float *to = (queries ? gradients_query(group.b, t, j.state, 0) : gradients_key(group.b, t, j.state)) + first;
 #pragma unroll
@@ -544,9 +572,9 @@ static __device__ __forceinline__ void pairs_store(const gradients_group &group,
 // ------------------------------------------------------------------------------------------------------------- scalars
 
 // dw and dg, by one warp; a lane has two tokens. Sums from the chunk's end begin anew behind each document.
-template <int D>
+template <int D, int LIMBS>
 static __device__ __forceinline__ void pairs_scalars(const gradients_group &group, const pairs_job &j,
-                                                     const pairs_shared<D> &shared) {
+                                                     const pairs_shared<D, LIMBS> &shared) {
     const recurrence_gradients &b = group.b;
     const int32_t length = j.chunk.length;
     double own[2], leaves = 0, through = 0;
@@ -555,10 +583,10 @@ static __device__ __forceinline__ void pairs_scalars(const gradients_group &grou
         const int32_t token = 2 * j.lane + i;
         double arrive = 0, leave = 0, depart = 0;
         float answer = 0;
-        for (int half = 0; half < PAIRS_HALVES && token < length; half++) {
-            arrive += (double)shared.enters[half][token] + (double)shared.arrives[half][token];
-            leave += (double)shared.leaves[half][token];
-            answer += shared.answers[half][token];
+        for (int part = 0; part < PAIRS_PARTS && token < length; part++) {
+            arrive += (double)shared.enters[part][token] + (double)shared.arrives[part][token];
+            leave += (double)shared.leaves[part][token];
+            answer += shared.answers[part][token];
         }
         for (int row = token / SPLIT_TILE; row < CHUNK_TILES && token < length; row++)
             depart += (double)shared.departs[row][token];
@@ -606,9 +634,9 @@ static __device__ __forceinline__ void pairs_scalars(const gradients_group &grou
 // ------------------------------------------------------------------------------------------------------------- a chunk
 
 // Operands and factors that do not depend on the columns.
-template <int D>
+template <int D, int LIMBS>
 static __device__ __forceinline__ void pairs_begin(const gradients_group &group, const pairs_job &j,
-                                                   pairs_shared<D> &shared) {
+                                                   pairs_shared<D, LIMBS> &shared) {
     const recurrence &a = group.b.a;
     const int32_t length = j.chunk.length;
     __syncthreads();
@@ -627,12 +655,13 @@ static __device__ __forceinline__ void pairs_begin(const gradients_group &group,
     }
 }
 
-template <int D, bool DELTA>
+template <int D, bool DELTA, int LIMBS>
 static __device__ void pairs_run(const cuda_table *table, const gradients_group &group, int64_t index, int32_t state,
-                                 pairs_shared<D> &shared) {
+                                 pairs_shared<D, LIMBS> &shared) {
     const int32_t warp = threadIdx.x / CUDA_WARP;
     const pairs_job j = pairs_job_of(table, group, index, state, D);
     pairs_sums<D> sums = {};
+    pairs_ask_all(group, j);
     pairs_begin<D>(group, j, shared);
     pairs_slabs<D, DELTA>(group, j, shared.weight, shared.slab, sums);
     const float through = cuda_warp_sum(sums.through);

@@ -13,26 +13,26 @@
 
 #include "kernels/cuda/recurrence_pairs.cuh"
 
-template <int D> struct alignas(128) pairs_channel_shared {
+template <int D, int LIMBS> struct alignas(128) pairs_channel_shared {
     typedef float rows[CHUNK][D + 4]; // neighbouring rows in different banks
 
     struct block_operands { // to the end, and from the beginning of a token's block
-        split_tile<2> k_end[CHUNK_TILES][D / SPLIT_TILE], q_begin[CHUNK_TILES][D / SPLIT_TILE];
-        split_tile<2> k_begin[CHUNK_TILES][D / SPLIT_TILE];
+        split_tile<LIMBS> k_end[CHUNK_TILES][D / SPLIT_TILE], q_begin[CHUNK_TILES][D / SPLIT_TILE];
+        split_tile<LIMBS> k_begin[CHUNK_TILES][D / SPLIT_TILE];
     };
     struct block_results { // of the pairs inside a block
         rows dq, answers, dk;
     };
     union {
-        pairs_slab<D> slab;
+        pairs_slab<D, LIMBS> slab;
         block_operands operand; // behind the last slab
         block_results result;   // behind the last product
     };
-    pairs_operands pair;
+    pairs_operands<LIMBS> pair;
     rows high;                                                // c inside its block, inclusive
     float z[CHUNK][SPLIT_TILE + 1], y[CHUNK][SPLIT_TILE + 1]; // blocks on the diagonal
     chunk_decay decay;                                        // `first` alone
-    float weight[CHUNK], value[CHUNK], answers[PAIRS_HALVES][CHUNK];
+    float weight[CHUNK], value[CHUNK], answers[PAIRS_PARTS][CHUNK];
     float k_end_inverse[CHUNK], q_begin_inverse[CHUNK], k_begin_inverse[CHUNK];
     float largest[4][PAIRS_WARPS], through[D];
 };
@@ -40,17 +40,17 @@ template <int D> struct alignas(128) pairs_channel_shared {
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
 
 // The sum of decays over blocks [first, last).
-template <int D>
-static __device__ __forceinline__ float pairs_blocks(const pairs_channel_shared<D> &shared, int32_t first, int32_t last,
-                                                     int32_t d) {
+template <int D, int LIMBS>
+static __device__ __forceinline__ float pairs_blocks(const pairs_channel_shared<D, LIMBS> &shared, int32_t first,
+                                                     int32_t last, int32_t d) {
     float sum = 0;
     for (int32_t n = first; n < last; n++)
         sum += shared.high[n * SPLIT_TILE + SPLIT_TILE - 1][d];
     return sum;
 }
 // From token i to the end of its block.
-template <int D>
-static __device__ __forceinline__ float pairs_rest(const pairs_channel_shared<D> &shared, int32_t i, int32_t d) {
+template <int D, int LIMBS>
+static __device__ __forceinline__ float pairs_rest(const pairs_channel_shared<D, LIMBS> &shared, int32_t i, int32_t d) {
     return shared.high[i / SPLIT_TILE * SPLIT_TILE + SPLIT_TILE - 1][d] - shared.high[i][d];
 }
 
@@ -60,7 +60,7 @@ template <int D, typename Use> static __device__ __forceinline__ void pairs_elem
     for (int r = 0; r < 2; r++)
 #pragma unroll
         for (int n = 0; n < 2 * pairs_sums<D>::TILES; n++)
-            use(pairs_token(j, 2 * r), j.half * pairs_sums<D>::TILES * SPLIT_TILE + split_column(j.lane, 0, 0) + n * 8,
+            use(pairs_token(j, 2 * r), j.part * pairs_sums<D>::TILES * SPLIT_TILE + split_column(j.lane, 0, 0) + n * 8,
                 n, r);
 }
 template <int D>
@@ -74,9 +74,9 @@ static __device__ __forceinline__ float2 pairs_row_two(const gradients_group &gr
 
 // ---------------------------------------------------------------------------------------------------- its beginning
 
-template <int D>
+template <int D, int LIMBS>
 static __device__ __forceinline__ void pairs_channel_begin(const gradients_group &group, const pairs_job &j,
-                                                           pairs_channel_shared<D> &shared) {
+                                                           pairs_channel_shared<D, LIMBS> &shared) {
     const recurrence &a = group.b.a;
     __syncthreads();
     if (threadIdx.x < CUDA_WARP)
@@ -104,9 +104,10 @@ static __device__ __forceinline__ float *pairs_waiting(const gradients_group &gr
 }
 
 // The sums with the state's get their decays.
-template <int D, bool DELTA>
+template <int D, bool DELTA, int LIMBS>
 static __device__ __forceinline__ void pairs_channel_scale(const gradients_group &group, const pairs_job &j,
-                                                           const pairs_channel_shared<D> &shared, pairs_sums<D> &sums) {
+                                                           const pairs_channel_shared<D, LIMBS> &shared,
+                                                           pairs_sums<D> &sums) {
     const int32_t length = j.chunk.length;
     pairs_elements<D>(j, [&](int32_t token, int32_t d, int n, int r) {
         const bool from_start = token < length && shared.decay.first[token] < 0;
@@ -130,15 +131,15 @@ static __device__ __forceinline__ void pairs_channel_scale(const gradients_group
 }
 
 // Keys and queries as operands of the products between blocks.
-template <int D>
+template <int D, int LIMBS>
 static __device__ __forceinline__ void pairs_channel_operands(const gradients_group &group, const pairs_job &j,
-                                                              bool delta, pairs_channel_shared<D> &shared) {
+                                                              bool delta, pairs_channel_shared<D, LIMBS> &shared) {
     constexpr int PARTS = PAIRS_THREADS / CHUNK;
     const recurrence &a = group.b.a;
     const int32_t token = threadIdx.x / PARTS, part = threadIdx.x % PARTS, tile = token / SPLIT_TILE;
     const int64_t t = j.chunk.token0 + token;
     const float *k = recurrence_key(a, t, j.state), *q = recurrence_query(a, t, j.state, 0);
-    const auto put = [&](split_tile<2>(&tiles)[CHUNK_TILES][D / SPLIT_TILE], const float *x, bool end) {
+    const auto put = [&](split_tile<LIMBS>(&tiles)[CHUNK_TILES][D / SPLIT_TILE], const float *x, bool end) {
         const bool wide = (uintptr_t)x % sizeof(float4) == 0;
         return chunk_put_row<D, PARTS>(tiles[tile], token % SPLIT_TILE, part, [&](int32_t d) {
             cuda_quad quad = cuda_load(x + d, token < j.chunk.length ? a.depth - d : 0, wide);
@@ -160,13 +161,13 @@ static __device__ __forceinline__ void pairs_channel_operands(const gradients_gr
 // ------------------------------------------------------------------------------------------------------ between tokens
 
 // Z and M U^T where documents allow; blocks on the diagonal go to shared memory, the largest of the others' operands.
-template <int D, bool DELTA>
+template <int D, bool DELTA, int LIMBS>
 static __device__ __forceinline__ void pairs_channel_mask(const gradients_group &group, const pairs_job &j,
-                                                          pairs_channel_shared<D> &shared, pairs_sums<D> &sums) {
+                                                          pairs_channel_shared<D, LIMBS> &shared, pairs_sums<D> &sums) {
     float largest[4] = {0, 0, 0, 0};
 #pragma unroll
     for (int n = 0; n < PAIRS_COLUMNS; n++) {
-        const int32_t tile = n * PAIRS_HALVES + j.half;
+        const int32_t tile = n * PAIRS_PARTS + j.part;
         if (tile > j.row)
             continue;
         pairs_each([&](int half, int i) {
@@ -197,19 +198,19 @@ static __device__ __forceinline__ void pairs_channel_mask(const gradients_group 
 
 // sum += e^own sum over blocks of x times rows, with the decays of whole blocks between. The earlier blocks, x as it
 // is, own: c; or the later ones, x turned, own: what is left of the block.
-template <int D>
+template <int D, int LIMBS>
 static __device__ __forceinline__ void
-pairs_between_blocks(const pairs_job &j, bool later, const split_tile<2> *x, float inverse,
-                     const split_tile<2> (&rows)[CHUNK_TILES][D / SPLIT_TILE], const pairs_channel_shared<D> &shared,
-                     split_block (&sum)[pairs_sums<D>::TILES]) {
+pairs_between_blocks(const pairs_job &j, bool later, const split_tile<LIMBS> *x, float inverse,
+                     const split_tile<LIMBS> (&rows)[CHUNK_TILES][D / SPLIT_TILE],
+                     const pairs_channel_shared<D, LIMBS> &shared, split_block (&sum)[pairs_sums<D>::TILES]) {
 #pragma unroll
     for (int c = 0; c < pairs_sums<D>::TILES; c++) {
-        const int32_t tile = j.half * pairs_sums<D>::TILES + c;
+        const int32_t tile = j.part * pairs_sums<D>::TILES + c;
         split_block all = {};
         for (int32_t n = later ? j.row + 1 : 0; n < (later ? CHUNK_TILES : j.row); n++) {
-            split_sum<2> product = {};
-            const split_left<2> left = later ? pairs_load_turned(x[chunk_lower(n, j.row)], j.lane)
-                                             : split_load_left(x[chunk_lower(j.row, n)], j.lane);
+            split_sum<LIMBS> product = {};
+            const split_left<LIMBS> left = later ? pairs_load_turned(x[chunk_lower(n, j.row)], j.lane)
+                                                 : split_load_left(x[chunk_lower(j.row, n)], j.lane);
             split_multiply(product, left, split_load_turned(rows[n][tile], j.lane));
             pairs_each([&](int half, int i) {
                 const int32_t d = tile * SPLIT_TILE + split_column(j.lane, half, i);
@@ -227,9 +228,9 @@ pairs_between_blocks(const pairs_job &j, bool later, const split_tile<2> *x, flo
 }
 
 // The pairs inside the blocks, a token with itself left out; a thread has a block and a channel at a time.
-template <int D, bool DELTA>
+template <int D, bool DELTA, int LIMBS>
 static __device__ __forceinline__ void pairs_inside_blocks(const gradients_group &group, const pairs_job &j,
-                                                           pairs_channel_shared<D> &shared) {
+                                                           pairs_channel_shared<D, LIMBS> &shared) {
     const recurrence &a = group.b.a;
     for (int32_t at = threadIdx.x; at < CHUNK_TILES * D; at += PAIRS_THREADS) {
         const int32_t i0 = at / D * SPLIT_TILE, d = at % D;
@@ -272,9 +273,10 @@ static __device__ __forceinline__ void pairs_inside_blocks(const gradients_group
 
 // All together: dQ and dK go out. What flows between tokens, and what leaves them for the state's end, take dQ's and
 // the answers' places in shared memory.
-template <int D, bool DELTA>
+template <int D, bool DELTA, int LIMBS>
 static __device__ __forceinline__ void pairs_channel_finish(const gradients_group &group, const pairs_job &j,
-                                                            pairs_channel_shared<D> &shared, pairs_sums<D> &sums) {
+                                                            pairs_channel_shared<D, LIMBS> &shared,
+                                                            pairs_sums<D> &sums) {
     float answers[2] = {0, 0};
     pairs_elements<D>(j, [&](int32_t token, int32_t d, int n, int r) {
         const float2 ks = pairs_row_two<D>(group, j, false, token, d), qs = pairs_row_two<D>(group, j, true, token, d);
@@ -302,7 +304,7 @@ static __device__ __forceinline__ void pairs_channel_finish(const gradients_grou
     for (int r = 0; r < 2; r++) {
         const float answer = pairs_over_row(answers[r]);
         if (j.lane % 4 == 0)
-            shared.answers[j.half][pairs_token(j, 2 * r)] = answer;
+            shared.answers[j.part][pairs_token(j, 2 * r)] = answer;
     }
     if (group.b.dq)
         pairs_store<D>(group, j, true, sums.from_s);
@@ -311,15 +313,18 @@ static __device__ __forceinline__ void pairs_channel_finish(const gradients_grou
 
 // dw of a token, dg of a channel by a thread each: what the tokens before it give to the state's end, what the state
 // carries there, and what flows between tokens past it.
-template <int D>
+template <int D, int LIMBS>
 static __device__ __forceinline__ void pairs_channel_scalars(const gradients_group &group, const pairs_job &j,
-                                                             const pairs_channel_shared<D> &shared) {
+                                                             const pairs_channel_shared<D, LIMBS> &shared) {
     const recurrence_gradients &b = group.b;
     const int32_t length = j.chunk.length, at = threadIdx.x;
     const kern_row &row = j.table->row[j.chunk.row];
-    if (b.dbeta && at < length)
-        gradients_put(&b.dbeta[(int64_t)(j.chunk.token0 + at) * b.a.states + j.state], b.add,
-                      shared.value[at] - shared.answers[0][at] - shared.answers[1][at]);
+    if (b.dbeta && at < length) {
+        float answer = shared.value[at];
+        for (int part = 0; part < PAIRS_PARTS; part++)
+            answer -= shared.answers[part][at];
+        gradients_put(&b.dbeta[(int64_t)(j.chunk.token0 + at) * b.a.states + j.state], b.add, answer);
+    }
     if (at >= b.a.depth)
         return;
     double leaves = 0, between = 0;
@@ -337,12 +342,13 @@ static __device__ __forceinline__ void pairs_channel_scalars(const gradients_gro
     }
 }
 
-template <int D, bool DELTA>
+template <int D, bool DELTA, int LIMBS>
 static __device__ void pairs_channel_run(const cuda_table *table, const gradients_group &group, int64_t index,
-                                         int32_t state, pairs_channel_shared<D> &shared) {
+                                         int32_t state, pairs_channel_shared<D, LIMBS> &shared) {
     constexpr int STATE_PARTS = PAIRS_THREADS / D;
     const pairs_job j = pairs_job_of(table, group, index, state, D);
     pairs_sums<D> sums = {};
+    pairs_ask_all(group, j);
     pairs_channel_begin<D>(group, j, shared);
     pairs_slabs<D, DELTA>(group, j, shared.weight, shared.slab, sums);
     for (int distance = 1; distance < STATE_PARTS; distance *= 2)
@@ -352,7 +358,7 @@ static __device__ void pairs_channel_run(const cuda_table *table, const gradient
 #pragma unroll
     for (int r = 0; r < 2; r++) {
         const float value = pairs_over_row(sums.value[r]);
-        if (j.half == 0 && j.lane % 4 == 0)
+        if (j.part == 0 && j.lane % 4 == 0)
             shared.value[pairs_token(j, 2 * r)] = value;
     }
     pairs_channel_scale<D, DELTA>(group, j, shared, sums);

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 // A strip of a state in the recurrence's chunk form: 16 columns, transposed, so that a lane has two of them and its
 // elements are those of split_block: rows are columns of the state, columns are channels or tokens. What becomes of the
-// sums of each product, tile by tile; whoever makes the sums, one warp (recurrence_chunk.cu) or four
-// (recurrence_team.cuh), the bits are the same.
+// sums of each product, tile by tile; whoever makes the sums, a warpgroup of four strips (recurrence_chunk.cu) or four
+// warps of one strip (recurrence_team.cuh), the bits are the same.
 #ifndef KERNELS_CUDA_RECURRENCE_STRIP_CUH
 #define KERNELS_CUDA_RECURRENCE_STRIP_CUH
 
@@ -11,6 +11,7 @@
 struct recurrence_strip {
     int32_t lane, state, column[2]; // columns of the lane's two rows
     bool exists[2], reads[2];       // reads: from v
+    bool whole;                     // all 16 columns exist
     float constant[2];              // else: 1 of the unit column
     float skip[2];
 };
@@ -19,6 +20,7 @@ static __device__ __forceinline__ recurrence_strip recurrence_strip_of(const rec
     recurrence_strip strip;
     strip.lane = threadIdx.x % CUDA_WARP;
     strip.state = state;
+    strip.whole = (number + 1) * SPLIT_TILE <= a.columns;
     for (int r = 0; r < 2; r++) {
         strip.column[r] = number * SPLIT_TILE + split_row(strip.lane, 2 * r);
         strip.exists[r] = strip.column[r] < a.columns;
@@ -38,6 +40,8 @@ template <typename Use> static __device__ __forceinline__ void strip_each(const 
             use(half, i, split_column(strip.lane, half, i));
 }
 
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
+
 // ------------------------------------------------------------------------------------------------------------- memory
 
 // Elements of channels of tile n of S^T, from or to the state (D, V') of the row.
@@ -51,70 +55,104 @@ static __device__ __forceinline__ void strip_places(const recurrence &a, const r
     });
 }
 
-// Calls use(half, column of two, whether that token exists, its row of `rows`) for a lane's tokens of tile n; the
-// lane's second row is 8 columns on.
-template <typename Float, typename Use>
-static __device__ __forceinline__ void strip_tokens(const recurrence_strip &strip, const kern_chunk &chunk, Float *rows,
-                                                    int64_t stride, int n, Use use) {
+// Calls use(half, column of two, whether that token exists, where its row begins) for a lane's tokens of tile n; rows
+// lie `stride` floats apart. What does not exist begins at 0.
+template <typename Use>
+static __device__ __forceinline__ void strip_tokens(const recurrence_strip &strip, const kern_chunk &chunk,
+                                                    int32_t stride, int n, Use use) {
     const int32_t token = n * SPLIT_TILE + split_column(strip.lane, 0, 0);
-    rows += token * stride + strip.column[0];
 #pragma unroll
-    for (int half = 0; half < 2; half++, rows += 8 * stride) {
-        use(half, 0, token + 8 * half < chunk.length, rows);
-        use(half, 1, token + 8 * half + 1 < chunk.length, rows + stride);
-    }
+    for (int half = 0; half < 2; half++)
+#pragma unroll
+        for (int c = 0; c < 2; c++) {
+            const bool exists = token + 8 * half + c < chunk.length;
+            use(half, c, exists, exists ? (token + 8 * half + c) * stride : 0);
+        }
+}
+// A tile of tokens from rows (token, columns), zeros where there is none; columns that are not to be read are
+// `constant`. What does not exist is read from where something does: no branch parts the loads.
+static __device__ __forceinline__ void strip_load(const recurrence_strip &strip, const kern_chunk &chunk,
+                                                  const float *rows, int32_t stride, const bool (&reads)[2],
+                                                  const float (&constant)[2], int n, split_block &x) {
+    const float *first = rows + (reads[0] ? strip.column[0] : 0), *second = first + (reads[1] ? 8 : 0);
+    strip_tokens(strip, chunk, stride, n, [&](int half, int c, bool exists, int32_t at) {
+        float one = first[at], other = second[at];
+        cuda_wgmma_hold(one), cuda_wgmma_hold(other); // else every load gets a branch of its own
+        x.v[half][c] = exists ? reads[0] ? one : constant[0] : 0;
+        x.v[half][2 + c] = exists ? reads[1] ? other : constant[1] : 0;
+    });
+}
+// Asks for what strip_load reads, of `columns` floats a row.
+static __device__ __forceinline__ void strip_ask(const recurrence_strip &strip, const kern_chunk &chunk,
+                                                 const float *rows, int32_t stride, int32_t columns) {
+    const int32_t column = strip.column[0] - strip.lane / 4 + strip.lane % 2 * (SPLIT_TILE / 2);
+    for (int32_t token = strip.lane / 2; token < chunk.length && column < columns; token += CUDA_WARP / 2)
+        cuda_prefetch(rows + token * stride + column);
+}
+// The other way, tiles from tile `first` on.
+template <int N>
+static __device__ __forceinline__ void strip_put(const recurrence_strip &strip, const kern_chunk &chunk, float *rows,
+                                                 int32_t stride, int first, const split_block (&x)[N]) {
+    float *to = rows + strip.column[0];
+    const auto put = [&](auto some) {
+#pragma unroll
+        for (int n = 0; n < N; n++)
+            strip_tokens(strip, chunk, stride, first + n, [&](int half, int c, bool exists, int32_t at) {
+#pragma unroll
+                for (int r = 0; r < 2; r++)
+                    if (!some.value || (exists && strip.exists[r]))
+                        to[at + 8 * r] = x[n].v[half][2 * r + c];
+            });
+    };
+    if (strip.whole && chunk.length == CHUNK)
+        put(std::false_type());
+    else
+        put(std::true_type());
 }
 
 // V^T.
 static __device__ __forceinline__ void strip_values(const recurrence &a, const recurrence_strip &strip,
                                                     const kern_chunk &chunk, int n, split_block &v) {
-    const float *from = recurrence_value(a, chunk.token0, strip.state);
-    strip_tokens(strip, chunk, from, (int64_t)a.values * a.width, n,
-                 [&](int half, int c, bool exists, const float *row) {
-#pragma unroll
-                     for (int r = 0; r < 2; r++)
-                         v.v[half][2 * r + c] = exists && strip.reads[r] ? row[8 * r] : exists ? strip.constant[r] : 0;
-                 });
+    strip_load(strip, chunk, recurrence_value(a, chunk.token0, strip.state), (int32_t)(a.values * a.width), strip.reads,
+               strip.constant, n, v);
 }
 
-// O^T with what skips the state.
+// O^T with what skips the state, tiles from tile `first` on.
+template <int N>
 static __device__ __forceinline__ void strip_store(const recurrence &a, const recurrence_strip &strip,
-                                                   const kern_chunk &chunk, int n, split_block &o) {
-    if (a.skip_width) {
-        split_block v;
-        strip_values(a, strip, chunk, n, v);
-        strip_each(strip, [&](int half, int i, int32_t) {
-            o.v[half][i] = fmaf(strip.skip[i / 2], v.v[half][i], o.v[half][i]);
-        });
-    }
-    float *to = recurrence_output(a, chunk.token0, strip.state, 0);
-    strip_tokens(strip, chunk, to, (int64_t)a.outputs * a.columns, n, [&](int half, int c, bool exists, float *row) {
+                                                   const kern_chunk &chunk, int first, split_block (&o)[N]) {
+    if (a.skip_width)
 #pragma unroll
-        for (int r = 0; r < 2; r++)
-            if (exists && strip.exists[r])
-                row[8 * r] = o.v[half][2 * r + c];
-    });
+        for (int n = 0; n < N; n++) {
+            split_block v;
+            strip_values(a, strip, chunk, first + n, v);
+            strip_each(strip, [&](int half, int i, int32_t) {
+                o[n].v[half][i] = fmaf(strip.skip[i / 2], v.v[half][i], o[n].v[half][i]);
+            });
+        }
+    strip_put(strip, chunk, recurrence_output(a, chunk.token0, strip.state, 0), (int32_t)(a.outputs * a.columns), first,
+              o);
 }
 
 // --------------------------------------------------------------------------------------------------------- the algebra
 
 // The errors of the delta rule, V^T - e^c S^T K^T, in place of V^T.
-template <int D, bool CHANNEL>
-static __device__ __forceinline__ void strip_errors(const recurrence_record<D, CHANNEL> &record,
-                                                    const recurrence_strip &strip, int n, const split_sum<2> &sum,
+template <int D, bool CHANNEL, int LIMBS>
+static __device__ __forceinline__ void strip_errors(const recurrence_record<D, CHANNEL, LIMBS> &record,
+                                                    const recurrence_strip &strip, int n, const split_block &sum,
                                                     const split_powers &powers, split_block &u) {
     strip_each(strip, [&](int half, int i, int32_t column) {
         const float start = record.key_start[n * SPLIT_TILE + column];
-        u.v[half][i] = fmaf(-(split_total(sum, half, i) * powers.row[i / 2].inverse), start, u.v[half][i]);
+        u.v[half][i] = fmaf(-(sum.v[half][i] * powers.row[i / 2].inverse), start, u.v[half][i]);
     });
 }
 // U^T by the delta rule, from the errors times T.
-template <int D, bool CHANNEL>
-static __device__ __forceinline__ void strip_solved(const recurrence_record<D, CHANNEL> &record,
-                                                    const recurrence_strip &strip, int n, const split_sum<2> &sum,
+template <int D, bool CHANNEL, int LIMBS>
+static __device__ __forceinline__ void strip_solved(const recurrence_record<D, CHANNEL, LIMBS> &record,
+                                                    const recurrence_strip &strip, int n, const split_block &sum,
                                                     const split_powers &powers, split_block &u) {
     strip_each(strip, [&](int half, int i, int32_t) {
-        u.v[half][i] = split_total(sum, half, i) * powers.row[i / 2].inverse * record.system_inverse[n];
+        u.v[half][i] = sum.v[half][i] * powers.row[i / 2].inverse * record.system_inverse[n];
     });
 }
 // U^T times factors of its tokens.
@@ -122,50 +160,70 @@ static __device__ __forceinline__ void strip_weigh(const recurrence_strip &strip
                                                    split_block &u) {
     strip_each(strip, [&](int half, int i, int32_t column) { u.v[half][i] *= factor[n * SPLIT_TILE + column]; });
 }
-// O^T without what skips the state, from S^T Q^T and U^T P^T.
-template <int D, bool CHANNEL>
-static __device__ __forceinline__ void strip_read(const recurrence_record<D, CHANNEL> &record, float scale,
-                                                  const recurrence_strip &strip, int n, const split_sum<2> &before,
-                                                  const split_powers &powers, const split_sum<2> &inside,
-                                                  const split_powers &written, split_block &o) {
+// O^T without what skips the state: from S^T Q^T, then from U^T P^T.
+template <int D, bool CHANNEL, int LIMBS>
+static __device__ __forceinline__ void strip_read_state(const recurrence_record<D, CHANNEL, LIMBS> &record, float scale,
+                                                        const recurrence_strip &strip, int n, const split_block &sum,
+                                                        const split_powers &powers, split_block &o) {
     strip_each(strip, [&](int half, int i, int32_t column) {
         const float start = record.query_start[n * SPLIT_TILE + column] * scale;
-        const float own = split_total(inside, half, i) * (written.row[i / 2].inverse * scale);
-        o.v[half][i] =
-            fmaf(split_total(before, half, i) * powers.row[i / 2].inverse, start, own * record.pairs_inverse[n]);
+        o.v[half][i] = sum.v[half][i] * powers.row[i / 2].inverse * start;
+    });
+}
+template <int D, bool CHANNEL, int LIMBS>
+static __device__ __forceinline__ void strip_read_chunk(const recurrence_record<D, CHANNEL, LIMBS> &record, float scale,
+                                                        const recurrence_strip &strip, int n, const split_block &sum,
+                                                        const split_powers &powers, split_block &o) {
+    strip_each(strip, [&](int half, int i, int32_t) {
+        const float own = powers.row[i / 2].inverse * scale * record.pairs_inverse[n];
+        o.v[half][i] = fmaf(sum.v[half][i], own, o.v[half][i]);
     });
 }
 // S^T over the chunk, from what is written.
-template <int D, bool CHANNEL>
-static __device__ __forceinline__ void strip_advance(const recurrence_record<D, CHANNEL> &record,
-                                                     const recurrence_strip &strip, int n, const split_sum<2> &sum,
+template <int D, bool CHANNEL, int LIMBS>
+static __device__ __forceinline__ void strip_advance(const recurrence_record<D, CHANNEL, LIMBS> &record,
+                                                     const recurrence_strip &strip, int n, const split_block &sum,
                                                      const split_powers &powers, split_block &s) {
     strip_each(strip, [&](int half, int i, int32_t column) {
         const float m1 = record.whole_m1[CHANNEL ? n * SPLIT_TILE + column : 0], x = s.v[half][i];
-        s.v[half][i] = fmaf(split_total(sum, half, i), powers.row[i / 2].inverse, m1 > -1 ? fmaf(m1, x, x) : 0);
+        s.v[half][i] = fmaf(sum.v[half][i], powers.row[i / 2].inverse, m1 > -1 ? fmaf(m1, x, x) : 0);
     });
 }
 
-// Rows x (a tile of tokens each) times a lower triangle: the sum over tiles n <= tile.
-static __device__ __forceinline__ split_sum<2> strip_lower(const split_left<2> (&x)[CHUNK_TILES],
-                                                           const split_tile<2> *lower, int32_t tile, int32_t lane) {
-    split_sum<2> sum = {};
+// ------------------------------------------------------------------------------------------------------ a warpgroup's
+
+// What is written to the state, x (a tile of tokens each) times rows of `keys`: write(n, sum, powers) has the channels
+// of tile n.
+template <int D, int LIMBS, typename Write>
+static __device__ __forceinline__ void strip_write(const split_block (&x)[CHUNK_TILES],
+                                                   const split_matrix<LIMBS, CHUNK, D> &keys, Write write) {
+    constexpr int AT_ONCE = LIMBS == 1 ? D / SPLIT_TILE : CHUNK_TILES; // tiles, as registers allow
+    split_left<LIMBS> left[CHUNK_TILES];
+    split_powers powers;
+    split_strip(x, powers, left);
 #pragma unroll
-    for (int n = 0; n < CHUNK_TILES; n++)
-        if (n <= tile)
-            split_multiply(sum, x[n], split_load_right(lower[chunk_lower(tile, n)], lane));
-    return sum;
+    for (int first = 0; first < D / SPLIT_TILE; first += AT_ONCE) {
+        split_group<LIMBS, AT_ONCE> sum;
+        split_group_turned(sum, left, keys, first);
+        split_group_wait<0>(sum, left);
+#pragma unroll
+        for (int n = 0; n < AT_ONCE; n++)
+            write(first + n, split_totals(sum, n), powers);
+    }
 }
-// Rows x times the keys of all tokens, channels of tile n.
-template <int D>
-static __device__ __forceinline__ split_sum<2> strip_keys(const split_left<2> (&x)[CHUNK_TILES],
-                                                          const split_tile<2> (&keys)[CHUNK_TILES][D / SPLIT_TILE],
-                                                          int n, int32_t lane) {
-    split_sum<2> sum = {};
-#pragma unroll
-    for (int tile = 0; tile < CHUNK_TILES; tile++)
-        split_multiply(sum, x[tile], split_load_turned(keys[tile][n], lane));
-    return sum;
+
+#endif
+
+constexpr int GROUP_STRIPS = 4, GROUP_THREADS = GROUP_STRIPS * CUDA_WARP, STATES_GROUPS = 2; // of a block, at most
+
+// Warpgroups of a block, and with them the slices of a state: one where the processors are not all busy then, else
+// those of a state share the records.
+static inline int recurrence_groups(const cuda_step *step, int32_t rows, recurrence &a) {
+    const int32_t slices = (a.columns + CHUNK - 1) / CHUNK;
+    const bool few = (int64_t)rows * a.states * slices <= step->cuda->processors;
+    const int groups = few || slices == 1 ? 1 : STATES_GROUPS;
+    a.slices = (slices + groups - 1) / groups;
+    return groups;
 }
 
 #endif

@@ -142,6 +142,13 @@ template <int LIMBS> static __device__ __forceinline__ float split_total(const s
     else
         return sum.part[0].v[half][i] + (sum.part[1].v[half][i] + sum.part[2].v[half][i]);
 }
+template <int LIMBS> static __device__ __forceinline__ split_block split_totals(const split_sum<LIMBS> &sum) {
+    split_block x;
+#pragma unroll
+    for (int i = 0; i < 8; i++)
+        x.v[i / 4][i % 4] = split_total(sum, i / 4, i % 4);
+    return x;
+}
 
 // ------------------------------------------------------------------------------------------- rows of a warp as operand
 

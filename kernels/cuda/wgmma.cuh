@@ -49,6 +49,9 @@ template <int MORE> static __device__ __forceinline__ void cuda_wgmma_take_regis
 static __device__ __forceinline__ void cuda_wgmma_hold(float &x) {
     asm volatile("" : "+f"(x)::"memory");
 }
+static __device__ __forceinline__ void cuda_wgmma_hold(uint32_t &x) {
+    asm volatile("" : "+r"(x)::"memory");
+}
 static __device__ __forceinline__ void cuda_wgmma_hold(uint4 &x) {
     asm volatile("" : "+r"(x.x), "+r"(x.y), "+r"(x.z), "+r"(x.w)::"memory");
 }
@@ -154,6 +157,65 @@ template <bool A_TURNED, bool B_TURNED>
 static __device__ __forceinline__ void cuda_wgmma_shared(float (&d)[32], uint64_t a, uint64_t b) {
     asm volatile("{\n\t.reg .pred add;\n\tsetp.ne.b32 add, %34, 0;\n\t"
                  "wgmma.mma_async.sync.aligned.m64n64k16.f32.bf16.bf16 {"
+                 "%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, "
+                 "%16, %17, %18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31"
+                 "}, %32, %33, add, 1, 1, %35, %36;\n\t}"
+                 : CUDA_WGMMA_8(d, 0), CUDA_WGMMA_8(d, 8), CUDA_WGMMA_8(d, 16), CUDA_WGMMA_8(d, 24)
+                 : "l"(a), "l"(b), "r"(1), "n"(A_TURNED), "n"(B_TURNED));
+}
+
+// The same of float16, a as split.cuh has it; d = a b where not `add`. TURNED: core matrices of b hold 8 columns (of k)
+// x 8 vectors.
+template <bool TURNED>
+static __device__ __forceinline__ void cuda_wgmma_half(float (&d)[8], const uint32_t (&a)[4], uint64_t b,
+                                                       bool add = true) {
+    asm volatile("{\n\t.reg .pred add;\n\tsetp.ne.b32 add, %13, 0;\n\t"
+                 "wgmma.mma_async.sync.aligned.m64n16k16.f32.f16.f16 {"
+                 "%0, %1, %2, %3, %4, %5, %6, %7"
+                 "}, {%8, %9, %10, %11}, %12, add, 1, 1, %14;\n\t}"
+                 : CUDA_WGMMA_8(d, 0)
+                 : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "r"((int)add), "n"(TURNED));
+}
+template <bool TURNED>
+static __device__ __forceinline__ void cuda_wgmma_half(float (&d)[32], const uint32_t (&a)[4], uint64_t b,
+                                                       bool add = true) {
+    asm volatile("{\n\t.reg .pred add;\n\tsetp.ne.b32 add, %37, 0;\n\t"
+                 "wgmma.mma_async.sync.aligned.m64n64k16.f32.f16.f16 {"
+                 "%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, "
+                 "%16, %17, %18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31"
+                 "}, {%32, %33, %34, %35}, %36, add, 1, 1, %38;\n\t}"
+                 : CUDA_WGMMA_8(d, 0), CUDA_WGMMA_8(d, 8), CUDA_WGMMA_8(d, 16), CUDA_WGMMA_8(d, 24)
+                 : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "r"((int)add), "n"(TURNED));
+}
+template <bool TURNED>
+static __device__ __forceinline__ void cuda_wgmma_half(float (&d)[64], const uint32_t (&a)[4], uint64_t b,
+                                                       bool add = true) {
+    asm volatile("{\n\t.reg .pred add;\n\tsetp.ne.b32 add, %69, 0;\n\t"
+                 "wgmma.mma_async.sync.aligned.m64n128k16.f32.f16.f16 {"
+                 "%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, "
+                 "%16, %17, %18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31, "
+                 "%32, %33, %34, %35, %36, %37, %38, %39, %40, %41, %42, %43, %44, %45, %46, %47, "
+                 "%48, %49, %50, %51, %52, %53, %54, %55, %56, %57, %58, %59, %60, %61, %62, %63"
+                 "}, {%64, %65, %66, %67}, %68, add, 1, 1, %70;\n\t}"
+                 : CUDA_WGMMA_8(d, 0), CUDA_WGMMA_8(d, 8), CUDA_WGMMA_8(d, 16), CUDA_WGMMA_8(d, 24),
+                   CUDA_WGMMA_8(d, 32), CUDA_WGMMA_8(d, 40), CUDA_WGMMA_8(d, 48), CUDA_WGMMA_8(d, 56)
+                 : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "r"((int)add), "n"(TURNED));
+}
+
+// Both operands of float16 from shared memory.
+template <bool A_TURNED, bool B_TURNED>
+static __device__ __forceinline__ void cuda_wgmma_half_shared(float (&d)[16], uint64_t a, uint64_t b) {
+    asm volatile("{\n\t.reg .pred add;\n\tsetp.ne.b32 add, %18, 0;\n\t"
+                 "wgmma.mma_async.sync.aligned.m64n32k16.f32.f16.f16 {"
+                 "%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15"
+                 "}, %16, %17, add, 1, 1, %19, %20;\n\t}"
+                 : CUDA_WGMMA_8(d, 0), CUDA_WGMMA_8(d, 8)
+                 : "l"(a), "l"(b), "r"(1), "n"(A_TURNED), "n"(B_TURNED));
+}
+template <bool A_TURNED, bool B_TURNED>
+static __device__ __forceinline__ void cuda_wgmma_half_shared(float (&d)[32], uint64_t a, uint64_t b) {
+    asm volatile("{\n\t.reg .pred add;\n\tsetp.ne.b32 add, %34, 0;\n\t"
+                 "wgmma.mma_async.sync.aligned.m64n64k16.f32.f16.f16 {"
                  "%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, "
                  "%16, %17, %18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31"
                  "}, %32, %33, add, 1, 1, %35, %36;\n\t}"
