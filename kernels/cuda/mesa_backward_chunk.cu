@@ -14,12 +14,12 @@ struct second_solve {
     bool fast;
 };
 
-static __host__ __device__ __forceinline__ kern_solver solver_of(kern_solver solver, float tolerance) {
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
+
+static __device__ __forceinline__ kern_solver solver_of(kern_solver solver, float tolerance) {
     solver.tolerance = fminf(solver.tolerance, tolerance);
     return solver;
 }
-
-#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
 
 // D columns of a state's rows, from column0 of a snapshot's, as operand, and what its powers leave of the unit.
 template <int D, int LIMBS>
