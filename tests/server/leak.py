@@ -693,12 +693,13 @@ class Alone:
             compare(what, step.answer, answer)
             return
         check(status == 200, f"alone: {what}: {status} {answer}")
-        text = is_beginning(what, step.heard, answer)
+        is_beginning(what, step.heard, answer)
         end = answer["usage"]["session"]["position"]
         if not body.get("session_rollback"):
-            # Of a character that is not whole the ids come before the text; where a stop string may begin, so may a part
-            # of the first token's text.
-            told = text and not body.get("stop")
+            # Of a character that is not whole the ids come before the text, and what stands before it in its token comes
+            # before the token is told; where a stop string may begin, so may a part of the first token's text.
+            texts = sum(any(part["text"] for part in event["choices"]) for event in step.heard)
+            told = texts > 1 and not body.get("stop")
             least = min(end, before + (answer["usage"]["prompt_tokens"] + 1 if told else 0))
             check(least <= step.position <= end, f"{what}: left at {step.position}, not of {least} to {end}")
             self.rollback(name, step.position)
