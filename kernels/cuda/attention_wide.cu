@@ -72,15 +72,17 @@ static __device__ __forceinline__ void attend(const cuda_table *table, const wid
         query[half] = query0 + wide_row(half);
         start[half] = query[half] < tokens ? table->token_start[query[half]] : INT32_MAX;
     }
-    uint4 q[WIDTH / 16];
-#pragma unroll
-    for (int k = 0; k < WIDTH / 16; k++)
-        q[k] = wide_left(own, k);
     running run = {{-INFINITY, -INFINITY}, {0, 0}};
     float o[WIDTH / 2] = {};
     for (int32_t tile = block.first; tile < block.end; tile++, ring.turn++) {
         ring.await();
         if (tile >= seen.first && tile < seen.end) {
+            // Anew for every tile: the compiler has been seen to give registers of a left operand that outlives its
+            // products to the next one.
+            uint4 q[WIDTH / 16];
+#pragma unroll
+            for (int k = 0; k < WIDTH / 16; k++)
+                q[k] = wide_left(own, k);
             float score[WIDE_SCORES];
             wide_clear(score);
             const cuda_wgmma_operand keys = wide_tokens(ring.slot());

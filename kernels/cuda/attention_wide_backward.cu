@@ -178,18 +178,18 @@ static __device__ __forceinline__ void gather_queries(const cuda_table *table, c
         const int64_t at = (int64_t)head * job.facts.tokens + query[half];
         facts[half] = {job.facts.lse[at], job.facts.along[at], job.facts.start[query[half]]};
     }
-    uint4 q[WIDTH / 16], d_o[WIDTH / 16];
-#pragma unroll
-    for (int k = 0; k < WIDTH / 16; k++) {
-        q[k] = wide_left(own, k);
-        d_o[k] = wide_left(own + wide_bytes<WIDTH>, k);
-    }
     float dq[WIDTH / 2] = {};
     for (int32_t tile = block.first; tile < block.end; tile++, ring.turn++) {
         ring.await();
         const char *keys = ring.slot();
         if (tile >= seen.first && tile < seen.end) {
             const int32_t key0 = tile * WIDE_TOKENS;
+            uint4 q[WIDTH / 16], d_o[WIDTH / 16]; // anew for every tile, as the forward's
+#pragma unroll
+            for (int k = 0; k < WIDTH / 16; k++) {
+                q[k] = wide_left(own, k);
+                d_o[k] = wide_left(own + wide_bytes<WIDTH>, k);
+            }
             float p[WIDE_SCORES], ds[WIDE_SCORES];
             const cuda_wgmma_operand k_rows = wide_tokens(keys), v_rows = wide_tokens(keys + wide_bytes<WIDTH>);
             wide_clear(p);
