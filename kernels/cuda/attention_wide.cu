@@ -170,6 +170,17 @@ kern_status cuda_attention_pack(const cuda_step *step, cuda_packs *packs, const 
     return status;
 }
 
+kern_status cuda_attention_pack_all(const cuda_step *step, cuda_packs *packs, const float *q, const float *k,
+                                    const float *v, wide_attention *job) {
+    const kern_attention &s = job->shape;
+    kern_status status = cuda_attention_pack(step, packs, q, s.heads, s.head_width, &job->q);
+    if (!status)
+        status = cuda_attention_pack(step, packs, k, s.kv_heads, s.head_width, &job->k);
+    if (!status)
+        status = cuda_attention_pack(step, packs, v, s.kv_heads, s.head_width, &job->v);
+    return status;
+}
+
 template <int WIDTH> static kern_status launch(const cuda_step *step, const wide_attention &job) {
     const dim3 grid((unsigned)cuda_blocks(step->tokens, WIDE_GROUPS * WIDE_TOKENS), (unsigned)job.shape.heads);
     const kern_status status = cuda_allow_shared(wide_kernel<WIDTH>, shared_bytes<WIDTH>());
@@ -184,11 +195,7 @@ kern_status cuda_attention_wide(const cuda_step *step, const kern_attention_args
     job.shape = s;
     job.o = a->o.f;
     job.lse = a->lse.f;
-    kern_status status = cuda_attention_pack(step, &packs, a->q.f, s.heads, s.head_width, &job.q);
-    if (!status)
-        status = cuda_attention_pack(step, &packs, a->k.f, s.kv_heads, s.head_width, &job.k);
-    if (!status)
-        status = cuda_attention_pack(step, &packs, a->v.f, s.kv_heads, s.head_width, &job.v);
+    const kern_status status = cuda_attention_pack_all(step, &packs, a->q.f, a->k.f, a->v.f, &job);
     if (status)
         return status;
     return s.head_width == 64 ? launch<64>(step, job) : launch<128>(step, job);

@@ -148,7 +148,7 @@ static __device__ __forceinline__ void wide_gather(const float (&s)[WIDE_SCORES]
     cuda_wgmma_begin();
 #pragma unroll
     for (int k = 0; k < WIDE_TOKENS / 16; k++)
-        cuda_wgmma_turned(total, left[k], right.at(k * WIDE_STEP_COLUMNS));
+        cuda_wgmma<true>(total, left[k], right.at(k * WIDE_STEP_COLUMNS));
     cuda_wgmma_commit();
     wide_done(total);
 }
@@ -223,5 +223,8 @@ kern_status cuda_attention_wide_backward(const cuda_step *step, const kern_atten
 // Packs the vectors of heads.
 kern_status cuda_attention_pack(const cuda_step *step, cuda_packs *packs, const float *x, int32_t heads, int32_t width,
                                 wide_heads *out);
+// The three that both directions read, of heads as job->shape says.
+kern_status cuda_attention_pack_all(const cuda_step *step, cuda_packs *packs, const float *q, const float *k,
+                                    const float *v, wide_attention *job);
 
 #endif

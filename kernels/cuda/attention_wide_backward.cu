@@ -355,11 +355,7 @@ kern_status cuda_attention_wide_backward(const cuda_step *step, const kern_atten
     job.dq = a->dq.f;
     job.dk = a->dk.f;
     job.dv = a->dv.f;
-    kern_status status = cuda_attention_pack(step, &packs, a->q.f, s.heads, s.head_width, &job.q);
-    if (!status)
-        status = cuda_attention_pack(step, &packs, a->k.f, s.kv_heads, s.head_width, &job.k);
-    if (!status)
-        status = cuda_attention_pack(step, &packs, a->v.f, s.kv_heads, s.head_width, &job.v);
+    kern_status status = cuda_attention_pack_all(step, &packs, a->q.f, a->k.f, a->v.f, &job);
     if (!status)
         status = cuda_attention_pack(step, &packs, a->d_o.f, s.heads, s.head_width, &job.d_o);
     if (!status)

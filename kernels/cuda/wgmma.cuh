@@ -79,14 +79,16 @@ static __device__ __forceinline__ void cuda_wgmma(float (&d)[16], const uint4 &a
                  : "r"(a.x), "r"(a.y), "r"(a.z), "r"(a.w), "l"(b), "r"(1));
 }
 
+// TURNED: core matrices of b hold 8 columns (of k) x 8 vectors.
+template <bool TURNED = false>
 static __device__ __forceinline__ void cuda_wgmma(float (&d)[32], const uint4 &a, uint64_t b) {
     asm volatile("{\n\t.reg .pred add;\n\tsetp.ne.b32 add, %37, 0;\n\t"
                  "wgmma.mma_async.sync.aligned.m64n64k16.f32.bf16.bf16 {"
                  "%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, "
                  "%16, %17, %18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31"
-                 "}, {%32, %33, %34, %35}, %36, add, 1, 1, 0;\n\t}"
+                 "}, {%32, %33, %34, %35}, %36, add, 1, 1, %38;\n\t}"
                  : CUDA_WGMMA_8(d, 0), CUDA_WGMMA_8(d, 8), CUDA_WGMMA_8(d, 16), CUDA_WGMMA_8(d, 24)
-                 : "r"(a.x), "r"(a.y), "r"(a.z), "r"(a.w), "l"(b), "r"(1));
+                 : "r"(a.x), "r"(a.y), "r"(a.z), "r"(a.w), "l"(b), "r"(1), "n"(TURNED));
 }
 
 static __device__ __forceinline__ void cuda_wgmma(float (&d)[48], const uint4 &a, uint64_t b) {
@@ -101,6 +103,7 @@ static __device__ __forceinline__ void cuda_wgmma(float (&d)[48], const uint4 &a
                  : "r"(a.x), "r"(a.y), "r"(a.z), "r"(a.w), "l"(b), "r"(1));
 }
 
+template <bool TURNED = false>
 static __device__ __forceinline__ void cuda_wgmma(float (&d)[64], const uint4 &a, uint64_t b) {
     asm volatile("{\n\t.reg .pred add;\n\tsetp.ne.b32 add, %69, 0;\n\t"
                  "wgmma.mma_async.sync.aligned.m64n128k16.f32.bf16.bf16 {"
@@ -108,34 +111,10 @@ static __device__ __forceinline__ void cuda_wgmma(float (&d)[64], const uint4 &a
                  "%16, %17, %18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31, "
                  "%32, %33, %34, %35, %36, %37, %38, %39, %40, %41, %42, %43, %44, %45, %46, %47, "
                  "%48, %49, %50, %51, %52, %53, %54, %55, %56, %57, %58, %59, %60, %61, %62, %63"
-                 "}, {%64, %65, %66, %67}, %68, add, 1, 1, 0;\n\t}"
+                 "}, {%64, %65, %66, %67}, %68, add, 1, 1, %70;\n\t}"
                  : CUDA_WGMMA_8(d, 0), CUDA_WGMMA_8(d, 8), CUDA_WGMMA_8(d, 16), CUDA_WGMMA_8(d, 24),
                    CUDA_WGMMA_8(d, 32), CUDA_WGMMA_8(d, 40), CUDA_WGMMA_8(d, 48), CUDA_WGMMA_8(d, 56)
-                 : "r"(a.x), "r"(a.y), "r"(a.z), "r"(a.w), "l"(b), "r"(1));
-}
-
-// b turned: its core matrices hold 8 columns (of k) x 8 vectors.
-static __device__ __forceinline__ void cuda_wgmma_turned(float (&d)[32], const uint4 &a, uint64_t b) {
-    asm volatile("{\n\t.reg .pred add;\n\tsetp.ne.b32 add, %37, 0;\n\t"
-                 "wgmma.mma_async.sync.aligned.m64n64k16.f32.bf16.bf16 {"
-                 "%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, "
-                 "%16, %17, %18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31"
-                 "}, {%32, %33, %34, %35}, %36, add, 1, 1, 1;\n\t}"
-                 : CUDA_WGMMA_8(d, 0), CUDA_WGMMA_8(d, 8), CUDA_WGMMA_8(d, 16), CUDA_WGMMA_8(d, 24)
-                 : "r"(a.x), "r"(a.y), "r"(a.z), "r"(a.w), "l"(b), "r"(1));
-}
-
-static __device__ __forceinline__ void cuda_wgmma_turned(float (&d)[64], const uint4 &a, uint64_t b) {
-    asm volatile("{\n\t.reg .pred add;\n\tsetp.ne.b32 add, %69, 0;\n\t"
-                 "wgmma.mma_async.sync.aligned.m64n128k16.f32.bf16.bf16 {"
-                 "%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, "
-                 "%16, %17, %18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31, "
-                 "%32, %33, %34, %35, %36, %37, %38, %39, %40, %41, %42, %43, %44, %45, %46, %47, "
-                 "%48, %49, %50, %51, %52, %53, %54, %55, %56, %57, %58, %59, %60, %61, %62, %63"
-                 "}, {%64, %65, %66, %67}, %68, add, 1, 1, 1;\n\t}"
-                 : CUDA_WGMMA_8(d, 0), CUDA_WGMMA_8(d, 8), CUDA_WGMMA_8(d, 16), CUDA_WGMMA_8(d, 24),
-                   CUDA_WGMMA_8(d, 32), CUDA_WGMMA_8(d, 40), CUDA_WGMMA_8(d, 48), CUDA_WGMMA_8(d, 56)
-                 : "r"(a.x), "r"(a.y), "r"(a.z), "r"(a.w), "l"(b), "r"(1));
+                 : "r"(a.x), "r"(a.y), "r"(a.z), "r"(a.w), "l"(b), "r"(1), "n"(TURNED));
 }
 
 // Both operands from shared memory, a as b is laid out, its rows for vectors. TURNED: core matrices hold 8 columns (of
