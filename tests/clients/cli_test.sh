@@ -27,9 +27,9 @@ expect 0 '.' '^[0-9]+ tokens read, 24 written in [0-9.]+ s, the first after [0-9
 grep -qE '^writing: [0-9.]+ solver steps on average' "$folder/err" || fail '--usage says nothing of the solver'
 expect 0 '^==> choice 1 <==$' '' "$mesa" complete --n 2 --max-tokens 4 --seed 1 x
 expect 0 '^1$' '' bash -c "'$mesa' complete --max-tokens 0 x | wc -l"
-expect 0 '.' 'exit_threshold has no meaning' "$mesa" complete --max-tokens 1 --exit-threshold 0.5 --usage x
+expect 0 '.' 'exit_threshold has no meaning' "$mesa" complete "${greedy[@]}" --exit-threshold 0.5 --usage x
 # What a knob does is seen in the figures.
-expect 0 '.' '^writing: 3.00 solver steps' "$mesa" complete --max-tokens 4 --cg-mode steps --cg-max-steps 3 --usage x
+expect 0 '.' '^writing: 3.00 solver steps' "$mesa" complete "${greedy[@]}" --cg-mode steps --cg-max-steps 3 --usage x
 
 # A pipe that closes early ends the program quietly.
 "$mesa" complete --max-tokens 2000 --temperature 0 x 2>"$folder/err" | head -c 1 >/dev/null

@@ -97,7 +97,7 @@ wait_until is_durable || fail "a session of the state folder is not durable"
 stop_server
 STATE_DIRECTORY=$folder/state start_server
 "$mesa" session show "$id" | grep -qE '^residence +store$' || fail "a session of the state folder is not in the store"
-[ -n "$("$mesa" complete --session "$id" --max-tokens 3 --ignore-eos '')" ] || fail "it does not go on"
+[ -n "$("$mesa" complete --session "$id" --max-tokens 3 --ignore-eos --temperature 0 '')" ] || fail "it does not go on"
 wait_until is_durable || fail "it is not durable"
 stop_server
 
@@ -123,7 +123,7 @@ expect 1 '' 'answered 409 foreign_state' "$mesa" session fork "$id"
 expect 0 'residence +store' '' "$mesa" session show "$id"
 stop_server
 STATE_DIRECTORY=$folder/state start_server --model "tiny=$folder/tiny"
-expect 0 '.' '' "$mesa" complete --session "$id" --max-tokens 3 --ignore-eos ''
+expect 0 '.' '' "$mesa" complete --session "$id" --max-tokens 3 --ignore-eos --temperature 0 ''
 expect 1 '' 'of another model; name it' "$mesa" complete --session "$id" --model tiny ''
 expect 0 '^sess-' '' "$mesa" session fork "$id"
 "$mesa" session drop "$id" || fail "it is not dropped"
