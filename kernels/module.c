@@ -2,10 +2,11 @@
 // Opens the CUDA module, a shared object that links no project library and exports kern_module_v1 alone.
 //
 // It is looked for as libmesa_kern_cuda.so in the folder MESA_LIBRARY_DIR and nowhere else when that is set; otherwise
-// beside the program, then in the library directory that the build was configured with. RTLD_NOW and RTLD_LOCAL: a
-// module whose own libraries are missing fails here, with the linker's words as the reason. ABI number and struct sizes
-// are compared before any other member is used. There is no fallback here: the caller decides what an absent module
-// means.
+// beside the program, where an installation has it from there, which may have been moved as a whole, then in the
+// library directory that the build was configured with, for programs of others that use the library. RTLD_NOW and
+// RTLD_LOCAL: a module whose own libraries are missing fails here, with the linker's words as the reason. ABI number and
+// struct sizes are compared before any other member is used. There is no fallback here: the caller decides what an
+// absent module means.
 #include <dlfcn.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -23,24 +24,27 @@ static bool join(module_path path, const char *directory) {
     return length > 0 && (size_t)length < sizeof(module_path);
 }
 
-static bool beside_program(module_path path) {
-    module_path program;
-    ssize_t length = readlink("/proc/self/exe", program, sizeof program - 1);
-    if (length <= 0)
-        return false;
-    program[length] = '\0';
-    char *slash = strrchr(program, '/');
-    if (!slash)
-        return false;
-    *slash = '\0';
-    return join(path, program) && access(path, F_OK) == 0;
+// The program's folder, empty where it is unknown.
+static void find_program(module_path folder) {
+    ssize_t length = readlink("/proc/self/exe", folder, sizeof(module_path) - 1);
+    folder[length > 0 ? length : 0] = '\0';
+    char *slash = strrchr(folder, '/');
+    *(slash ? slash : folder) = '\0';
+}
+
+static bool is_at(module_path path, const char *program, const char *place) {
+    module_path folder;
+    int length = snprintf(folder, sizeof folder, "%s/%s", program, place);
+    return length > 0 && (size_t)length < sizeof folder && join(path, folder) && access(path, F_OK) == 0;
 }
 
 static bool find_module(module_path path) {
     const char *directory = getenv("MESA_LIBRARY_DIR");
     if (directory && directory[0])
         return join(path, directory);
-    return beside_program(path) || join(path, KERN_LIBRARY_DIR);
+    module_path program;
+    find_program(program);
+    return is_at(path, program, ".") || is_at(path, program, KERN_LIBRARY_PLACE) || join(path, KERN_LIBRARY_DIR);
 }
 
 static kern_status check_abi(const kern_backend *backend, char *reason, size_t reason_size) {

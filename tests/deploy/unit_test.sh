@@ -35,6 +35,14 @@ for file in bin/mesa bin/mesa-server bin/mesa-trainer lib/systemd/system/mesa-se
 done
 "$prefix/bin/mesa-server" --version >/dev/null || fail 'the installed server does not run'
 
+# The module for GPUs is found where this installation has it, which is not where the build was configured to go.
+module=$prefix/$(sed -n 's/^CMAKE_INSTALL_LIBDIR:PATH=//p' "$build/CMakeCache.txt")/mesa/libmesa_kern_cuda.so
+mkdir -p "$(dirname "$module")"
+echo 'no shared object' >"$module"
+looked=$(env -u MESA_LIBRARY_DIR "$prefix/bin/mesa-server" --device cuda:0 --listen "unix:$folder/socket" \
+    --model "demo=$source_dir/deploy/models/demo" 2>&1 | grep -oE -m 1 '/[^ ]*libmesa_kern_cuda\.so')
+[ "$(realpath "${looked:-/none}")" = "$(realpath "$module")" ] || fail "the module is looked for as ${looked:-nothing}"
+
 # ---- the unit --------------------------------------------------------------------------------------------------------
 unit=$prefix/lib/systemd/system/mesa-server.service
 setting() { sed -nE "s/^$1=(.*)/\1/p" "$unit"; }
