@@ -4,8 +4,8 @@
 // It is looked for as libmesa_kern_cuda.so in the folder MESA_LIBRARY_DIR and nowhere else when that is set; otherwise
 // beside the program, where an installation has it from there, which may have been moved as a whole, then in the
 // library directory that the build was configured with, for programs of others that use the library. RTLD_NOW and
-// RTLD_LOCAL: a module whose own libraries are missing fails here, with the linker's words as the reason. ABI number and
-// struct sizes are compared before any other member is used. There is no fallback here: the caller decides what an
+// RTLD_LOCAL: a module whose own libraries are missing fails here, with the linker's words as the reason. ABI number
+// and struct sizes are compared before any other member is used. There is no fallback here: the caller decides what an
 // absent module means.
 #include <dlfcn.h>
 #include <stdio.h>
