@@ -41,10 +41,12 @@ read -ra seeds <<<"${SEEDS:-1 2 3}"
 every=$(sed -n 's/^\[variant \(.*\)\]$/\1/p' "$here/ranking_models.ini" | paste -sd' ')
 read -ra models <<<"${MODELS:-$every}"
 read -ra rates <<<"${RATES:-0.001 0.002 0.004}"
-wider=${WIDER:-1}
+wider=${WIDER:-1} config=$here/ranking.ini
 export EVALS=${EVALS:-valid:2048 elsewhere:2048 long-36k:16384 long-144k:65536}
 export TASKS=${TASKS-lambada_openai blimp} ITEMS=${ITEMS:-5360}
 export BATCH_TOKENS=${BATCH_TOKENS:-$([[ $DEVICE == cpu* ]] && echo 4096 || echo 65536)}
+# shellcheck source=tests/bench/training.sh
+. "$here/training.sh"
 [ -x "$TRAINER" ] || { echo "ranking.sh: no $TRAINER; set MESA_BUILD" >&2; exit 2; }
 for phase in $phases; do
     [[ " speed search train eval table " == *" $phase "* ]] || { echo "ranking.sh: no phase $phase" >&2; exit 2; }
@@ -52,7 +54,7 @@ done
 for model in "${models[@]}"; do
     [[ " $every " == *" $model "* ]] || { echo "ranking.sh: no model $model (of $every)" >&2; exit 2; }
 done
-mkdir -p "$out/eval"
+mkdir -p "$out"
 
 settings=()
 for setting in data.train="$data/train" data.valid="$data/valid" data.tokenizer="$data/tokenizer" \
@@ -60,19 +62,8 @@ for setting in data.train="$data/train" data.valid="$data/valid" data.tokenizer=
     settings+=(--set "$setting")
 done
 
-variant() { # MODEL NAME: its section, under that name
+variant() { # MODEL NAME
     sed -n "/^\[variant $1\]$/,/^\[/p" "$here/ranking_models.ini" | grep '^model\.' | sed "1i [variant $2]"
-}
-
-# STEPS FILE FOLDER: the runs that FILE lists. A run that fails is a row of the table, and told.
-sweep() {
-    "$TRAINER" train --config "$here/ranking.ini" --sweep "$2" --out "$3" --max-seconds "${MAX_SECONDS:-0}" \
-        ${PARALLEL:+--parallel "$PARALLEL"} "${settings[@]}" --set train.steps="$1" --set train.eval_every="$1" \
-        --set optim.warmup_steps="$((($1 + 9) / 10))" || echo "ranking.sh: not all runs of $3 ended well" >&2
-}
-
-number() { # KEY FILE: its last value
-    grep -oE "\"$1\": ?[0-9.e+-]+" "$2" | tail -n 1 | sed 's/.*: *//'
 }
 
 speed() {
@@ -86,98 +77,21 @@ speed() {
 }
 
 # Chosen once for a folder.
-steps_of_a_run() {
-    if [ ! -e "$out/steps" ]; then
-        if [ -n "${BUDGET:-}" ]; then
-            for model in "${models[@]}"; do number step_seconds "$out/speed/$model/log.jsonl"; done |
-                awk -v budget="$BUDGET" -v runs="$((${#rates[@]} + wider + 4 * ${#seeds[@]}))" '
-                    { round += $1 } END { steps = int(budget / (round * runs / 4)); print (steps > 20 ? steps : 20) }'
-        else
-            echo "${STEPS:-700}"
-        fi >"$out/steps"
-    fi
-    cat "$out/steps"
-}
-
-# A line "LOSS RATE" a rate that was tried, the best first.
-tried() { # MODEL
-    local run rate
-    for run in "$out/search/$1@"*/run.json; do
-        rate=${run##*@}
-        ! grep -q '"end": *"done"' "$run" || echo "$(number valid_loss "$run") ${rate%%,*}"
-    done | sort -g
-}
-
-# Reads what `tried` prints: the rate that is to be tried besides, if the best is the least or the largest.
-beyond() {
-    awk '
-        NR == 1 { best = least = most = $2 }
-        { least = $2 < least ? $2 : least; most = $2 > most ? $2 : most }
-        END { if (NR > 1 && best == most) print 2 * most; else if (NR > 1 && best == least) print least / 2 }'
-}
-
-add_rate() { # MODEL RATE: to the list, once
-    grep -qx "\[variant $1@$2\]" "$list" || { variant "$1" "$1@$2"; echo "optim.lr = $2"; } >>"$list"
-}
-
-search() {
-    local model rate round steps list=$out/search.ini
-    [ -e "$list" ] || printf '[sweep]\nseeds = %s\n' "${seeds[0]}" >"$list"
-    for model in "${models[@]}"; do
-        for rate in "${rates[@]}"; do
-            add_rate "$model" "$rate"
-        done
-    done
-    steps=$(steps_of_a_run)
-    for round in $(seq 0 "$wider"); do
-        for model in "${models[@]}"; do
-            rate=$([ "$round" = 0 ] || tried "$model" | beyond)
-            [ -z "$rate" ] || [ "$(grep -c "^\[variant $model@" "$list")" -ge $((${#rates[@]} + wider)) ] ||
-                add_rate "$model" "$rate"
-        done
-        sweep $(((steps + 3) / 4)) "$list" "$out/search"
-        rm -rf "$out/search"/*/step-*
-    done
-}
-
-train() {
-    local model rate count steps list=$out/train.ini
-    steps=$(steps_of_a_run)
-    for count in $(seq "${#seeds[@]}"); do # a seed of every model before the next, should the time end
-        printf '[sweep]\nseeds = %s\n' "${seeds[*]:0:count}" >"$list"
-        for model in "${models[@]}"; do
-            rate=$(tried "$model" | head -n 1 | cut -d' ' -f2)
-            [ -n "$rate" ] || { echo "ranking.sh: $model: no learning rate was found" >&2; continue; }
-            { variant "$model" "$model"; echo "optim.lr = $rate"; } >>"$list"
-        done
-        sweep "$steps" "$list" "$out/train"
-    done
-}
-
-# RUN: says what its last checkpoint is and scores, a file a part in OUT/eval; the output goes to RUN/eval.log.
-eval_run() {
-    local run=$1 name part checkpoint to tasks=()
-    grep -q '"end": *"done"' "$run/run.json" || return 0
-    exec >>"$run/eval.log"
-    name=$(basename "$run")
-    checkpoint=$(printf '%s\n' "$run"/step-* | tail -n 1) to=$OUT/eval/$name
-    [ -e "$to.txt" ] || "$TRAINER" inspect "$checkpoint" --summary >"$to.txt"
-    for part in $EVALS; do
-        [ -e "$to-${part%:*}.json" ] || "$TRAINER" eval "$checkpoint" --data "$DATA/${part%:*}" --name "$name" \
-            --context "${part#*:}" --batch-tokens "$BATCH_TOKENS" --device "$DEVICE" --out "$to-${part%:*}.json"
-    done
-    for part in $TASKS; do tasks+=(--task "$DATA/$part.jsonl"); done
-    [ ${#tasks[@]} = 0 ] || [ -e "$to-tasks.json" ] || "$TRAINER" eval "$checkpoint" "${tasks[@]}" --limit "$ITEMS" \
-        --name "$name" --batch-tokens "$BATCH_TOKENS" --device "$DEVICE" --out "$to-tasks.json"
-}
-export -f eval_run
-
-evaluate() {
-    printf '%s\0' "$out/train"/*,seed=* | xargs -0 -P "${READERS:-1}" -n 1 bash -euc 'eval_run "$@"' eval_run >&2
+choose_steps() {
+    [ -e "$out/steps" ] || if [ -n "${BUDGET:-}" ]; then
+        for model in "${models[@]}"; do number step_seconds "$out/speed/$model/log.jsonl"; done |
+            awk -v budget="$BUDGET" -v runs="$((${#rates[@]} + wider + 4 * ${#seeds[@]}))" '
+                { round += $1 } END { steps = int(budget / (round * runs / 4)); print (steps > 20 ? steps : 20) }'
+    else
+        echo "${STEPS:-700}"
+    fi >"$out/steps"
+    steps=$(cat "$out/steps")
 }
 
 for phase in $phases; do
     case $phase in
+    search | train) choose_steps ;;&
+    train) train --set train.eval_every="$steps" ;;
     eval) evaluate ;;
     table)
         python3 "$here/ranking_table.py" "$out" "${models[@]}" | tee "$out/ranking.md"
