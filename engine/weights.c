@@ -189,11 +189,13 @@ static eng_status store_tensor(loader *loader, int32_t index, kern_dtype dtype) 
     bool matrix = tensor->role == ENG_ROLE_MATRIX;
     if (weights->trainable) {
         eng_status status = upload(loader, weights->master[index], tensor);
-        if (status == ENG_OK && matrix)
+        if (status != ENG_OK)
+            return status;
+        if (matrix)
             return create_matrix(loader, index,
                                  (kern_weight_desc){.dtype = KERN_F32, .master = weights->master[index]});
         weights->param[index] = weights->master[index];
-        return status;
+        return ENG_OK;
     }
     if (matrix && dtype == KERN_BF16) {
         for (int64_t i = 0; i < tensor->count; i++)
