@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// mesa-trainer check DIR: compares a checkpoint with the logits and gradients expected of it.
+// mesa-trainer check DIR: compares a checkpoint with the logits and gradients expected of it, or, with --against, one
+// device's gradients with another's (check_devices.c).
 //
 // The folder holds config.json, model.safetensors, expected.json (prompt_tokens, decode_tokens, losses) and
 // expected.safetensors (logits, grad.NAME; with Mesa layers also logits_exact_solve and grad_exact.NAME). Logits are
@@ -13,7 +14,9 @@
 #include <string.h>
 
 #include "engine/mixer.h"
+#include "trainer/check.h"
 #include "trainer/commands.h"
+#include "trainer/gradient_error.h"
 #include "trainer/jsonl.h"
 #include "trainer/options.h"
 #include "trainer/probe.h"
@@ -38,25 +41,14 @@ typedef struct check {
     int32_t prompt, count; // ids: prompt, then generated
     tolerances tolerance;
     bool as_stored, logits_only;
-    int compared, outside;
+    trn_verdicts verdicts;
 } check;
 
-static double relative_error(const float *mine, const float *expected, int64_t count) {
-    double difference = 0, norm = 0;
-    for (int64_t i = 0; i < count; i++) {
-        double d = (double)mine[i] - (double)expected[i];
-        difference += d * d;
-        norm += (double)expected[i] * (double)expected[i];
-    }
-    return norm > 0 ? sqrt(difference / norm) : sqrt(difference);
-}
-
-// A NaN is outside every tolerance.
-static void judge(check *c, const char *what, double error, double tolerance) {
+void trn_judge(trn_verdicts *verdicts, const char *what, double error, double tolerance) {
     bool inside = error <= tolerance;
     printf("%-58s %9.2e  (%.0e)%s\n", what, trn_unsigned_nan(error), tolerance, inside ? "" : "  OUTSIDE");
-    c->compared++;
-    c->outside += !inside;
+    verdicts->compared++;
+    verdicts->outside += !inside;
 }
 
 static eng_status read_values(check *c, const char *name, const eng_st_entry *entry, int64_t first, int64_t count,
@@ -111,10 +103,10 @@ static eng_status compare_logits(check *c, const char *name, const char *loss_ke
         if (status != ENG_OK)
             break;
         snprintf(label, sizeof label, "%s, %s", name, forms[i]);
-        judge(c, label, relative_error(mine, expected, values), tolerance);
+        trn_judge(&c->verdicts, label, trn_relative_error(mine, expected, values), tolerance);
         snprintf(label, sizeof label, "%s, %s", loss_key, forms[i]);
         double loss = trn_mean_cross_entropy(mine, c->ids, c->prompt, vocabulary);
-        judge(c, label, fabs(loss - expected_loss), c->tolerance.loss);
+        trn_judge(&c->verdicts, label, fabs(loss - expected_loss), c->tolerance.loss);
     }
     free(mine);
     free(expected);
@@ -154,8 +146,8 @@ static eng_status compare_gradient(check *c, int32_t index, const char *prefix, 
     for (int64_t i = 0; i < tensor->count; i++)
         square += (double)expected[i] * (double)expected[i];
     bool small = sqrt(square) < small_norm;
-    judge(c, name, relative_error(trn_probe_gradient(&c->probe, index), expected, tensor->count),
-          small ? c->tolerance.small_gradient : c->tolerance.gradient);
+    trn_judge(&c->verdicts, name, trn_relative_error(trn_probe_gradient(&c->probe, index), expected, tensor->count),
+              small ? c->tolerance.small_gradient : c->tolerance.gradient);
     free(expected);
     return ENG_OK;
 }
@@ -170,7 +162,7 @@ static eng_status compare_gradients(check *c, const char *prefix, const char *lo
         return status;
     char label[96];
     snprintf(label, sizeof label, "%s, training plan", loss_key);
-    judge(c, label, fabs(loss - expected_loss), c->tolerance.loss);
+    trn_judge(&c->verdicts, label, fabs(loss - expected_loss), c->tolerance.loss);
     for (int32_t i = 0; i < c->probe.model->tensors && status == ENG_OK; i++)
         status = compare_gradient(c, i, prefix, error);
     return status;
@@ -235,18 +227,61 @@ static eng_status open_folder(check *c, const char *device, eng_error *error) {
     return read_ids(c, error);
 }
 
+static eng_status check_expected(check *c, const char *device, eng_error *error) {
+    eng_status status = open_folder(c, device, error);
+    if (status == ENG_OK)
+        status = run_comparisons(c, error);
+    trn_json_free(c->json);
+    eng_st_close(c->expected);
+    trn_probe_close(&c->probe);
+    free(c->ids);
+    return status;
+}
+
+static eng_status check_options(const check *c, const trn_against *a, eng_error *error) {
+    const bool more = a->data.count > 0 || strcmp(a->precision, "float32") != 0 || a->solver || a->batches != 1 ||
+                      a->rows != 1 || a->micro_rows != 0 || a->context != 0 || a->seed != 1;
+    if (!a->reference)
+        return more ? eng_fail(error, ENG_INVALID, "--data and what says how it is read: go with --against") : ENG_OK;
+    if (a->data.count == 0)
+        return eng_fail(error, ENG_INVALID, "--against: needs --data");
+    if (c->as_stored || c->logits_only)
+        return eng_fail(error, ENG_INVALID, "--against: compares gradients, of weights in float32");
+    if (strcmp(a->precision, "float32") != 0 && strcmp(a->precision, "bf16") != 0)
+        return eng_fail(error, ENG_INVALID, "--precision: \"%.20s\" is not float32 or bf16", a->precision);
+    if (a->batches < 1 || a->batches > 1 << 20)
+        return eng_fail(error, ENG_INVALID, "--batches: not in 1..1048576");
+    if (a->rows < 1 || a->rows > 1 << 16 || a->micro_rows < 0)
+        return eng_fail(error, ENG_INVALID, "--rows or --micro-rows: out of range");
+    if (a->context < 0 || a->context > 1 << 22 || a->seed < 0)
+        return eng_fail(error, ENG_INVALID, "--context or --seed: out of range");
+    return ENG_OK;
+}
+
 int trn_command_check(int argc, char **argv) {
-    const char *device = "cpu", *dir = NULL;
+    const char *dir = NULL;
     check c = {0};
+    trn_against a = {.device = "cpu", .precision = "float32", .batches = 1, .rows = 1, .seed = 1};
     const trn_option options[] = {
-        {"device", "NAME", TRN_STRING, &device, "cpu, cpu:16, cuda:0 (default cpu)"},
+        {"device", "NAME", TRN_STRING, &a.device, "cpu, cpu:16, cuda:0 (default cpu)"},
         {"logits-only", NULL, TRN_FLAG, &c.logits_only, "compare no gradients"},
         {"as-stored", NULL, TRN_FLAG, &c.as_stored, "logits alone, of the weights as the server holds them, to 2e-2"},
+        {"against", "NAME", TRN_STRING, &a.reference, "compare gradients of --device with this one's in float32"},
+        {"data", "NAME", TRN_STRINGS, &a.data, "token shards of the rows that both read; may be repeated"},
+        {"precision", "P", TRN_STRING, &a.precision, "of products on --device: float32 or bf16 (default float32)"},
+        {"batches", "N", TRN_INTEGER, &a.batches, "batches that are compared (default 1)"},
+        {"rows", "N", TRN_INTEGER, &a.rows, "rows of a batch (default 1)"},
+        {"micro-rows", "N", TRN_INTEGER, &a.micro_rows, "of them at once on --device (default all)"},
+        {"context", "N", TRN_INTEGER, &a.context, "tokens of a row (default the trained length)"},
+        {"seed", "N", TRN_INTEGER, &a.seed, "of the order of the rows (default 1)"},
+        {"solver", "S", TRN_STRING, &a.solver, "of both: tolerance:X, steps:N or exact (default tolerance:0.0001)"},
     };
     const trn_command_line line = {
         "check DIR [options]",
-        "Compares a checkpoint with DIR/expected.json and DIR/expected.safetensors; prints each relative "
-        "error.\nExit status: 0 all within their tolerances, 1 not, 2 unreadable.",
+        "Compares a checkpoint with DIR/expected.json and DIR/expected.safetensors; prints each relative error.\n"
+        "With --against and --data it compares gradients of training on two devices, tensor by tensor: norm, relative\n"
+        "error over all batches and of the worst one, cosine, and how much of the error is left in the mean of the\n"
+        "batches (1: a bias; 1/sqrt(batches): none).\nExit status: 0 all within their tolerances, 1 not, 2 unreadable.",
         options,
         sizeof options / sizeof *options,
         1,
@@ -255,20 +290,16 @@ int trn_command_check(int argc, char **argv) {
     int positional = 0;
     eng_error error = {0};
     eng_status status = trn_options_parse(&line, argc, argv, &dir, &positional, &helped, &error);
-    c.dir = dir;
-    c.logits_only |= c.as_stored;
-    if (status == ENG_OK && !helped)
-        status = open_folder(&c, device, &error);
-    if (status == ENG_OK && !helped)
-        status = run_comparisons(&c, &error);
-    trn_json_free(c.json);
-    eng_st_close(c.expected);
-    trn_probe_close(&c.probe);
-    free(c.ids);
     if (helped)
         return TRN_EXIT_OK;
+    if (status == ENG_OK)
+        status = check_options(&c, &a, &error);
+    c.dir = dir;
+    c.logits_only |= c.as_stored;
+    if (status == ENG_OK)
+        status = a.reference ? trn_check_against(dir, &a, &c.verdicts, &error) : check_expected(&c, a.device, &error);
     if (status != ENG_OK)
         return trn_command_end("check", status, &error);
-    printf("%s: %d compared, %d outside their tolerance\n", dir, c.compared, c.outside);
-    return c.outside ? TRN_EXIT_FAILED : TRN_EXIT_OK;
+    printf("%s: %d compared, %d outside their tolerance\n", dir, c.verdicts.compared, c.verdicts.outside);
+    return c.verdicts.outside ? TRN_EXIT_FAILED : TRN_EXIT_OK;
 }

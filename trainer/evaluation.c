@@ -29,17 +29,27 @@ static eng_status open_checkpoint(trn_evaluation *e, const char *dir, const char
     return status;
 }
 
+int32_t trn_evaluation_context(const eng_model *model) {
+    return (int32_t)(model->config.trained_length > 0 ? model->config.trained_length : 1024);
+}
+
+eng_status trn_evaluation_open_data(const eng_model *model, const trn_strings *data, int32_t context,
+                                    const uint8_t *tokenizer, trn_dataset **out, eng_error *error) {
+    const eng_config *config = &model->config;
+    const trn_dataset_options options = {.name = data->item,
+                                         .names = data->count,
+                                         .context = context,
+                                         .bos_id = config->bos_id,
+                                         .eos_id = config->eos_count > 0 ? config->eos_id[0] : -1,
+                                         .vocab_size = config->vocab_size,
+                                         .tokenizer = tokenizer};
+    return trn_dataset_open(&options, out, error);
+}
+
 static eng_status open_data(trn_evaluation *e, const trn_evaluation_options *o, eng_error *error) {
-    const eng_config *config = &e->model->config;
-    e->context = (int32_t)(o->context > 0 ? o->context : config->trained_length > 0 ? config->trained_length : 1024);
-    trn_dataset_options options = {.name = o->data.item,
-                                   .names = o->data.count,
-                                   .context = e->context,
-                                   .bos_id = config->bos_id,
-                                   .eos_id = config->eos_count > 0 ? config->eos_id[0] : -1,
-                                   .vocab_size = config->vocab_size,
-                                   .tokenizer = e->tokenizer ? eng_tokenizer_digest(e->tokenizer) : NULL};
-    eng_status status = trn_dataset_open(&options, &e->dataset, error);
+    const uint8_t *digest = e->tokenizer ? eng_tokenizer_digest(e->tokenizer) : NULL;
+    e->context = o->context > 0 ? (int32_t)o->context : trn_evaluation_context(e->model);
+    eng_status status = trn_evaluation_open_data(e->model, &o->data, e->context, digest, &e->dataset, error);
     if (status == ENG_OK)
         status = trn_windows_choose(e->dataset, e->context, o->windows, e->tokenizer, &e->windows, error);
     if (status == ENG_OK && o->by_document) {

@@ -39,6 +39,10 @@ ENG_CHECKED eng_status trn_evaluation_open_model(const char *dir, const char *de
 ENG_CHECKED eng_status trn_evaluation_open(const char *dir, const trn_evaluation_options *options, trn_evaluation *out,
                                            eng_error *error);
 void trn_evaluation_close(trn_evaluation *evaluation);
+// Token shards as rows or windows for a model; tokenizer: the digest that they must have, NULL: any.
+ENG_CHECKED eng_status trn_evaluation_open_data(const eng_model *model, const trn_strings *data, int32_t context,
+                                                const uint8_t *tokenizer, trn_dataset **out, eng_error *error);
+int32_t trn_evaluation_context(const eng_model *model); // the trained length, where it is known
 // All windows; data without a counted target is ENG_INVALID. Progress goes to the terminal.
 ENG_CHECKED eng_status trn_evaluation_score(trn_evaluation *evaluation, kern_solver solver, trn_scores *scores,
                                             eng_error *error);
