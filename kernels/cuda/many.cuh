@@ -30,7 +30,7 @@ enum {
     MAX_SLOTS = 16,                 // of the ring
     HEAD_BYTES = 2 * MAX_SLOTS * 8, // barriers in front of it
     MAX_CLUSTER = 8,
-    CHUNK = 16, // vectors whose sums go out together
+    OUTPUTS = 16, // sums of a thread that go out together
 };
 
 // What two blocks of a cluster fetch for each other.
@@ -44,7 +44,6 @@ template <int N, int SIDES, int LIMBS> struct many_layout {
     static constexpr int SLOT = WEIGHT_BYTES + PIECE * VECTOR_TILE;
     static constexpr int HALF = N / 2;                              // sums of a thread and a side
     static constexpr int PART_FLOATS = SIDES * HALF * CONSUMERS;    // of one part of K
-    static constexpr int STAGED = SIDES * CHUNK * PRODUCT_COLUMN;   // floats of a warp's sums on their way out
     static constexpr int RESIDENT = SIDES * (N + 16) <= 48 ? 2 : 1; // blocks of a multiprocessor
     static constexpr bool ORDERED = RESIDENT == 1;                  // one of the two warpgroups multiplies at a time
     // One block alone: the warpgroup of the producers leaves its registers to the two that multiply.
@@ -368,33 +367,30 @@ static __device__ __forceinline__ void multiply_part(float (&sum)[SIDES][N / 2],
 
 // ------------------------------------------------------------------------------------------------------------ outputs
 
-// Where a warp's sums belong: row 0 of its tile in the part (or parts 0 and 1), which may lie before the part's first.
+// Where a thread's sums belong: of each four, rows `row` and `row` + 8 of the part (or parts 0 and 1), whose first may
+// lie behind them, of vectors v and v + 1, those of the next four 8 vectors further.
 struct many_place {
     int own, row;
-    int32_t v, vectors; // first vector, and vectors of the slice; none where there is no row tile
-    bool wide;          // four rows of an output lie in one access
+    int32_t v, vectors; // of the slice; none where there is no row tile
 
-    __device__ __forceinline__ bool has(const cuda_product &p, int32_t vector, int at) const {
-        return vector < vectors && at >= 0 && at < p.part[own].rows;
+    __device__ __forceinline__ int32_t vector(int sum) const { return v + sum / 4 * PRODUCT_VECTORS + sum % 2; }
+    __device__ __forceinline__ int row_of(int sum) const { return row + sum % 4 / 2 * 8; }
+    __device__ __forceinline__ bool has(const cuda_product &p, int sum) const {
+        return vector(sum) < vectors && row_of(sum) >= 0 && row_of(sum) < p.part[own].rows;
     }
 };
-
-static __device__ __forceinline__ bool is_wide(const cuda_product &p, const cuda_product_part &part) {
-    const uint64_t places = (uint64_t)part.y | (uint64_t)part.residual | (uint64_t)part.bias | (uint64_t)p.gated;
-    return places % 16 == 0 && (part.rows | part.row0) % CUDA_QUAD == 0;
-}
 
 template <int N, int SIDES>
 static __device__ __forceinline__ many_place place_of(const cuda_product &p, const many_shape &shape,
                                                       const many_work &work, int item, int32_t vectors) {
+    const int lane = (int)threadIdx.x % 32;
     int index = work.row_block(item) * ROW_TILES + (int)threadIdx.x / 32;
     many_place place;
     place.vectors = index < shape.row_tiles ? vectors : 0;
     place.own = SIDES == 2 ? 0 : product_find_part(p, index, product_row_tiles);
     const cuda_product_part &part = p.part[place.own];
-    place.row = (part.row0 / PRODUCT_TILE + index) * PRODUCT_TILE - part.row0;
-    place.v = work.vector_tile(item) * N;
-    place.wide = is_wide(p, part) && is_wide(p, p.part[place.own + SIDES - 1]);
+    place.row = (part.row0 / PRODUCT_TILE + index) * PRODUCT_TILE - part.row0 + lane / 4;
+    place.v = work.vector_tile(item) * N + lane % 4 * 2;
     return place;
 }
 
@@ -421,140 +417,107 @@ static __device__ __forceinline__ void finish(const cuda_product &p, int own, in
     for (int side = 0; side < SIDES; side++) {
         const cuda_product_part &part = p.part[own + side];
         y[side] = product_value(p, part, v, total[side], addends.bias[side], addends.residual[side]);
-        part.y[(int64_t)v * part.rows + row] = y[side];
+        if (SIDES == 1 || part.y != p.gated)
+            part.y[(int64_t)v * part.rows + row] = y[side];
     }
     if (SIDES == 2)
         p.gated[(int64_t)v * p.part[0].rows + row] = cuda_activate(p.activation, y[0]) * y[SIDES - 1];
 }
 
-// The same for four rows in one access each.
-template <int SIDES> struct many_quads {
-    cuda_quad residual[SIDES];
+// What is added to four sums of a thread and a side.
+template <int SIDES> struct many_four {
+    many_addends<SIDES> addends[4];
 
-    __device__ __forceinline__ void load(const cuda_product &p, int own, int64_t at) {
+    __device__ __forceinline__ void load(const cuda_product &p, const many_shape &shape, const many_place &place,
+                                         int four) {
 #pragma unroll
-        for (int side = 0; side < SIDES; side++)
-            if (p.part[own + side].residual)
-                residual[side] = cuda_load(p.part[own + side].residual + at, 4, true);
+        for (int i = 0; i < 4; i++)
+            if (place.has(p, 4 * four + i))
+                addends[i].load(p, place.own, shape.vector0 + place.vector(4 * four + i), place.row_of(i));
     }
-    __device__ __forceinline__ void finish(const cuda_product &p, int own, int32_t v, int row, int64_t at,
-                                           cuda_quad (&y)[SIDES]) const {
+    __device__ __forceinline__ void finish(const cuda_product &p, const many_shape &shape, const many_place &place,
+                                           int four, const float (&total)[SIDES][4]) const {
+#pragma unroll
+        for (int i = 0; i < 4; i++)
+            if (place.has(p, 4 * four + i)) {
+                float sums[SIDES];
+#pragma unroll
+                for (int side = 0; side < SIDES; side++)
+                    sums[side] = total[side][i];
+                ::finish<SIDES>(p, place.own, shape.vector0 + place.vector(4 * four + i), place.row_of(i), sums,
+                                addends[i]);
+            }
+    }
+};
+
+// A thread's sums of an item, whatever becomes of them.
+template <int N, int SIDES>
+static __device__ __forceinline__ void finish_fours(const cuda_product &p, const many_shape &shape,
+                                                    const many_place &place, float (&total)[SIDES][N / 2]) {
+#pragma unroll 1
+    for (int four = 0; four < N / 8 && place.vector(4 * four) < place.vectors; four++) {
+        many_four<SIDES> added = {};
+        float sums[SIDES][4];
+        added.load(p, shape, place, four);
 #pragma unroll
         for (int side = 0; side < SIDES; side++) {
-            const cuda_product_part &part = p.part[own + side];
-            cuda_quad bias = {};
-            if (part.bias)
-                bias = cuda_load(part.bias + part.row0 + row, 4, true);
 #pragma unroll
             for (int i = 0; i < 4; i++)
-                y[side].v[i] = product_value(p, part, v, y[side].v[i], bias.v[i], residual[side].v[i]);
-            if (SIDES == 1 || part.y != p.gated)
-                cuda_store(part.y + at, y[side], 4, true);
+                sums[side][i] = total[side][i];
+#pragma unroll
+            for (int i = 0; i + 4 < N / 2; i++) // one body of code: the sums move down
+                total[side][i] = total[side][i + 4];
         }
-        if (SIDES == 2) {
-            cuda_quad gated;
-#pragma unroll
-            for (int i = 0; i < 4; i++)
-                gated.v[i] = cuda_activate(p.activation, y[0].v[i]) * y[SIDES - 1].v[i];
-            cuda_store(p.gated + at, gated, 4, true);
-        }
-    }
-};
-
-// CHUNK vectors of a warp's sums: 4 lanes have a vector's rows. What is added to them is asked for one chunk ahead.
-template <int SIDES> struct many_chunk {
-    static constexpr int TURNS = CHUNK / 8;
-    many_quads<SIDES> quads[TURNS];
-
-    static __device__ __forceinline__ int row_of(const many_place &place) {
-        return place.row + (int)threadIdx.x % 4 * 4;
-    }
-    static __device__ __forceinline__ int32_t vector_of(int32_t vector0, int turn) {
-        return vector0 + (int32_t)(threadIdx.x % 32) / 4 + 8 * turn;
-    }
-    __device__ __forceinline__ void load(const cuda_product &p, const many_shape &shape, const many_place &place,
-                                         int32_t vector0) {
-        const int row = row_of(place);
-#pragma unroll
-        for (int i = 0; i < TURNS; i++) {
-            const int32_t vector = vector_of(vector0, i);
-            if (place.wide && place.has(p, vector, row))
-                quads[i].load(p, place.own, (int64_t)(shape.vector0 + vector) * p.part[place.own].rows + row);
-        }
-    }
-    // staged: the sums in shared memory, vector by vector.
-    __device__ __forceinline__ void finish_wide(const cuda_product &p, const many_shape &shape, const many_place &place,
-                                                int32_t vector0, const float *staged) const {
-        const int row = row_of(place);
-        staged += threadIdx.x % 32 / 4 * PRODUCT_COLUMN + threadIdx.x % 4 * 4;
-#pragma unroll
-        for (int i = 0; i < TURNS; i++) {
-            const int32_t vector = vector_of(vector0, i), v = shape.vector0 + vector;
-            cuda_quad y[SIDES];
-#pragma unroll
-            for (int side = 0; side < SIDES; side++)
-                y[side] = cuda_load(staged + (side * CHUNK + 8 * i) * PRODUCT_COLUMN, 4, true);
-            if (place.has(p, vector, row))
-                quads[i].finish(p, place.own, v, row, (int64_t)v * p.part[place.own].rows + row, y);
-        }
-    }
-};
-
-// The same for any rows, one by one.
-template <int SIDES>
-static __device__ __forceinline__ void finish_narrow(const cuda_product &p, const many_shape &shape,
-                                                     const many_place &place, int32_t vector0, const float *staged) {
-#pragma unroll 1
-    for (int i = threadIdx.x % 32; i < CHUNK * PRODUCT_TILE; i += 32) {
-        const int n = i / PRODUCT_TILE, r = i % PRODUCT_TILE;
-        if (!place.has(p, vector0 + n, place.row + r))
-            continue;
-        many_addends<SIDES> addends;
-        addends.load(p, place.own, shape.vector0 + vector0 + n, place.row + r);
-        float total[SIDES];
-#pragma unroll
-        for (int side = 0; side < SIDES; side++)
-            total[side] = staged[(side * CHUNK + n) * PRODUCT_COLUMN + r];
-        finish<SIDES>(p, place.own, shape.vector0 + vector0 + n, place.row + r, total, addends);
+        added.finish(p, shape, place, four, sums);
     }
 }
 
-// A warp's item, its sums in registers. staged: the warp's.
-template <int N, int SIDES>
-static __device__ __forceinline__ void finish_item(const cuda_product &p, const many_shape &shape,
-                                                   const many_place &place, float (&total)[SIDES][N / 2],
-                                                   float *staged) {
-    constexpr int SUMS = CHUNK / 2; // of a thread and a side
-    many_chunk<SIDES> next = {};
-    next.load(p, shape, place, place.v);
-#pragma unroll 1
-    for (int32_t vector = place.v; vector < min(place.v + N, place.vectors); vector += CHUNK) {
-        const many_chunk<SIDES> chunk = next;
-        if (N > CHUNK)
-            next.load(p, shape, place, vector + CHUNK);
+// The same where only bias and residual are added. Eight rows of a vector are a sector of memory: sums go there from
+// the registers they are in. Residuals are asked for one batch ahead.
+template <int SUMS>
+static __device__ __forceinline__ void finish_plain(const cuda_product &p, const many_shape &shape,
+                                                    const many_place &place, const float (&total)[SUMS]) {
+    constexpr int BATCH = SUMS < OUTPUTS ? SUMS : (int)OUTPUTS;
+    const cuda_product_part part = p.part[place.own];
+    const int64_t rows = part.rows, first = (int64_t)(shape.vector0 + place.v) * rows + place.row;
+    const auto at = [=](int i) { return first + (i / 4 * PRODUCT_VECTORS + i % 2) * rows + i % 4 / 2 * 8; };
+    const bool has_row[2] = {place.row >= 0 && place.row < rows, place.row + 8 >= 0 && place.row + 8 < rows};
+    const auto has = [=](int i) { return place.vector(i) < place.vectors && has_row[i % 4 / 2]; };
+    float bias[2] = {}, next[BATCH] = {};
+    if (part.bias)
 #pragma unroll
-        for (int side = 0; side < SIDES; side++) {
+        for (int i = 0; i < 2; i++)
+            bias[i] = has_row[i] ? part.bias[part.row0 + place.row + 8 * i] : 0;
+    if (part.residual)
 #pragma unroll
-            for (int i = 0; i < SUMS; i += 4) {
-                const float four[4] = {total[side][i], total[side][i + 1], total[side][i + 2], total[side][i + 3]};
-                product_put_sum(four, staged + (side * CHUNK + 2 * i) * PRODUCT_COLUMN, threadIdx.x % 32);
-            }
+        for (int i = 0; i < BATCH; i++)
+            next[i] = has(i) ? part.residual[at(i)] : 0;
 #pragma unroll
-            for (int i = 0; i + SUMS < N / 2; i++) // one body of code: the sums move down
-                total[side][i] = total[side][i + SUMS];
+    for (int begin = 0; begin < SUMS; begin += BATCH) {
+        float added[BATCH];
+#pragma unroll
+        for (int i = 0; i < BATCH; i++)
+            added[i] = next[i];
+        if (part.residual && begin + BATCH < SUMS)
+#pragma unroll
+            for (int i = 0; i < BATCH; i++)
+                next[i] = has(begin + BATCH + i) ? part.residual[at(begin + BATCH + i)] : 0;
+#pragma unroll
+        for (int i = 0; i < BATCH; i++) {
+            float y = total[begin + i];
+            if (part.bias)
+                y += bias[i % 4 / 2];
+            if (part.residual)
+                y += added[i];
+            if (has(begin + i))
+                part.y[at(begin + i)] = y;
         }
-        __syncwarp();
-        if (place.wide)
-            chunk.finish_wide(p, shape, place, vector, staged);
-        else
-            finish_narrow<SIDES>(p, shape, place, vector, staged);
-        __syncwarp();
     }
 }
 
 template <int N, int SIDES, int LIMBS>
 static __device__ __forceinline__ void consume(const cuda_product &p, const many_shape &shape, const many_work &work,
-                                               const many_ring &ring, int32_t vectors, float *staged) {
+                                               const many_ring &ring, int32_t vectors) {
     typedef many_layout<N, SIDES, LIMBS> layout;
     constexpr int HALF = layout::HALF;
     many_reader reader(ring, work.shared != SHARE_NOTHING);
@@ -572,7 +535,12 @@ static __device__ __forceinline__ void consume(const cuda_product &p, const many
             for (int i = 0; i < SIDES * HALF; i++)
                 total[i / HALF][i % HALF] += sum[i / HALF][i % HALF];
         }
-        finish_item<N, SIDES>(p, shape, place, total, staged);
+        if constexpr (SIDES == 1)
+            if (p.soft_cap <= 0 && !p.finite) {
+                finish_plain(p, shape, place, total[0]);
+                continue;
+            }
+        finish_fours<N, SIDES>(p, shape, place, total);
     }
 }
 
@@ -583,12 +551,11 @@ static __global__ void __launch_bounds__(many_layout<N, SIDES, LIMBS>::THREADS, 
     many_kernel(const cuda_table *table, const __grid_constant__ cuda_product p, const many_shape shape) {
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
     typedef many_layout<N, SIDES, LIMBS> layout;
-    extern __shared__ __align__(128) char memory[]; // barriers, ring, sums on their way out
+    extern __shared__ __align__(128) char memory[]; // barriers, ring
     cuda_begin();
     const many_ring ring = {(cuda_mbarrier *)memory, (cuda_mbarrier *)memory + MAX_SLOTS,
                             memory + HEAD_BYTES,     shape.slots,
                             shape.slot_bytes,        NULL};
-    float *staged = (float *)(ring.slot + ring.slots * ring.slot_bytes) + threadIdx.x / 32 * layout::STAGED;
     const int32_t vectors = slice_vectors(table, p, shape);
     const int pair = shape.shared ? 2 : 1, rank = (int)blockIdx.x % pair;
     const int row_blocks = (shape.row_tiles + ROW_TILES - 1) / ROW_TILES, vector_tiles = (vectors + N - 1) / N;
@@ -621,7 +588,7 @@ static __global__ void __launch_bounds__(many_layout<N, SIDES, LIMBS>::THREADS, 
         cuda_await();
         if (layout::ORDERED && threadIdx.x / 128 == 1)
             pass_turn();
-        consume<N, SIDES, LIMBS>(p, shape, work, ring, vectors, staged);
+        consume<N, SIDES, LIMBS>(p, shape, work, ring, vectors);
         if (layout::ORDERED && threadIdx.x / 128 == 0)
             await_turn();
     }

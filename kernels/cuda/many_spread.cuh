@@ -153,38 +153,6 @@ static __device__ __forceinline__ void spread_ask(many_producer<N, SIDES, LIMBS,
     });
 }
 
-// What is added to four sums of a thread and a side: two rows of two vectors.
-template <int SIDES> struct spread_four {
-    many_addends<SIDES> addends[4];
-
-    static __device__ __forceinline__ int32_t vector_of(const many_place &place, int four, int i) {
-        return place.v + four * PRODUCT_VECTORS + (int32_t)threadIdx.x % 4 * 2 + (i & 1);
-    }
-    static __device__ __forceinline__ int row_of(const many_place &place, int i) {
-        return place.row + (int)(threadIdx.x % 32) / 4 + (i >> 1) * 8;
-    }
-    __device__ __forceinline__ void load(const cuda_product &p, const many_shape &shape, const many_place &place,
-                                         int four) {
-#pragma unroll
-        for (int i = 0; i < 4; i++)
-            if (place.has(p, vector_of(place, four, i), row_of(place, i)))
-                addends[i].load(p, place.own, shape.vector0 + vector_of(place, four, i), row_of(place, i));
-    }
-    __device__ __forceinline__ void finish(const cuda_product &p, const many_shape &shape, const many_place &place,
-                                           int four, const float (&total)[SIDES][4]) const {
-#pragma unroll
-        for (int i = 0; i < 4; i++)
-            if (place.has(p, vector_of(place, four, i), row_of(place, i))) {
-                float sums[SIDES];
-#pragma unroll
-                for (int side = 0; side < SIDES; side++)
-                    sums[side] = total[side][i];
-                ::finish<SIDES>(p, place.own, shape.vector0 + vector_of(place, four, i), row_of(place, i), sums,
-                                addends[i]);
-            }
-    }
-};
-
 // Sums of the block's parts to their owners, and this block's own outputs. given: (parts of K, fours of a block, sides,
 // CONSUMERS) float4.
 template <int N, int SIDES, int EACH>
@@ -193,7 +161,7 @@ static __device__ __forceinline__ void spread_outputs(const cuda_product &p, con
                                                       char *given, int block) {
     constexpr int FOURS = N / 8, PLACE = SIDES * CONSUMERS; // of a thread, a side and a part; float4 of one of them
     const int fours = FOURS / shape.cluster, first = fours * block;
-    spread_four<SIDES> next = {};
+    many_four<SIDES> next = {};
     next.load(p, shape, place, first);
     cuda_cluster_barrier(); // all have multiplied
     const uint32_t own = cuda_shared_address(given) + threadIdx.x * (uint32_t)sizeof(float4);
@@ -215,7 +183,7 @@ static __device__ __forceinline__ void spread_outputs(const cuda_product &p, con
     }
     cuda_cluster_barrier(); // all has been given
     for (int i = 0; i < fours; i++) {
-        const spread_four<SIDES> addends = next;
+        const many_four<SIDES> addends = next;
         if (i + 1 < fours)
             next.load(p, shape, place, first + i + 1);
         const float4 *from = (const float4 *)given + i * PLACE + threadIdx.x;

@@ -67,8 +67,8 @@ static size_t room_of(const kern_cuda *cuda, int resident) {
 
 // Cycles: the second-level cache gives 28 bytes a cycle for every multiprocessor, 40 to one of few that ask; tensor
 // cores do four fifths of 2048 multiplications; what a warpgroup does around a part is 900, while which the
-// other one multiplies if it is ordered; an item's outputs are 110 for each vector and side, a launch more is 5000, two
-// blocks' start 500.
+// other one multiplies if it is ordered; an item's outputs are 40 for each vector and side (by their instructions), a
+// launch more is 5000, two blocks' start 500.
 template <int N, int SIDES, int LIMBS>
 static int64_t cost_of(const kern_cuda *cuda, const cuda_product *p, const many_cut &cut, int64_t items) {
     const int64_t processors = cuda->processors, places = processors / (cut.shared ? 2 : 1);
@@ -81,7 +81,7 @@ static int64_t cost_of(const kern_cuda *cuda, const cuda_product *p, const many_
     const int64_t products = many_layout<N, SIDES, LIMBS>::ORDERED ? (both > least ? both : least)
                              : blocks > processors                 ? both
                                                                    : both + waits;
-    const int64_t turn = (loads > products ? loads : products) + SIDES * N * 110;
+    const int64_t turn = (loads > products ? loads : products) + SIDES * N * 40;
     return turns * turn + (cut.shared ? 500 : 0) + 5000;
 }
 
@@ -89,7 +89,7 @@ static int64_t cost_of(const kern_cuda *cuda, const cuda_product *p, const many_
 template <int N, int SIDES, int LIMBS>
 static many_plan plan_many(const kern_cuda *cuda, const cuda_product *p, int64_t items, const many_cut &cut) {
     typedef many_layout<N, SIDES, LIMBS> layout;
-    const size_t taken = HEAD_BYTES + sizeof(float) * layout::STAGED * ROW_TILES;
+    const size_t taken = HEAD_BYTES;
     const int resident = items * blocks_of(cut) > cuda->processors ? layout::RESIDENT : 1;
     many_plan plan = {cut, 0, layout::SLOT, 0, 0};
     for (int blocks = resident; blocks > 0 && plan.slots < 2; blocks--)
