@@ -202,12 +202,15 @@ static bool can_wait(const eng_piece *piece) {
     return !piece->whole && piece->kind == KERN_ROW_GENERATED && piece->count == 1 && piece->logits && !piece->scored;
 }
 
+double eng_loops_bytes_a_launch(const eng_loops *loops, int32_t sessions) {
+    return (loops->weight_bytes + sessions * loops->state_bytes) / (double)kern_plan_length(loops->part[1]->plan);
+}
+
 // A loop that nobody goes through costs the launches of its operations, one that is run the bytes that it reads. Who is
 // at the limit does not change sides with every session that comes and goes.
 static bool is_worth(eng_loops *loops, int32_t sessions) {
     const double launch = (double)kern_device_describe(loops->batch->weights->device)->launch_bytes;
-    const double launches = launch * (double)kern_plan_length(loops->part[1]->plan);
-    loops->pays = loops->weight_bytes + sessions * loops->state_bytes >= (loops->pays ? launches / 2 : launches);
+    loops->pays = eng_loops_bytes_a_launch(loops, sessions) >= (loops->pays ? launch / 2 : launch);
     return loops->warms || loops->pays;
 }
 

@@ -24,6 +24,9 @@ void eng_loops_free(eng_loops *loops); // NULL is accepted
 // Device bytes of its activations, beside a batch with a plan of these options.
 ENG_CHECKED eng_status eng_loops_measure(const eng_model *model, kern_device *device, const eng_plan_options *whole,
                                          uint64_t *bytes, eng_error *error);
+// What a loop moves for so many sessions, an operation of it: leaving it out is worth its launches from the device's
+// launch_bytes on.
+double eng_loops_bytes_a_launch(const eng_loops *loops, int32_t sessions);
 // Marks the pieces of the step that is being filled that run loop by loop: single generated tokens, if any of them may
 // leave loops for later or has tokens that wait, and if leaving a loop out is worth its launches. Those that read an id
 // that the step before drew find it later, as this step's other pieces have not drawn yet.

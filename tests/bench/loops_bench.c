@@ -5,13 +5,14 @@
 //   bench_loops [WIDTH [LAYERS [STEPS [ROUNDS [DEVICE]]]]]      4 loops of gated_deltanet
 // Weights are float32 on the CPU, bf16 on another DEVICE. Prints a Markdown table of medians over the rounds. `bound`
 // is loops / mean loop: what a single session could gain. Loops are left for later wherever they can be, also where a
-// server would see that their launches cost as much. One thread drives; failures end the program.
+// server would see that their launches cost as much: `MB a launch` is what it would hold against the device's
+// launch_bytes. One thread drives; failures end the program.
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <time.h>
 
-#include "engine/batch.h"
+#include "engine/loop.h"
 #include "engine/random.h"
 
 enum { LOOPS = 4, MOST_BATCH = 256, MOST_ROUNDS = 15, HEAD = 64, LENGTH = 1 << 20 };
@@ -127,7 +128,8 @@ static void measure(bench *b, int sessions, const double *share, int steps, int 
     qsort(whole, (size_t)rounds, sizeof *whole, ascending);
     qsort(deferred, (size_t)rounds, sizeof *deferred, ascending);
     qsort(ratio, (size_t)rounds, sizeof *ratio, ascending);
-    printf("| %.2f | %d | %.0f | %.0f | %.2f (%.2f-%.2f) | %.2f |\n", mean, sessions, 1e6 * whole[rounds / 2],
+    printf("| %.2f | %d | %.2f | %.0f | %.0f | %.2f (%.2f-%.2f) | %.2f |\n", mean, sessions,
+           1e-6 * eng_loops_bytes_a_launch(b->batch->loops, sessions), 1e6 * whole[rounds / 2],
            1e6 * deferred[rounds / 2], ratio[rounds / 2], ratio[0], ratio[rounds - 1], LOOPS / mean);
     fflush(stdout);
 }
@@ -147,7 +149,8 @@ int main(int argc, char **argv) {
     printf("%s; width %d, %d layers, %d loops, weights %.0f MB, a state %.2f MB\n\n",
            kern_device_describe(b.device)->description, width, layers, LOOPS, 1e-6 * (double)b.weights->bytes,
            1e-6 * (double)b.model->state_bytes);
-    puts("| mean loop | sessions | all loops us | deferred us | gain (range) | bound |\n|---|---|---|---|---|---|");
+    puts("| mean loop | sessions | MB a launch | all loops us | deferred us | gain (range) | bound |\n"
+         "|---|---|---|---|---|---|---|");
     for (size_t s = 0; s < sizeof shares / sizeof *shares; s++)
         for (size_t i = 0; i < count; i++)
             measure(&b, batches[i], shares[s], batches[i] > 8 ? (steps + 3) / 4 : steps, rounds);
