@@ -66,31 +66,9 @@ variant() { # MODEL NAME
     sed -n "/^\[variant $1\]$/,/^\[/p" "$here/ranking_models.ini" | grep '^model\.' | sed "1i [variant $2]"
 }
 
-speed() {
-    local model
-    for model in "${models[@]}"; do
-        [ ! -e "$out/speed/$model/run.json" ] || continue
-        variant "$model" "$model" >"$out/speed-$model.ini"
-        sweep "${SPEED_STEPS:-12}" "$out/speed-$model.ini" "$out/speed" >&2
-        rm -rf "$out/speed/$model"/step-*
-    done
-}
-
-# Chosen once for a folder.
-choose_steps() {
-    [ -e "$out/steps" ] || if [ -n "${BUDGET:-}" ]; then
-        for model in "${models[@]}"; do number step_seconds "$out/speed/$model/log.jsonl"; done |
-            awk -v budget="$BUDGET" -v runs="$((${#rates[@]} + wider + 4 * ${#seeds[@]}))" '
-                { round += $1 } END { steps = int(budget / (round * runs / 4)); print (steps > 20 ? steps : 20) }'
-    else
-        echo "${STEPS:-700}"
-    fi >"$out/steps"
-    steps=$(cat "$out/steps")
-}
-
 for phase in $phases; do
     case $phase in
-    search | train) choose_steps ;;&
+    search | train) choose_steps $((${#rates[@]} + wider + 4 * ${#seeds[@]})) 700 ;;&
     train) train --set train.eval_every="$steps" ;;
     eval) evaluate ;;
     table)

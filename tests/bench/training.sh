@@ -7,7 +7,7 @@
 # shards), TASKS and ITEMS (of DATA's JSONL, and how many of each), BATCH_TOKENS; it has the lists models, rates, seeds
 # and settings ("--set" "section.key=value" of all runs), the number wider, the file config, and the function
 #   variant MODEL NAME      the section of a sweep, under that name, that makes the model
-# Before `search` and `train` it has set steps.
+# Before `search` and `train` it has set steps, or called choose_steps.
 
 declare -a models rates seeds settings # as the caller has filled them
 config=${config:?the configuration of all runs} wider=${wider:?how often rates beyond are tried} steps=${steps:-}
@@ -22,6 +22,31 @@ sweep() {
 
 number() { # KEY FILE: its last value
     grep -oE "\"$1\": ?[0-9.e+-]+" "$2" | tail -n 1 | sed 's/.*: *//'
+}
+
+# Every model alone for SPEED_STEPS (12), so that OUT/speed/MODEL tells its time.
+speed() {
+    local model
+    for model in "${models[@]}"; do
+        [ ! -e "$OUT/speed/$model/run.json" ] || continue
+        variant "$model" "$model" >"$OUT/speed-$model.ini"
+        sweep "${SPEED_STEPS:-12}" "$OUT/speed-$model.ini" "$OUT/speed" >&2
+        rm -rf "$OUT/speed/$model"/step-*
+    done
+}
+
+# QUARTERS DEFAULT: sets steps, once for a folder: STEPS, or as many as BUDGET seconds allow for so many quarters of a
+# run of every model by what `speed` has measured.
+choose_steps() {
+    local model
+    [ -e "$OUT/steps" ] || if [ -n "${BUDGET:-}" ]; then
+        for model in "${models[@]}"; do number step_seconds "$OUT/speed/$model/log.jsonl"; done |
+            awk -v budget="$BUDGET" -v quarters="$1" '
+                { round += $1 } END { steps = int(4 * budget / (round * quarters)); print (steps > 20 ? steps : 20) }'
+    else
+        echo "${STEPS:-$2}"
+    fi >"$OUT/steps"
+    steps=$(cat "$OUT/steps")
 }
 
 # A line "LOSS RATE" a rate that was tried, the best first; the rate alone where there is no choice.

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// What `check` says of gradients, on errors that are known beforehand.
+// What `check` says of gradients, on errors that are known beforehand: the same in every batch, of changing sign, at
+// right angles; of length or of direction; nothing against something; not a number.
 #include "trainer/gradient_error.h"
 
 #include <math.h>
