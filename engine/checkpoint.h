@@ -25,7 +25,8 @@ eng_dtype eng_checkpoint_dtype(const eng_checkpoint *checkpoint, int32_t tensor)
 // SHA-256 over config.json and the weight files, 32 bytes.
 ENG_CHECKED eng_status eng_checkpoint_digest(const eng_checkpoint *checkpoint, uint8_t digest[32], eng_error *error);
 
-// Weights on a device: param[i] is a kern_weight * (matrix) or float * (vector) for tensor i of the table.
+// Weights on a device: param[i] is a kern_weight * (matrix) or float * (vector) for tensor i of the table. The model's
+// constants are behind them, and last, at eng_model_lent, the head of a teacher, where there is one.
 typedef struct eng_weights {
     kern_device *device;
     const eng_model *model;
@@ -49,6 +50,9 @@ ENG_CHECKED eng_status eng_weights_load(const eng_checkpoint *checkpoint, kern_d
 ENG_CHECKED eng_status eng_weights_init(const eng_model *model, kern_device *device, uint64_t seed, kern_dtype dtype,
                                         eng_weights **out, eng_error *error);
 void eng_weights_free(eng_weights *weights);
+// Lets the plans that run with `student` read the teacher's head (eng_plan_options). Before the first of them runs; the
+// teacher's weights, on the same device, live as long as they do.
+void eng_weights_lend(const eng_weights *teacher, eng_weights *student);
 
 // Whether DIR may be written: nothing stands there, or a checkpoint to replace.
 ENG_CHECKED eng_status eng_checkpoint_check_target(const char *dir, eng_error *error);

@@ -257,25 +257,42 @@ static void emit_head_logits(eng_emit *emit) {
                                     .vocabulary = config->vocab_size});
 }
 
+static void add_teacher(eng_emit *emit, kern_head_loss_args *args) {
+    const eng_plan_options *options = emit->options;
+    eng_plan *plan = emit->plan;
+    plan->divergence = eng_emit_saved_bytes(emit, sizeof(float) * (uint64_t)emit->tokens);
+    args->teacher_x = plan->teacher_hidden;
+    args->teacher_weight = eng_param(eng_model_lent(emit->model));
+    args->divergence = plan->divergence;
+    args->teacher_width = options->teacher->config.hidden_size;
+    args->teacher_soft_cap = options->teacher->config.logits_soft_cap;
+    args->temperature = options->temperature;
+    args->loss_share = options->loss_share;
+    args->divergence_share = options->divergence_share;
+}
+
 void eng_emit_head_loss(eng_emit *emit, const eng_head_loss *head) {
     const eng_config *config = &emit->model->config;
     int32_t tile = emit->tokens < emit->head_tile ? emit->tokens : emit->head_tile;
-    uint64_t mark = emit->scratch;
-    kern_ptr tile_memory = eng_emit_scratch_bytes(emit, sizeof(float) * (uint64_t)tile * (uint64_t)config->vocab_size);
-    eng_emit_op(emit, KERN_OP_HEAD_LOSS,
-                &(kern_head_loss_args){.x = head->x,
-                                       .weight = eng_param(emit->model->head),
-                                       .loss = head->loss,
-                                       .best = head->best,
-                                       .dx = head->dx,
-                                       .grad_weight = head->dx.ref ? eng_grad(emit->model->head) : eng_null(),
-                                       .factor = head->factor,
-                                       .tile = tile_memory,
-                                       .width = config->hidden_size,
-                                       .vocabulary = config->vocab_size,
-                                       .tile_tokens = tile,
-                                       .soft_cap = config->logits_soft_cap,
-                                       .scale = head->scale});
+    const uint64_t mark = emit->scratch, tile_bytes = sizeof(float) * (uint64_t)tile * (uint64_t)config->vocab_size;
+    kern_head_loss_args args = {.x = head->x,
+                                .weight = eng_param(emit->model->head),
+                                .loss = head->loss,
+                                .best = head->best,
+                                .dx = head->dx,
+                                .grad_weight = head->dx.ref ? eng_grad(emit->model->head) : eng_null(),
+                                .factor = head->factor,
+                                .tile = eng_emit_scratch_bytes(emit, tile_bytes),
+                                .width = config->hidden_size,
+                                .vocabulary = config->vocab_size,
+                                .tile_tokens = tile,
+                                .soft_cap = config->logits_soft_cap,
+                                .scale = head->scale};
+    if (emit->options->teacher) {
+        args.teacher_tile = eng_emit_scratch_bytes(emit, tile_bytes);
+        add_teacher(emit, &args);
+    }
+    eng_emit_op(emit, KERN_OP_HEAD_LOSS, &args);
     emit->scratch = mark;
 }
 
@@ -435,13 +452,23 @@ static void emit_part(eng_emit *emit, model_kept *kept) {
         eng_emit_waiting(emit, level + 1, stream, kept->before[0], false);
 }
 
+// What a teacher leaves for its student's loss lies first, at the same place in the plans of both.
+static void place_taught(eng_emit *emit) {
+    const eng_model *teacher = emit->options->teacher;
+    if (eng_teaches(emit))
+        emit->plan->hidden = emit_stream(emit);
+    else if (teacher)
+        emit->plan->teacher_hidden =
+            eng_emit_saved_bytes(emit, sizeof(float) * (uint64_t)teacher->config.hidden_size * (uint64_t)emit->tokens);
+}
+
 static void emit_model(eng_emit *emit, model_kept *kept) {
     const eng_config *config = &emit->model->config;
+    place_taught(emit);
     emit_results(emit);
     kern_ptr stream = emit_blocks(emit, kept);
-    if (!eng_trains(emit) || !eng_reads_loops(emit))
-        emit->plan->hidden =
-            eng_emit_saved_bytes(emit, sizeof(float) * (uint64_t)config->hidden_size * (uint64_t)emit->tokens);
+    if (!eng_teaches(emit) && (!eng_trains(emit) || !eng_reads_loops(emit)))
+        emit->plan->hidden = emit_stream(emit);
     if (!eng_reads_loops(emit))
         eng_emit_norm(emit, stream, emit->model->final_norm, eng_null(), emit->plan->hidden, 1, config->norm_eps);
     else if (!eng_trains(emit))
@@ -451,7 +478,7 @@ static void emit_model(eng_emit *emit, model_kept *kept) {
         eng_emit_final_all(emit, false);
     } else if (eng_trains(emit))
         emit_training(emit, stream, kept);
-    else
+    else if (!eng_teaches(emit))
         emit_scores(emit);
 }
 
@@ -491,6 +518,20 @@ static eng_status check_loops(const eng_model *model, const eng_plan_options *op
     return ENG_OK;
 }
 
+static eng_status check_teacher(const eng_model *model, const eng_plan_options *options, eng_error *error) {
+    const eng_model *teacher = options->teacher;
+    if (!teacher)
+        return ENG_OK;
+    if (options->kind != ENG_PLAN_SCORE && options->kind != ENG_PLAN_TRAIN)
+        return eng_fail(error, ENG_UNSUPPORTED, "a teacher is for plans that score or train");
+    if (options->loop_loss != ENG_LOOP_LOSS_FINAL)
+        return eng_fail(error, ENG_UNSUPPORTED, "a loss with a teacher is that of the last loop alone");
+    if (teacher->config.vocab_size != model->config.vocab_size)
+        return eng_fail(error, ENG_INVALID, "the teacher has a vocabulary of %d ids, the model one of %d",
+                        teacher->config.vocab_size, model->config.vocab_size);
+    return ENG_OK;
+}
+
 static eng_status check_options(const eng_plan_options *options, eng_error *error) {
     if (options->max_tokens < 1 || options->max_rows < 1 ||
         (options->kind == ENG_PLAN_SERVE && options->max_logits < 1))
@@ -503,6 +544,8 @@ eng_status eng_plan_create(const eng_model *model, kern_device *device, const en
     eng_status status = check_options(options, error);
     if (status == ENG_OK)
         status = check_loops(model, options, error);
+    if (status == ENG_OK)
+        status = check_teacher(model, options, error);
     if (status != ENG_OK)
         return status;
     size_t layers = (size_t)model->config.layers, blocks = layers * (size_t)model->config.loop.loops;

@@ -16,6 +16,7 @@ typedef enum eng_plan_kind {
     ENG_PLAN_SERVE, // logits of rows->logits_token, then sampling; reads and writes state slots and pages
     ENG_PLAN_SCORE, // loss of every target
     ENG_PLAN_TRAIN, // loss, and gradients of every parameter added to weights->grad
+    ENG_PLAN_TEACH, // plan->hidden alone, for the plans of a student (options->teacher)
 } eng_plan_kind;
 
 typedef enum eng_recompute { ENG_RECOMPUTE_NONE, ENG_RECOMPUTE_MIXER, ENG_RECOMPUTE_BLOCK } eng_recompute;
@@ -57,6 +58,11 @@ typedef struct eng_plan_options {
     float loop_constant[ENG_MAX_LOOPS]; // WEIGHTED: a weight a loop; EXPECTED: the logarithms of a prior, 0: entropy
                                         // alone
     float gate_sharpness, gate_margin;  // NEXT, PREVIOUS
+    // SCORE, TRAIN with a loop_loss of FINAL: another model of the same vocabulary, from which divergence is told and
+    // in TRAIN counts too (kern_head_loss_args, whose figures the last three are). A TEACH plan of it, of as many
+    // tokens, runs before on the same rows in the same saved memory; weights are those of eng_weights_lend.
+    const eng_model *teacher; // NULL: none
+    float temperature, loss_share, divergence_share;
 } eng_plan_options;
 
 typedef struct eng_plan {
@@ -77,7 +83,9 @@ typedef struct eng_plan {
     kern_ptr hidden;      // (max_tokens, hidden) after the final norm
     kern_ptr sum;         // FIRST to LOOP: kern_solve_sum (max_tokens), a row: what FOLLOW has added up; null without
                           // Mesa layers
-    kern_ptr loss;        // (max_tokens); TRAIN: of what is minimised
+    kern_ptr loss;        // (max_tokens); TRAIN without a teacher: of what is minimised
+    kern_ptr divergence;  // (max_tokens), with a teacher
+    kern_ptr teacher_hidden; // with a teacher: where its TEACH plan's hidden lies
     // With a loop_loss but FINAL, planes of loop_stride tokens, a loop each; entropy: TRAIN with EXPECTED, float[1]
     // that the caller writes before the first run.
     kern_ptr loop_loss, exit_probability, entropy;

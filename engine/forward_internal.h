@@ -47,6 +47,9 @@ static inline kern_ptr eng_grad(int32_t index) {
 static inline bool eng_trains(const eng_emit *emit) {
     return emit->options->kind == ENG_PLAN_TRAIN;
 }
+static inline bool eng_teaches(const eng_emit *emit) {
+    return emit->options->kind == ENG_PLAN_TEACH;
+}
 static inline bool eng_serves(const eng_emit *emit) {
     return emit->options->kind == ENG_PLAN_SERVE;
 }

@@ -249,6 +249,10 @@ void eng_model_free(eng_model *model);
 // Lays the states out anew; before anything is made of the model.
 void eng_model_store_states(eng_model *model, kern_storage storage);
 int32_t eng_model_find(const eng_model *model, const char *name); // tensor index; -1: none
+// The last place of weights->param, behind tensors and constants.
+static inline int32_t eng_model_lent(const eng_model *model) {
+    return model->tensors + model->constants;
+}
 // Where in a slot the list of those that wait for the loop, from 1 on, lies: their streams, or what went into the
 // first.
 size_t eng_model_waiting(const eng_model *model, int32_t loop, bool start);

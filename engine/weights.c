@@ -104,7 +104,7 @@ static eng_status loader_open(loader *loader, const eng_model *model, kern_devic
     if (weights)
         *weights = (eng_weights){.device = device, .model = model, .trainable = trainable};
     if (weights)
-        weights->param = calloc((size_t)model->tensors + (size_t)model->constants, sizeof *weights->param);
+        weights->param = calloc((size_t)eng_model_lent(model) + 1, sizeof *weights->param);
     eng_status status = ENG_OK;
     if (!loader->host || !loader->half || !weights || !weights->param)
         status = eng_fail(error, ENG_NO_MEMORY, "no memory to load weights");
@@ -391,4 +391,8 @@ void eng_weights_free(eng_weights *weights) {
     free(weights->master);
     free(weights->grad);
     free(weights);
+}
+
+void eng_weights_lend(const eng_weights *teacher, eng_weights *student) {
+    student->param[eng_model_lent(student->model)] = teacher->param[teacher->model->head];
 }

@@ -13,10 +13,11 @@ eng_status trn_batch_create(trn_runner *runner, trn_batch *out, eng_error *error
     bool solves = runner->plan->solves.ref != 0;
     trn_batch batch = {.runner = runner,
                        .loss = calloc(tokens, sizeof *batch.loss),
+                       .divergence = calloc(tokens, sizeof *batch.divergence),
                        .best = calloc(tokens, sizeof *batch.best),
                        .loops = calloc(tokens, sizeof *batch.loops),
                        .token_solves = solves ? calloc(tokens, sizeof *batch.token_solves) : NULL};
-    if (!batch.loss || !batch.best || !batch.loops || (solves && !batch.token_solves)) {
+    if (!batch.loss || !batch.divergence || !batch.best || !batch.loops || (solves && !batch.token_solves)) {
         trn_batch_free(&batch);
         return eng_fail(error, ENG_NO_MEMORY, "out of memory for the results of %zu tokens", tokens);
     }
@@ -26,6 +27,7 @@ eng_status trn_batch_create(trn_runner *runner, trn_batch *out, eng_error *error
 
 void trn_batch_free(trn_batch *batch) {
     free(batch->loss);
+    free(batch->divergence);
     free(batch->best);
     free(batch->loops);
     free(batch->token_solves);
@@ -67,15 +69,28 @@ static eng_status read_solves(trn_batch *batch, kern_ptr reference, eng_compute 
     return status;
 }
 
+// A float a token; nothing is read from a null reference.
+static eng_status read_floats(trn_batch *batch, kern_ptr reference, float *out, eng_error *error) {
+    const size_t tokens = (size_t)batch->runner->rows->n_tokens;
+    if (!reference.ref)
+        return ENG_OK;
+    eng_status status = trn_runner_read(batch->runner, reference, out, sizeof *out * tokens, error);
+    for (size_t i = 0; status == ENG_OK && i < tokens; i++)
+        out[i] = (float)trn_unsigned_nan((double)out[i]);
+    return status;
+}
+
 eng_status trn_batch_run(trn_batch *batch, eng_error *error) {
     trn_runner *runner = batch->runner;
     const eng_plan *plan = runner->plan;
     size_t tokens = (size_t)runner->rows->n_tokens;
-    eng_status status = trn_runner_run(runner, error);
+    eng_status status = batch->teacher ? trn_teacher_run(batch->teacher, runner, error) : ENG_OK;
     if (status == ENG_OK)
-        status = trn_runner_read(runner, plan->loss, batch->loss, sizeof *batch->loss * tokens, error);
-    for (size_t i = 0; status == ENG_OK && i < tokens; i++)
-        batch->loss[i] = (float)trn_unsigned_nan((double)batch->loss[i]);
+        status = trn_runner_run(runner, error);
+    if (status == ENG_OK)
+        status = read_floats(batch, plan->loss, batch->loss, error);
+    if (status == ENG_OK)
+        status = read_floats(batch, plan->divergence, batch->divergence, error);
     if (status == ENG_OK && plan->best.ref)
         status = trn_runner_read(runner, plan->best, batch->best, sizeof *batch->best * tokens, error);
     if (status == ENG_OK && plan->loops.ref)
@@ -89,6 +104,13 @@ double trn_batch_loss(const trn_batch *batch, int32_t token0, int32_t count) {
     double sum = 0;
     for (int32_t i = 0; i < count; i++)
         sum += (double)batch->loss[token0 + i];
+    return sum;
+}
+
+double trn_batch_divergence(const trn_batch *batch) {
+    double sum = 0;
+    for (int32_t i = 0; batch->teacher && i < batch->runner->rows->n_tokens; i++)
+        sum += (double)batch->divergence[i];
     return sum;
 }
 

@@ -33,7 +33,8 @@ struct trn_profile {
     bool failed; // for lack of memory
 };
 
-static const char *const phase_names[TRN_PHASES] = {"forward", "loss", "backward", "optimizer", "data", "rest"};
+static const char *const phase_names[TRN_PHASES] = {"teacher",   "forward", "loss", "backward",
+                                                    "optimizer", "data",    "rest"};
 
 eng_status trn_profile_create(kern_device *device, trn_profile **out, eng_error *error) {
     *out = calloc(1, sizeof **out);
@@ -186,6 +187,7 @@ static eng_status mean_steps(trn_runner *runner, kern_ptr reference, double *ste
 
 static eng_status add_operations(trn_profile *profile, trn_runner *runner, eng_error *error) {
     const kern_plan *plan = runner->plan->plan;
+    const bool teaches = runner->plan->options.kind == ENG_PLAN_TEACH;
     double forward = 0, backward = 0;
     bool lost = false; // behind the loss
     eng_status status = mean_steps(runner, runner->plan->solves, &forward, error);
@@ -201,9 +203,10 @@ static eng_status add_operations(trn_profile *profile, trn_runner *runner, eng_e
         name_of(plan, i, name, sizeof name);
         lost = lost || loss;
         add(profile,
-            loss   ? TRN_PHASE_LOSS
-            : lost ? TRN_PHASE_BACKWARD
-                   : TRN_PHASE_FORWARD,
+            teaches ? TRN_PHASE_TEACHER
+            : loss  ? TRN_PHASE_LOSS
+            : lost  ? TRN_PHASE_BACKWARD
+                    : TRN_PHASE_FORWARD,
             name, seconds,
             kern_plan_cost(plan, i, runner->rows, &runner->memory, op == KERN_OP_MESA_BACKWARD ? backward : forward));
     }

@@ -13,6 +13,7 @@
 #include "trainer/runner.h"
 
 typedef enum trn_phase {
+    TRN_PHASE_TEACHER,
     TRN_PHASE_FORWARD,
     TRN_PHASE_LOSS,
     TRN_PHASE_BACKWARD, // with what is computed again

@@ -21,11 +21,13 @@ static void set_default_integer(trn_json *json, const char *key, int64_t value) 
         trn_json_set_integer(json, key, value);
 }
 
-// What [model] leaves open follows from the tokenizer and the context.
-static void set_model_defaults(trn_run_config *config, const eng_tokenizer *tokenizer) {
+// What [model] leaves open follows from the teacher, the tokenizer and the context.
+static void set_model_defaults(trn_run_config *config, const trn_teacher *teacher, const eng_tokenizer *tokenizer) {
     trn_json *model = config->model;
     set_default_integer(model, "max_position_embeddings", config->context);
     set_default_integer(model, "trained_length", config->context);
+    if (teacher->model)
+        set_default_integer(model, "vocab_size", teacher->model->config.vocab_size);
     if (!tokenizer)
         return;
     int32_t end = eng_tokenizer_special(tokenizer, TRN_END_OF_TEXT), bos = eng_tokenizer_bos(tokenizer);
@@ -48,6 +50,10 @@ static eng_status check_vocabulary(const trn_run *run, const eng_tokenizer *toke
     if (tokenizer && eng_tokenizer_size(tokenizer) > run->model->config.vocab_size)
         return eng_fail(error, ENG_INVALID, "model.vocab_size: %d, but the tokenizer has %d ids",
                         run->model->config.vocab_size, eng_tokenizer_size(tokenizer));
+    const eng_model *teacher = run->teacher.model;
+    if (teacher && teacher->config.vocab_size != run->model->config.vocab_size)
+        return eng_fail(error, ENG_INVALID, "teacher.model: it has a vocabulary of %d ids, model.vocab_size is %d",
+                        teacher->config.vocab_size, run->model->config.vocab_size);
     return ENG_OK;
 }
 
@@ -80,6 +86,8 @@ static eng_status open_datasets(trn_run *run, const eng_tokenizer *tokenizer, en
     eng_status status = open_data(run, run->config.train, digest, &run->train, error);
     if (status == ENG_OK && run->config.valid[0])
         status = open_data(run, run->config.valid, trn_dataset_tokenizer(run->train), &run->valid, error);
+    if (status == ENG_OK && run->teacher.checkpoint)
+        status = trn_teacher_check(&run->teacher, tokenizer, trn_dataset_tokenizer(run->train), error);
     run->row = calloc((size_t)run->own_rows, sizeof *run->row);
     if (status == ENG_OK && !run->row)
         status = eng_fail(error, ENG_NO_MEMORY, "out of memory for the rows of a step");
@@ -90,6 +98,13 @@ static eng_status open_datasets(trn_run *run, const eng_tokenizer *tokenizer, en
 
 // -------------------------------------------------------------------------------------------------------------- plans
 
+static eng_status create_batch(trn_run *run, eng_error *error) {
+    eng_status status = trn_batch_create(&run->runner, &run->batch, error);
+    if (run->teacher.checkpoint)
+        run->batch.teacher = &run->teacher;
+    return status;
+}
+
 static eng_status create_plans(trn_run *run, eng_error *error) {
     int64_t tokens = run->config.context * run->micro_rows;
     if (tokens > 1 << 26)
@@ -98,19 +113,26 @@ static eng_status create_plans(trn_run *run, eng_error *error) {
                                 .max_tokens = (int32_t)tokens,
                                 .max_rows = run->micro_rows,
                                 .recompute = (eng_recompute)run->config.recompute,
-                                .backward_tolerance = (float)run->config.backward_tolerance};
+                                .backward_tolerance = (float)run->config.backward_tolerance,
+                                .teacher = run->teacher.model,
+                                .temperature = (float)run->config.temperature,
+                                .loss_share = (float)run->config.loss_share,
+                                .divergence_share = (float)run->config.divergence_share};
     eng_status status = trn_run_loop_options(run, &options, error);
+    if (status == ENG_OK && run->teacher.checkpoint)
+        status = trn_teacher_load(&run->teacher, run->weights, options.max_tokens, options.max_rows, error);
     if (status == ENG_OK)
         status = eng_plan_create(run->model, run->device, &options, &run->score_plan, error);
     if (status != ENG_OK)
         return status;
     options.kind = ENG_PLAN_TRAIN;
-    trn_runner_options runner = {.plan = options, .max_boundaries = (int32_t)tokens, .also = run->score_plan};
+    trn_runner_options runner = {
+        .plan = options, .max_boundaries = (int32_t)tokens, .also = {run->score_plan, run->teacher.plan}};
     status = trn_runner_create(run->weights, &runner, &run->runner, error);
     if (status != ENG_OK)
         return status;
     run->train_plan = run->runner.plan;
-    return trn_batch_create(&run->runner, &run->batch, error);
+    return create_batch(run, error);
 }
 
 static eng_status create_optimizer(trn_run *run, eng_error *error) {
@@ -237,6 +259,7 @@ static void begin_state(trn_run *run) {
                                  .context = run->config.context,
                                  .batch_rows = run->batch_rows,
                                  .data_rows = trn_dataset_rows(run->train)};
+    memcpy(run->state.teacher, run->teacher.digest, sizeof run->state.teacher);
 }
 
 // A rank's rows lie side by side in the step's, whatever their number.
@@ -264,8 +287,10 @@ eng_status trn_run_open(trn_run_config *config, trn_ranks *ranks, trn_run *run, 
         status = trn_run_config_merge_base(&run->config, error);
     if (status == ENG_OK && run->config.tokenizer[0])
         status = eng_tokenizer_open(run->config.tokenizer, 0, &tokenizer, error);
+    if (status == ENG_OK && run->config.teacher[0])
+        status = trn_teacher_open(run->config.teacher, &run->teacher, error);
     if (status == ENG_OK) {
-        set_model_defaults(&run->config, tokenizer);
+        set_model_defaults(&run->config, &run->teacher, tokenizer);
         status = open_parts(run, tokenizer, error);
     }
     eng_tokenizer_close(tokenizer);
@@ -277,6 +302,11 @@ eng_status trn_run_open(trn_run_config *config, trn_ranks *ranks, trn_run *run, 
     if (status != ENG_OK)
         trn_run_close(run);
     return status;
+}
+
+// By its digest; borrowed from it.
+static const char *name_teacher(const char *digest) {
+    return digest[0] ? digest + ENG_DIGEST_HEX - 1 - 8 : "none";
 }
 
 eng_status trn_run_resume(trn_run *run, const char *dir, const trn_run_state *state, eng_error *error) {
@@ -293,6 +323,9 @@ eng_status trn_run_resume(trn_run *run, const char *dir, const trn_run_state *st
         if (same[i].saved != same[i].given)
             return eng_fail(error, ENG_INVALID, "%s: %s was %lld and is now %lld; the order of the data would change",
                             eng_path_tail(dir), same[i].what, (long long)same[i].saved, (long long)same[i].given);
+    if (strcmp(state->teacher, run->state.teacher) != 0)
+        return eng_fail(error, ENG_INVALID, "%s: teacher.model was %s and is now %s; train.warm_start begins anew",
+                        eng_path_tail(dir), name_teacher(state->teacher), name_teacher(run->state.teacher));
     eng_status status = load_weights(run, dir, false, error);
     if (status == ENG_OK)
         status = trn_run_load_moments(dir, state, &run->optimizer, error);
@@ -315,6 +348,7 @@ void trn_run_close(trn_run *run) {
         run->runner.plan = run->train_plan;
     trn_runner_free(&run->runner);
     eng_plan_free(run->score_plan);
+    trn_teacher_close(&run->teacher);
     trn_dataset_close(run->train);
     trn_dataset_close(run->valid);
     eng_weights_free(run->weights);

@@ -28,6 +28,7 @@ typedef struct trn_run {
     eng_plan *train_plan;       // the runner's own
     trn_runner runner;
     trn_batch batch;
+    trn_teacher teacher; // of the configuration; its checkpoint is NULL without one
     trn_optimizer optimizer;
     trn_schedule schedule;
     kern_solver solver;
@@ -56,6 +57,7 @@ typedef struct trn_step_report {
     int64_t step;        // after it: 1 for the first
     int64_t first_place; // of its rows in the endless order
     double rate, loss, gradient_norm;
+    double divergence;       // from the teacher, a target; 0 without one
     int64_t tokens, targets; // read; with a loss
     eng_compute solves, backward_solves;
     trn_exits exits;
@@ -68,7 +70,7 @@ typedef struct trn_step_report {
 ENG_CHECKED eng_status trn_run_step(trn_run *run, trn_step_report *report, eng_error *error);
 
 typedef struct trn_score {
-    double loss; // sum over targets
+    double loss, divergence; // sums over targets; divergence 0 without a teacher
     int64_t targets;
     trn_hits hits;
     eng_compute solves;

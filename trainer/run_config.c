@@ -78,6 +78,10 @@ const trn_run_key trn_run_keys[] = {
     {"loop", "sharpness", TRN_KEY_REAL, AT(gate_sharpness), "50", 0, 1e6, NULL},
     {"loop", "margin", TRN_KEY_REAL, AT(gate_margin), "0.005", 0, 100, NULL},
     {"loop", "backward_loops", TRN_KEY_INTEGER, AT(backward_loops), "0", 0, ENG_MAX_LOOPS, NULL},
+    {"teacher", "model", TRN_KEY_TEXT, AT(teacher), "", 0, 0, NULL},
+    {"teacher", "loss_share", TRN_KEY_REAL, AT(loss_share), "1", 0, 1e6, NULL},
+    {"teacher", "divergence_share", TRN_KEY_REAL, AT(divergence_share), "1", 0, 1e6, NULL},
+    {"teacher", "temperature", TRN_KEY_REAL, AT(temperature), "1", 0.01, 100, NULL},
 };
 #undef AT
 const int trn_run_key_count = sizeof trn_run_keys / sizeof *trn_run_keys;
@@ -340,6 +344,10 @@ static eng_status check(const trn_run_config *config, eng_error *error) {
         return eng_fail(error, ENG_INVALID, "train.stop_accuracy: needs data.valid and train.eval_every");
     if (config->eps <= 0)
         return eng_fail(error, ENG_INVALID, "optim.eps: must be above 0");
+    if (config->teacher[0] && config->loss_share == 0 && config->divergence_share == 0)
+        return eng_fail(error, ENG_INVALID, "teacher.loss_share, teacher.divergence_share: both are 0");
+    if (config->teacher[0] && config->loop_loss != ENG_LOOP_LOSS_FINAL)
+        return eng_fail(error, ENG_INVALID, "teacher.model: goes with loop.loss = final alone");
     return ENG_OK;
 }
 

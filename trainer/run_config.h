@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// run.ini: what a training run is. Sections [model] [data] [optim] [train] [solver] [loop], one table of keys.
+// run.ini: what a training run is. Sections [model] [data] [optim] [train] [solver] [loop] [teacher], one table of
+// keys.
 //
 // [model] holds the keys of config.json (values are JSON, or plain words), on top of those of `base`, a config.json or
 // a folder with one. A value that continues on indented lines is allowed in [model] for arrays and objects. Unknown
@@ -41,6 +42,10 @@ typedef struct trn_run_config {
     char *loop_weights, *loop_prior;    // numbers, one a loop; "": 1 / loops each; no prior
     double loop_entropy, entropy_decay; // of the gate's exits; the part of it that is gone by the last step
     double gate_sharpness, gate_margin;
+    // [teacher]
+    char *teacher;                       // folder of a checkpoint; "": none
+    double loss_share, divergence_share; // of a token's loss and of its divergence in what is minimised
+    double temperature;
 } trn_run_config;
 
 // Starts with the defaults; reads path (NULL: none), then the `sets` texts "section.key=value", then checks the whole.

@@ -189,6 +189,8 @@ static eng_status write_state(const char *dir, const trn_run_state *state, const
     trn_json_set_integer(json, "bad_steps", state->bad_steps);
     trn_json_set_integer(json, "bad_in_row", state->bad_in_row);
     trn_json_set_real(json, "seconds", state->seconds);
+    if (state->teacher[0])
+        trn_json_set_string(json, "teacher", state->teacher);
     trn_json_set_object(json, "files", digests.files);
     text = trn_json_text(json, true);
     if (status == ENG_OK)
@@ -338,6 +340,18 @@ static eng_status read_numbers(const trn_json *json, trn_run_state *state, eng_e
     return status == ENG_OK ? trn_json_real(json, "seconds", &state->seconds, error) : status;
 }
 
+static eng_status read_teacher(const trn_json *json, trn_run_state *state, eng_error *error) {
+    const char *digest = "";
+    if (!trn_json_has(json, "teacher"))
+        return ENG_OK;
+    eng_status status = trn_json_string(json, "teacher", &digest, error);
+    if (status == ENG_OK && strlen(digest) != sizeof state->teacher - 1)
+        return eng_fail(error, ENG_FORMAT, "%s: teacher: not a SHA-256", state_name);
+    if (status == ENG_OK)
+        memcpy(state->teacher, digest, sizeof state->teacher);
+    return status;
+}
+
 static eng_status verify(const char *dir, int64_t step, trn_run_state *state, eng_error *error) {
     char *path = eng_join_path(dir, state_name);
     trn_json *json = NULL;
@@ -345,6 +359,8 @@ static eng_status verify(const char *dir, int64_t step, trn_run_state *state, en
     eng_status status = path ? trn_json_read(path, &json, error) : no_memory(error);
     if (status == ENG_OK)
         status = read_numbers(json, state, error);
+    if (status == ENG_OK)
+        status = read_teacher(json, state, error);
     if (status == ENG_OK && state->step != step)
         status = eng_fail(error, ENG_FORMAT, "%s: holds step %lld", state_name, (long long)state->step);
     v.ranks = state->ranks;

@@ -8,6 +8,7 @@
 #define TRAINER_RUN_FOLDER_H
 
 #include "engine/checkpoint.h"
+#include "engine/digest.h"
 #include "trainer/optimizer.h"
 
 // Where a run stands after `step` steps. The order of the data is a function of seed, context, batch_rows and the data
@@ -21,6 +22,7 @@ typedef struct trn_run_state {
     int64_t bad_steps, bad_in_row; // not finite: so far, and up to this step without a good one between
     int64_t ranks;                 // that have saved
     double seconds;                // spent so far
+    char teacher[ENG_DIGEST_HEX];  // the digest of its files; "": none
 } trn_run_state;
 
 // Writes RUN/step-N for state->step = N, of all ranks (the optimizer's) together: it stands when rank 0 returns. With

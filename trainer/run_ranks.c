@@ -59,6 +59,8 @@ eng_status trn_ranks_agree_run(const trn_run *run, eng_error *error) {
     snprintf(facts, sizeof facts, "%s%s", train, valid);
     status = trn_ranks_agree(run->ranks, "data set", facts, error);
     if (status == ENG_OK)
+        status = trn_ranks_agree(run->ranks, "teacher", run->teacher.digest, error);
+    if (status == ENG_OK)
         status = trn_ranks_agree(run->ranks, "device", kern_device_describe(run->device)->numeric_profile, error);
     if (status == ENG_OK)
         status = trn_run_config_text(&run->config, &text, error);

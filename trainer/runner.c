@@ -24,10 +24,13 @@ static size_t larger(size_t a, size_t b) {
     return a > b ? a : b;
 }
 
-static eng_status create_memory(const eng_weights *weights, const eng_plan *also, trn_runner *runner,
+static eng_status create_memory(const eng_weights *weights, const eng_plan *const also[2], trn_runner *runner,
                                 eng_error *error) {
-    size_t saved = larger(runner->plan->saved_bytes, also ? also->saved_bytes : 0);
-    size_t scratch = larger(runner->plan->scratch_bytes, also ? also->scratch_bytes : 0);
+    size_t saved = runner->plan->saved_bytes, scratch = runner->plan->scratch_bytes;
+    for (int i = 0; i < 2; i++) {
+        saved = larger(saved, also[i] ? also[i]->saved_bytes : 0);
+        scratch = larger(scratch, also[i] ? also[i]->scratch_bytes : 0);
+    }
     return eng_memory_create(runner->device, weights, saved, scratch, runner->states, runner->pages, &runner->memory,
                              error);
 }

@@ -34,10 +34,10 @@ typedef struct trn_runner {
 
 typedef struct trn_runner_options {
     eng_plan_options plan;
-    int32_t max_boundaries; // documents that may start inside rows
-    int32_t slots;          // SERVE
-    int32_t slot_tokens;    // SERVE: the longest timeline of a slot
-    const eng_plan *also;   // another plan of these sizes that runs in the same memory, in turns; may be NULL
+    int32_t max_boundaries;  // documents that may start inside rows
+    int32_t slots;           // SERVE
+    int32_t slot_tokens;     // SERVE: the longest timeline of a slot
+    const eng_plan *also[2]; // other plans of these sizes that run in the same memory, in turns; may be NULL
 } trn_runner_options;
 
 ENG_CHECKED eng_status trn_runner_create(const eng_weights *weights, const trn_runner_options *options, trn_runner *out,

@@ -66,6 +66,8 @@ static trn_json *log_line(const loop *loop, double seconds) {
         return NULL;
     trn_json_set_integer(line, "step", report->step);
     trn_json_set_real(line, "loss", report->loss);
+    if (run->teacher.checkpoint)
+        trn_json_set_real(line, "divergence", report->divergence);
     trn_json_set_real(line, "lr", report->rate);
     trn_json_set_real(line, "gradient_norm", report->gradient_norm);
     trn_json_set_integer(line, "targets", report->targets);
@@ -82,6 +84,8 @@ static trn_json *log_line(const loop *loop, double seconds) {
     trn_json_set_integer(line, "bad_steps", run->state.bad_steps);
     if (loop->scored) {
         trn_json_set_real(line, "valid_loss", loop->score.loss / (double)loop->score.targets);
+        if (run->teacher.checkpoint)
+            trn_json_set_real(line, "valid_divergence", loop->score.divergence / (double)loop->score.targets);
         trn_json_set_real(line, "valid_accuracy", accuracy(loop));
         trn_json_set_integer(line, "valid_targets", loop->score.targets);
         trn_exits_write(&loop->score.exits, "valid_", line);
@@ -128,16 +132,18 @@ static eng_status open_log(loop *loop, eng_error *error) {
 
 static void describe(const loop *loop, char *text, size_t size) {
     const trn_step_report *report = &loop->report;
-    char left[24], solver[48] = "", bad[40] = "";
+    char left[24], taught[40] = "", solver[48] = "", bad[40] = "";
     double rate = loop->step_seconds > 0 ? (double)report->tokens / loop->step_seconds : 0;
     double remaining = (double)(loop->run->config.steps - report->step) * loop->step_seconds;
+    if (loop->run->teacher.checkpoint)
+        snprintf(taught, sizeof taught, "  divergence %.4f", report->divergence);
     if (report->solves.solves > 0)
         snprintf(solver, sizeof solver, "  cg %.1f/%.1f", mean_steps(&report->solves),
                  mean_steps(&report->backward_solves));
     if (loop->run->state.bad_steps > 0)
         snprintf(bad, sizeof bad, "  %lld bad", (long long)loop->run->state.bad_steps);
-    snprintf(text, size, "step %lld/%lld  loss %.4f  lr %.2e  |g| %.3f%s%s  %.0f tokens/s  %s left",
-             (long long)report->step, (long long)loop->run->config.steps, report->loss, report->rate,
+    snprintf(text, size, "step %lld/%lld  loss %.4f%s  lr %.2e  |g| %.3f%s%s  %.0f tokens/s  %s left",
+             (long long)report->step, (long long)loop->run->config.steps, report->loss, taught, report->rate,
              report->gradient_norm, solver, bad, rate, trn_duration(remaining, left));
 }
 
@@ -170,14 +176,16 @@ static void show_exits(loop *loop) {
 }
 
 static void show_step(loop *loop) {
-    char text[240], line[320];
+    char text[280], taught[40] = "", line[400];
     describe(loop, text, sizeof text);
+    if (loop->scored && loop->run->teacher.checkpoint)
+        snprintf(taught, sizeof taught, " (divergence %.4f)", loop->score.divergence / (double)loop->score.targets);
     uint64_t unconverged = loop->report.solves.unconverged + loop->report.backward_solves.unconverged;
     if (trn_progress_due(&loop->progress))
         trn_progress_show(&loop->progress, "%s", text);
     if (loop->scored)
-        snprintf(line, sizeof line, "%s  valid %.4f  right %.2f %%", text,
-                 loop->score.loss / (double)loop->score.targets, 100 * accuracy(loop));
+        snprintf(line, sizeof line, "%s  valid %.4f%s  right %.2f %%", text,
+                 loop->score.loss / (double)loop->score.targets, taught, 100 * accuracy(loop));
     else if (!loop->progress.terminal && trn_seconds() >= loop->next_line && unconverged > 0)
         snprintf(line, sizeof line, "%s  %llu solves unconverged", text, (unsigned long long)unconverged);
     else if (!loop->progress.terminal && trn_seconds() >= loop->next_line)

@@ -85,6 +85,9 @@ static void announce(const trn_run *run, const char *dir, FILE *out) {
     fprintf(out, "%llu parameters, %lld rows of %d pairs an epoch, %d rows a step, %s\n",
             (unsigned long long)run->model->parameters, (long long)run->state.data_rows, (int)run->state.context,
             run->batch_rows, kern_device_describe(run->device)->description);
+    if (run->teacher.checkpoint)
+        fprintf(out, "teacher: %s, %llu parameters\n", run->config.teacher,
+                (unsigned long long)run->teacher.model->parameters);
     if (dir)
         fprintf(out, "going on from %s\n", dir);
     fflush(out);

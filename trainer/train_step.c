@@ -13,7 +13,7 @@
 
 // What a rank has of a step or a validation, and the ranks together.
 typedef struct figures {
-    double loss; // sum over targets
+    double loss, divergence; // sums over targets
     int64_t tokens, targets;
     trn_hits hits;
     eng_compute solves, backward_solves;
@@ -30,6 +30,7 @@ static void add_compute(eng_compute *sum, const eng_compute *part) {
 
 static void add_figures(figures *sum, const figures *part) {
     sum->loss += part->loss;
+    sum->divergence += part->divergence;
     sum->tokens += part->tokens;
     sum->targets += part->targets;
     sum->hits.targets += part->hits.targets;
@@ -86,6 +87,7 @@ static eng_status run_micro_batch(trn_run *run, int32_t first, double weight, fi
     if (status != ENG_OK)
         return status;
     sum->loss += trn_batch_loss(&run->batch, 0, run->runner.rows->n_tokens);
+    sum->divergence += trn_batch_divergence(&run->batch);
     add_compute(&sum->solves, &run->batch.solves);
     add_compute(&sum->backward_solves, &run->batch.backward_solves);
     return trn_exits_add(&sum->exits, &run->runner, error);
@@ -105,6 +107,7 @@ static eng_status run_micro_batches(trn_run *run, trn_step_report *report, eng_e
     if (status == ENG_OK)
         status = add_ranks(run, &sum, error);
     report->loss = sum.loss / (double)report->targets;
+    report->divergence = sum.divergence / (double)report->targets;
     report->solves = sum.solves;
     report->backward_solves = sum.backward_solves;
     report->exits = sum.exits;
@@ -125,7 +128,10 @@ static eng_status find_culprit(trn_run *run, trn_step_report *report, eng_error 
             snprintf(report->culprit, sizeof report->culprit, "%s %s", blocks[i].what, run->model->tensor[tensor].name);
     }
     if (tensor < 0)
-        snprintf(report->culprit, sizeof report->culprit, "%s", isfinite(report->loss) ? "gradient norm" : "loss");
+        snprintf(report->culprit, sizeof report->culprit, "%s",
+                 !isfinite(report->loss)         ? "loss"
+                 : !isfinite(report->divergence) ? "divergence"
+                                                 : "gradient norm");
     return status;
 }
 
@@ -143,13 +149,14 @@ static eng_status compute_update(trn_run *run, trn_step_report *report, eng_erro
     if (status == ENG_OK)
         status = trn_optimizer_norm(&run->optimizer, error);
     profile_optimizer(run, "gradient norm", 1, 2);
-    if (status == ENG_OK && isfinite(report->loss))
+    const bool known = isfinite(report->loss) && isfinite(report->divergence);
+    if (status == ENG_OK && known)
         status = trn_optimizer_update(&run->optimizer, report->rate, error);
     profile_optimizer(run, "AdamW", run->optimizer.rest ? 9 : 7, 15);
     bool usable = false;
     if (status == ENG_OK)
         status = trn_optimizer_outcome(&run->optimizer, &report->gradient_norm, &usable, error);
-    if (status != ENG_OK || (usable && isfinite(report->loss)))
+    if (status != ENG_OK || (usable && known))
         return status;
     report->outcome = TRN_STEP_NOT_FINITE;
     return find_culprit(run, report, error);
@@ -197,6 +204,7 @@ static eng_status score_rows(trn_run *run, int64_t first, int64_t end, figures *
     if (status != ENG_OK)
         return status;
     sum->loss += trn_batch_loss(&run->batch, 0, run->runner.rows->n_tokens);
+    sum->divergence += trn_batch_divergence(&run->batch);
     trn_batch_hits(&run->batch, &sum->hits);
     add_compute(&sum->solves, &run->batch.solves);
     return trn_exits_add(&sum->exits, &run->runner, error);
@@ -218,7 +226,11 @@ eng_status trn_run_validate(trn_run *run, trn_score *score, eng_error *error) {
     run->runner.plan = run->train_plan;
     if (status == ENG_OK)
         status = add_ranks(run, &sum, error);
-    *score = (trn_score){
-        .loss = sum.loss, .targets = sum.targets, .hits = sum.hits, .solves = sum.solves, .exits = sum.exits};
+    *score = (trn_score){.loss = sum.loss,
+                         .divergence = sum.divergence,
+                         .targets = sum.targets,
+                         .hits = sum.hits,
+                         .solves = sum.solves,
+                         .exits = sum.exits};
     return status;
 }

@@ -94,7 +94,8 @@ assert len(a) == len(b) == 12, (len(a), len(b))
 for x, y in zip(a, b):
     for key in ("step", "targets", "tokens", "epoch", "row"):
         assert x[key] == y[key], (key, x, y)
-    for key, times in (("loss", 1), ("gradient_norm", 20), ("valid_loss", 1)):
+    for key, times in (("loss", 1), ("divergence", 1), ("gradient_norm", 20), ("valid_loss", 1),
+                       ("valid_divergence", 1)):
         p, q = x.get(key, 0), y.get(key, 0)
         assert (key in x) == (key in y) and abs(p - q) <= float(sys.argv[3]) * times * p, (key, x, y)
 END
@@ -136,6 +137,15 @@ for pair in "2 2" "2 1" "1 2" "2 3"; do
         cmp two/step-00000012/$name.safetensors on/step-00000012/$name.safetensors || fail "going on: another $name"
     done
 done
+
+# ---- a teacher that all of them have
+
+for count in 1 2; do
+    ranks $count --config run.ini --out "taught_$count" --set "teacher.model=$folder/one/step-00000012"
+    well $count "$count ranks with a teacher"
+done
+same taught_1 taught_2 1e-4
+grep -q '"valid_divergence":' taught_2/log.jsonl || fail "with a teacher: no divergence is told"
 
 # ---- devices that sum by themselves: pretended ones, late and strict
 
@@ -189,6 +199,20 @@ for rank in 0 1; do
 done
 wait
 ended 2 2 'rank 1 has another data set than rank 0'
+
+# Another teacher under the same name
+ln -s "$folder/one/step-00000012" host.0/teacher
+ln -s "$folder/two/step-00000012" host.1/teacher
+for rank in 0 1; do
+    (
+        cd "host.$rank" || exit 1
+        RANK=$rank WORLD_SIZE=2 timeout 300 "$trainer" train --config ../run.ini --out ../other_teacher \
+            --set teacher.model=teacher >../out.$rank 2>../err.$rank
+        echo $? >"../status.$rank"
+    ) &
+done
+wait
+ended 2 2 'rank 1 has another teacher than rank 0'
 
 # A folder that is not the same for all
 for rank in 0 1; do
