@@ -135,8 +135,8 @@ row() { # MODEL
 }
 
 table() {
-    printf '| %s ' model "float32, ${REFERENCE:-cpu}" "float32, $device" apart "bf16, seeds ${seeds[*]}" 'their spread' \
-        'bf16 less the reference' 'within twice the spread'
+    printf '| %s ' model "float32, ${REFERENCE:-cpu}" "float32, $device" apart "bf16, seeds ${seeds[*]}" \
+        'their spread' 'bf16 less the reference' 'within twice the spread'
     printf '|\n|---|---|---|---|---|---|---|---|\n'
     for model in "${models[@]}"; do row "$model"; done
 }

@@ -13,8 +13,8 @@
 #
 # DATA has the shards train and their tokenizer in DATA/tokenizer, as for ranking.sh. Needs mesa-trainer (MESA_BUILD,
 # default build, is its folder). DEVICE (cpu), REFERENCE (cpu), MODELS ("mesa gdn mamba2 attention"), STEPS (500),
-# WIDTH (512), LAYERS (8), CONTEXT (2048), SETTINGS ("section.key=value ..." of all runs), MAX_SECONDS (0, none) of a run
-# or a check.
+# WIDTH (512), LAYERS (8), CONTEXT (2048), SETTINGS ("section.key=value ..." of all runs), MAX_SECONDS (0, none) of a
+# check.
 set -euo pipefail
 
 if [ $# -lt 2 ]; then
@@ -53,7 +53,7 @@ run_of() {
     kind=$(layer "$1")
     list=$(seq "$layers" | sed "s/.*/$kind/" | paste -sd,)
     for setting in ${SETTINGS:-}; do settings+=(--set "$setting"); done
-    "$trainer" train --config "$out/gradients.ini" --out "$4" --max-seconds "$limit" \
+    "$trainer" train --config "$out/gradients.ini" --out "$4" \
         --set model.layer_types="[$list]" --set data.train="$data/train" --set data.tokenizer="$data/tokenizer" \
         --set train.device="$device" "${settings[@]}" --set train.steps="$2" --set optim.lr="$3" >"$4.log" 2>&1 ||
         { echo "gradients.sh: $1: $(tail -n 1 "$4.log")" >&2; return 1; }

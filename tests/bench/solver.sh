@@ -75,8 +75,8 @@ read_all() {
 
 # The median step behind the first two, in milliseconds.
 step_time() { # SETTING
-    grep -oE '"step_seconds": ?[0-9.e+-]+' "$OUT/speed/$1/log.jsonl" 2>/dev/null | sed 's/.*: *//' | tail -n +3 | sort -g |
-        awk '{ time[NR] = $1 } END { if (NR) printf "%.1f", 1000 * time[int((NR + 1) / 2)]; else printf "-" }'
+    grep -oE '"step_seconds": ?[0-9.e+-]+' "$OUT/speed/$1/log.jsonl" 2>/dev/null | sed 's/.*: *//' | tail -n +3 |
+        sort -g | awk '{ time[NR] = $1 } END { if (NR) printf "%.1f", 1000 * time[int((NR + 1) / 2)]; else printf "-" }'
 }
 
 # The loss of every reading, and, of the last positions, what some of them lose against the exact solve.
@@ -89,7 +89,10 @@ row() { # SETTING SEED
         /^. solver/ { for (i = 2; i < NF; i++) if ($i ~ /^[0-9]+-[0-9]+$/) late = i }
         /^. (steps|tolerance|exact)/ { loss[$2] = $3; last[$2] = $late }
         function lost(x) { return sprintf("%+.4f", last[x] - last["exact"]) }
-        BEGIN { count = split("steps 4,steps 6,steps 10,steps 30,tolerance 0.1,tolerance 0.01,tolerance 0.001,exact", x, ",") }
+        BEGIN {
+            settings = "steps 4,steps 6,steps 10,steps 30,tolerance 0.1,tolerance 0.01,tolerance 0.001,exact"
+            count = split(settings, x, ",")
+        }
         END {
             printf "| %s | %s | %s | %.1f | %.4f", name, seed, time, steps, trained
             for (i = 1; i <= count; i++) printf " | %s", loss[x[i]]
@@ -99,8 +102,9 @@ row() { # SETTING SEED
 
 table() {
     local model seed
-    printf '| %s ' 'trained with' seed 'ms a step' 'solver steps at the end' 'loss of training' 'read with 4 steps' 6 10 30 \
-        'tolerance 0.1' 0.01 0.001 exact 'late tokens, exact' 'they lose with 4 steps' 'with 10' 'with tolerance 0.1'
+    printf '| %s ' 'trained with' seed 'ms a step' 'solver steps at the end' 'loss of training' 'read with 4 steps' \
+        6 10 30 'tolerance 0.1' 0.01 0.001 exact 'late tokens, exact' 'they lose with 4 steps' 'with 10' \
+        'with tolerance 0.1'
     printf '|\n%s|\n' "$(printf '|---%.0s' {1..17})"
     for model in "${models[@]}"; do
         for seed in "${seeds[@]}"; do row "$model" "$seed"; done

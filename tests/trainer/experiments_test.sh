@@ -46,7 +46,8 @@ gradients() {
 }
 gradients
 same 'rows of gradients' 12 "$(wc -l <told)"
-same 'start and end' 'step-00000001 step-00000003' "$(printf '%s ' gradients/gdn-[03]/step-* | sed 's/[^ ]*\///g; s/ $//')"
+same 'start and end' 'step-00000001 step-00000003' \
+    "$(printf '%s ' gradients/gdn-[03]/step-* | sed 's/[^ ]*\///g; s/ $//')"
 cmp -s gradients/gdn-0/step-00000001/model.safetensors gradients/gdn-3/step-00000003/model.safetensors &&
     fail 'the trained model is its start'
 largest=$(awk '/^error of a tensor, largest/ { print $6 }' gradients/gdn-3-bf16.txt)
