@@ -11,6 +11,10 @@
 
 enum { TILE = 128 };
 
+typedef struct normaliser {
+    double top, log_sum; // the largest logit, and the logarithm of the sum of exp(logit - top)
+} normaliser;
+
 typedef struct reading {
     trn_evaluation *e;
     trn_exit_data *out;
@@ -18,6 +22,7 @@ typedef struct reading {
     int32_t width, vocabulary;
     float *hidden;           // (TILE, width) of one loop
     float *logits, *earlier; // (TILE, vocabulary) of this loop and of the one before
+    normaliser before[TILE]; // of the one before
     int64_t capacity;        // targets that there is room for
 } reading;
 
@@ -33,38 +38,30 @@ void trn_exit_data_free(trn_exit_data *data) {
 
 // -------------------------------------------------------------------------------------------------------------- output
 
-typedef struct distribution {
-    double top, log_sum; // of exp(logit - top)
-    int32_t best;
-} distribution;
-
-static distribution distribution_of(const float *logits, int32_t count) {
-    distribution d = {.best = 0};
-    double sum = 0;
-    for (int32_t i = 1; i < count; i++)
-        d.best = logits[i] > logits[d.best] ? i : d.best;
-    d.top = (double)logits[d.best];
-    for (int32_t i = 0; i < count; i++)
-        sum += exp((double)logits[i] - d.top);
-    d.log_sum = log(sum);
-    return d;
-}
-
-// earlier: of the loop before; NULL: there is none.
-static void measure(const reading *r, const float *logits, const float *earlier, int32_t target, int64_t place) {
-    const distribution d = distribution_of(logits, r->vocabulary);
-    const distribution before = earlier ? distribution_of(earlier, r->vocabulary) : d;
-    double entropy = 0, change = 0;
+// One pass with exponentials: with e = exp(logit - top), the entropy is log_sum - sum e (logit - top) / sum, and the
+// divergence from the loop before likewise.
+static void measure(reading *r, int32_t place_in_tile, bool first, int32_t target, int64_t place) {
+    const size_t at = (size_t)place_in_tile * (size_t)r->vocabulary;
+    const float *logits = r->logits + at, *earlier = r->earlier + at;
+    const normaliser before = r->before[place_in_tile];
+    double sum = 0, log_mean = 0, change = 0;
+    int32_t best = 0;
+    for (int32_t i = 1; i < r->vocabulary; i++)
+        best = logits[i] > logits[best] ? i : best;
+    const double top = (double)logits[best];
     for (int32_t i = 0; i < r->vocabulary; i++) {
-        const double log_p = (double)logits[i] - d.top - d.log_sum, p = exp(log_p);
-        entropy -= p * log_p;
-        if (earlier)
-            change += p * (log_p - ((double)earlier[i] - before.top - before.log_sum));
+        const double below = (double)logits[i] - top, e = exp(below);
+        sum += e;
+        log_mean += e * below;
+        if (!first)
+            change += e * (below - ((double)earlier[i] - before.top));
     }
-    r->out->loss[place] = (float)(d.top + d.log_sum - (double)logits[target]);
-    r->out->right[place] = d.best == target;
-    r->out->entropy[place] = (float)entropy;
-    r->out->change[place] = earlier ? (float)fmax(change, 0) : INFINITY;
+    const double log_sum = log(sum);
+    r->before[place_in_tile] = (normaliser){top, log_sum};
+    r->out->loss[place] = (float)(top + log_sum - (double)logits[target]);
+    r->out->right[place] = best == target;
+    r->out->entropy[place] = (float)(log_sum - log_mean / sum);
+    r->out->change[place] = first ? INFINITY : (float)fmax(change / sum - log_sum + before.log_sum, 0);
 }
 
 static eng_status run_head(reading *r, int32_t count, eng_error *error) {
@@ -95,7 +92,7 @@ static eng_status run_head(reading *r, int32_t count, eng_error *error) {
 static eng_status run_loop(reading *r, const int32_t *token, int32_t count, int32_t loop, int64_t first,
                            eng_error *error) {
     trn_runner *runner = &r->e->runner;
-    const size_t width = (size_t)r->width, vocabulary = (size_t)r->vocabulary;
+    const size_t width = (size_t)r->width;
     eng_status status = ENG_OK;
     float *before = r->logits;
     r->logits = r->earlier;
@@ -108,8 +105,7 @@ static eng_status run_loop(reading *r, const int32_t *token, int32_t count, int3
     if (status == ENG_OK)
         status = run_head(r, count, error);
     for (int32_t i = 0; status == ENG_OK && i < count; i++)
-        measure(r, r->logits + (size_t)i * vocabulary, loop > 0 ? r->earlier + (size_t)i * vocabulary : NULL,
-                runner->rows->target[token[i]], (first + i) * r->out->loops + loop);
+        measure(r, i, loop == 0, runner->rows->target[token[i]], (first + i) * r->out->loops + loop);
     return status;
 }
 

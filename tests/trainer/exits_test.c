@@ -4,6 +4,7 @@
 #include "trainer/exit_rules.h"
 
 #include <math.h>
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -12,6 +13,7 @@
 #include "tests/check_main.h"
 #include "tests/trainer/run_support.h"
 #include "trainer/commands.h"
+#include "trainer/probe.h"
 
 enum { CONTEXT = 48, LOOPS = 3, DOCUMENTS = 12 };
 
@@ -89,6 +91,72 @@ START_TEST(all_loops_are_what_scoring_says) {
         mean += (weight[1] + 2 * weight[2]) / (double)data.targets;
     }
     ck_assert(mean > 0.1 && mean < 1.9); // it does choose
+    trn_exit_data_free(&data);
+    trn_evaluation_close(&e);
+}
+END_TEST
+
+// Logits of the first window when the model has so many loops: those of a looped model's loop `loops`.
+static void read_logits(const trn_row *row, int loops, float *logits) {
+    char text[8192], *number;
+    trn_probe probe;
+    eng_error error = {0};
+    FILE *file = fopen(temp_path("m/config.json"), "r");
+    ck_assert_ptr_nonnull(file);
+    const size_t size = fread(text, 1, sizeof text - 1, file);
+    fclose(file);
+    text[size] = '\0';
+    ck_assert_ptr_nonnull(number = strstr(text, "\"num_loops\":"));
+    number += strcspn(number, "123");
+    *number = (char)('0' + loops);
+    temp_write("m/config.json", text, size);
+    ck_assert_msg(trn_probe_open(temp_path("m"), "cpu", false, KERN_STORE_F32, &probe, &error) == ENG_OK, "%s",
+                  error.text);
+    ck_assert_int_eq(
+        trn_probe_logits(&probe, row->id, row->length, row->length, trn_model_solver(probe.model), logits, &error),
+        ENG_OK);
+    trn_probe_close(&probe);
+}
+
+static void log_softmax(const float *logits, double *log_p) {
+    double sum = 0;
+    for (int i = 0; i < TEST_VOCABULARY; i++)
+        sum += exp((double)logits[i]);
+    for (int i = 0; i < TEST_VOCABULARY; i++)
+        log_p[i] = (double)logits[i] - log(sum);
+}
+
+START_TEST(entropies_and_divergences_are_those_of_the_logits) {
+    static float logits[LOOPS][CONTEXT * TEST_VOCABULARY];
+    double log_p[TEST_VOCABULARY], before[TEST_VOCABULARY], largest = 0;
+    trn_evaluation e;
+    trn_exit_data data;
+    trn_row row;
+    write_model(false);
+    open_model(&e);
+    read_data(&e, &data);
+    const trn_window *window = &e.windows.window[0];
+    ck_assert_int_eq(trn_row_create(CONTEXT, &row, NULL), ENG_OK);
+    ck_assert_int_eq(trn_dataset_window(e.dataset, window->document, window->first, window->count, &row, NULL), ENG_OK);
+    ck_assert_int_eq(data.end[0], row.length); // each has a target
+    for (int r = 0; r < LOOPS; r++)
+        read_logits(&row, r + 1, logits[r]);
+    for (int32_t t = 0; t < row.length; t++)
+        for (int r = 0; r < LOOPS; r++) {
+            double entropy = 0, change = 0;
+            log_softmax(logits[r] + (size_t)t * TEST_VOCABULARY, log_p);
+            for (int i = 0; i < TEST_VOCABULARY; i++) {
+                entropy -= exp(log_p[i]) * log_p[i];
+                change += r > 0 ? exp(log_p[i]) * (log_p[i] - before[i]) : 0;
+                before[i] = log_p[i];
+            }
+            ck_assert_double_eq_tol((double)data.entropy[t * LOOPS + r], entropy, 1e-5);
+            if (r > 0)
+                ck_assert_double_eq_tol((double)data.change[t * LOOPS + r], change, 1e-5);
+            largest = change > largest ? change : largest;
+        }
+    ck_assert(largest > 1e-3);
+    trn_row_free(&row);
     trn_exit_data_free(&data);
     trn_evaluation_close(&e);
 }
@@ -316,6 +384,7 @@ static Suite *exits_suite(void) {
     tcase_add_checked_fixture(cases, temp_folder_make, temp_folder_remove);
     tcase_set_timeout(cases, 60);
     tcase_add_test(cases, all_loops_are_what_scoring_says);
+    tcase_add_test(cases, entropies_and_divergences_are_those_of_the_logits);
     tcase_add_test(cases, a_silent_head_is_uniform);
     tcase_add_test(cases, rules_choose_what_they_promise);
     tcase_add_test(cases, baselines_know_the_gates_shares_alone);
