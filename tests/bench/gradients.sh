@@ -47,9 +47,15 @@ layer() { # MODEL: what its layers mix with
     esac
 }
 
-# MODEL STEPS RATE FOLDER: a run whose last checkpoint is kept. A rate of 0 leaves the start as it is.
+checkpoint_of() { # FOLDER STEPS: of a run that took them all
+    printf '%s/step-%08d' "$1" "$2"
+}
+
+# MODEL STEPS RATE FOLDER: a run whose last checkpoint is kept, unless it is there. A rate of 0 leaves the start as is.
 run_of() {
     local settings=() setting kind list
+    [ ! -d "$(checkpoint_of "$4" "$2")" ] || return 0
+    rm -rf "$4"
     kind=$(layer "$1")
     list=$(seq "$layers" | sed "s/.*/$kind/" | paste -sd,)
     for setting in ${SETTINGS:-}; do settings+=(--set "$setting"); done
@@ -91,15 +97,15 @@ eval_every = 0
 save_every = 0
 END
     for model in "${models[@]}"; do
-        compgen -G "$out/$model-0/step-*" >/dev/null || run_of "$model" 1 0 "$out/$model-0" || continue
-        compgen -G "$out/$model-$steps/step-*" >/dev/null || run_of "$model" "$steps" 0.002 "$out/$model-$steps" || true
+        run_of "$model" 1 0 "$out/$model-0" || continue
+        run_of "$model" "$steps" 0.002 "$out/$model-$steps" || true
     done
 }
 
 # NAME MODEL STEP ARGUMENTS...: `check` into OUT/NAME.txt, whole or not at all; status 1 is a figure outside, and kept.
 check_of() {
     local to=$out/$1.txt checkpoint status=0
-    checkpoint=$(printf '%s\n' "$out/$2-$3"/step-* | tail -n 1)
+    checkpoint=$(checkpoint_of "$out/$2-$3" "$(($3 > 0 ? $3 : 1))")
     shift 3
     [ ! -e "$to" ] && [ -d "$checkpoint" ] || return 0
     timeout "$limit" "$trainer" check "$checkpoint" --data "$data/train" --context "$context" --seed 2 \

@@ -1,7 +1,7 @@
 #!/bin/bash
 # SPDX-License-Identifier: Apache-2.0
-# tests/bench/gradients.sh, curves.sh and solver.sh at a size of seconds, on the device that pretends: what they run,
-# that they run it once, and their tables, where it matters on results that were made up.
+# tests/bench/gradients.sh, curves.sh, solver.sh and recall.sh at a size of seconds, on the device that pretends: what
+# they run, that they run it once, and their tables, where it matters on results that were made up.
 set -uo pipefail
 source_dir=${MESA_SOURCE:-$(cd "$(dirname "$0")/../.." && pwd)}
 export MESA_BUILD=${MESA_BUILD:-$source_dir/build} OMP_NUM_THREADS=1
@@ -105,6 +105,48 @@ before=$(find solver -name '*.json*' ! -name sweep.json | sort | xargs cat | sha
 solver
 same 'solver again' "$before" "$(find solver -name '*.json*' ! -name sweep.json | sort | xargs cat | sha256sum)"
 
+# ---- recall
+export SETTINGS=train.eval_rows=8
+recall() { # OUT KIND PHASE...
+    VOCABULARY=64 LENGTH=32 PAIRS=2,4 WIDTHS=64 MIXERS="mesa gdn attention" TASKS_OF_MAD="noisy-recall compression" \
+        STEPS=2 BATCH=2 EXAMPLES=100 PARALLEL=2 script recall.sh "$@"
+}
+export SEEDS="1 2"
+recall mqar mqar
+same 'rows of recall' 8 "$(wc -l <told)"
+same 'runs of recall' '12 12' \
+    "$(printf '%s\n' mqar/search/*@*,seed=1 | wc -l) $(printf '%s\n' mqar/train/*,seed=* | wc -l)"
+has() { # RUN KEY...: what it was made with
+    local run=$1 key
+    shift
+    for key; do grep -qF -e "$key" "$run/run.json" || fail "$run: no $key"; done
+}
+has mqar/train/mesa-64-plain,seed=1 '\"mesa_net\", \"mesa_net\"' model.conv_size=1
+grep -q conv_size mqar/train/mesa-64-conv,seed=1/run.json && fail 'a convolution of one id'
+has mqar/train/gdn-64-conv,seed=2 '\"update\": \"delta\"'
+has mqar/train/attention-64-conv,seed=1 '\"window_size\": 4'
+mv mqar moved && recall moved mqar
+grep -q 'at once' err && fail "recall again: $(cat err)"
+score() { # RUN ACCURACY STEP
+    mkdir -p "moved/train/$1"
+    printf '{\n  "end": "done",\n  "valid_accuracy": %s,\n  "step": %s\n}\n' "$2" "$3" >"moved/train/$1/run.json"
+}
+score gdn-64-conv,seed=1 0.99 200
+score gdn-64-conv,seed=2 0.97 400
+recall moved mqar table
+same 'mean, deviation, steps' '98.0 ± 1.4 (300)' "$(cell gdn-conv 3)"
+unset SEEDS
+recall mad mad
+same 'runs of MAD' 12 "$(printf '%s\n' mad/train/*,seed=1 | wc -l)"
+has mad/train/compression-mesa,lr=0.002,seed=1 data.train=compression/train data.context=63 model.vocab_size=16
+rm -r moved/train
+score noisy-recall-gdn,lr=0.0005,seed=1 0.5 2000
+score noisy-recall-gdn,lr=0.002,seed=1 0.25 2000
+recall moved mad table
+same 'the best rate' '50.0 (2000)' "$(cell gdn 3)"
+
+"$bench/recall.sh" none mqar nothing >told 2>err && fail 'recall: a phase that is none'
+grep -q 'no phase nothing' err || fail "recall: a phase that is none: $(cat err)"
 for name in gradients curves solver; do
     "$bench/$name.sh" data none nothing >told 2>err && fail "$name: a phase that is none"
     grep -q 'no phase nothing' err || fail "$name: a phase that is none: $(cat err)"
