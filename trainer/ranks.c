@@ -16,7 +16,7 @@
 
 enum { COMPARED = 8192 }; // bytes of a text in which the difference is looked for
 
-static const double word_seconds = 5; // for the word on what a run ends with
+static const double word_seconds = 5; // for what a lost rank may have left
 
 int32_t trn_ranks_own(const trn_ranks *ranks) {
     return ranks ? ranks->rank : 0;
@@ -76,21 +76,21 @@ static void tell_own(trn_ranks *ranks, eng_status status, const eng_error *error
         send_fault(ranks->control ? ranks->control[0] : -1, &fault);
 }
 
-// The next fault on a connection, whatever stands before it. False: it closed, or none came in time.
-static bool read_fault(int fd, trn_frame_fault *fault) {
-    const double deadline = trn_seconds() + word_seconds;
+// The next fault on a connection, whatever stands before it. ENG_IO: it closed; ENG_BUSY: none came in time.
+static eng_status read_fault(int fd, double seconds, trn_frame_fault *fault) {
+    const double deadline = trn_seconds() + seconds;
     trn_frame frame;
     char skipped[256];
-    while (fd >= 0 && trn_link_receive(fd, &frame, sizeof frame, deadline) == ENG_OK) {
+    eng_status status = fd >= 0 ? ENG_OK : ENG_IO;
+    while (status == ENG_OK && (status = trn_link_receive(fd, &frame, sizeof frame, deadline)) == ENG_OK) {
         if (frame.kind == TRN_FRAME_FAULT && frame.bytes == sizeof *fault)
-            return trn_link_receive(fd, fault, sizeof *fault, deadline) == ENG_OK;
-        for (size_t left = frame.bytes, taken; left > 0; left -= taken) {
+            return trn_link_receive(fd, fault, sizeof *fault, deadline);
+        for (size_t left = frame.bytes, taken; status == ENG_OK && left > 0; left -= taken) {
             taken = left < sizeof skipped ? left : sizeof skipped;
-            if (trn_link_receive(fd, skipped, taken, deadline) != ENG_OK)
-                return false;
+            status = trn_link_receive(fd, skipped, taken, deadline);
         }
     }
-    return false;
+    return status;
 }
 
 static trn_frame_fault describe_lost(const trn_ranks *ranks, int32_t rank, bool silent) {
@@ -107,18 +107,19 @@ eng_status trn_ranks_lost(trn_ranks *ranks, int32_t rank, bool silent, eng_error
         return trn_ranks_fail(ranks, error);
     trn_frame_fault fault = describe_lost(ranks, rank, silent), word;
     if (ranks->rank == 0) {
-        if (!silent && rank > 0 && read_fault(ranks->control[rank], &word))
+        if (!silent && rank > 0 && read_fault(ranks->control[rank], word_seconds, &word) == ENG_OK)
             fault = word;
         announce(ranks, &fault);
         return trn_ranks_fail(ranks, error);
     }
     if (rank != 0)
         send_fault(ranks->control[0], &fault);
-    if (!silent || rank != 0) {
-        if (read_fault(ranks->control[0], &word))
+    if (!silent || rank != 0) { // rank 0 may be in the midst of its step
+        const eng_status heard = read_fault(ranks->control[0], ranks->wait, &word);
+        if (heard == ENG_OK)
             fault = word;
         else if (rank != 0)
-            fault = describe_lost(ranks, 0, false);
+            fault = describe_lost(ranks, 0, heard == ENG_BUSY);
     }
     adopt(ranks, &fault);
     return trn_ranks_fail(ranks, error);
@@ -138,7 +139,7 @@ eng_status trn_ranks_hear(trn_ranks *ranks, int32_t rank, bool *piece, eng_error
         *piece = true;
         return ENG_OK;
     }
-    if (!read_fault(fd, &fault))
+    if (read_fault(fd, word_seconds, &fault) != ENG_OK)
         return trn_ranks_lost(ranks, rank, false, error);
     if (ranks->rank > 0)
         adopt(ranks, &fault);

@@ -3,7 +3,8 @@
 //
 // Rank 0 listens where the place says until all others have come. Each of them listens too, for the one before it in
 // the ring, and says where. When all are there rank 0 tells everybody the run's number and who listens where. Whoever
-// connects and is no rank of this run (a port scanner, another program) is sent away without being believed anything.
+// connects and is no rank of this run (a port scanner, another program) is sent away without being believed anything;
+// one that stays silent keeps nobody waiting, for it may be a rank of a busy host.
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -12,9 +13,8 @@
 #include "trainer/progress.h"
 #include "trainer/ranks_internal.h"
 
-enum { VERSION = 1 };
+enum { VERSION = 1, STRANGERS = 16 };
 
-static const double greeting_seconds = 20; // that a stranger may stay silent, or a rank of a busy host
 static const char magic[8] = "MESARANK";
 
 typedef struct hello { // of a rank to rank 0, and of a rank to the next of its ring
@@ -35,10 +35,91 @@ typedef struct seat { // where a rank listens for the ring
     int32_t unused;
 } seat;
 
+typedef struct guest { // who has come, and not said all of who it is
+    int fd;
+    size_t there;
+    hello said;
+} guest;
+
+typedef struct door {
+    int listener;
+    int32_t count, room;
+    guest *guest;        // (room) in the order of their coming
+    struct pollfd *poll; // (room + 2)
+} door;
+
 static hello greet(const trn_ranks *ranks, int32_t port, uint64_t run) {
     hello own = {.version = VERSION, .rank = ranks->rank, .ranks = ranks->ranks, .port = port, .run = run};
     memcpy(own.magic, magic, sizeof magic);
     return own;
+}
+
+// --------------------------------------------------------------------------------------------------------------- door
+
+static void close_door(door *d) {
+    for (int32_t i = 0; i < d->count; i++)
+        trn_link_close(&d->guest[i].fd);
+    trn_link_close(&d->listener);
+    free(d->guest);
+    free(d->poll);
+}
+
+static eng_status open_door(door *d, const trn_rank_place *place, int32_t *port, eng_error *error) {
+    *d = (door){.listener = -1, .room = place->ranks + STRANGERS};
+    d->guest = calloc((size_t)d->room, sizeof *d->guest);
+    d->poll = calloc((size_t)d->room + 2, sizeof *d->poll);
+    if (!d->guest || !d->poll)
+        return eng_fail(error, ENG_NO_MEMORY, "out of memory for %d ranks", place->ranks);
+    return trn_link_listen(place->address, port, &d->listener, error);
+}
+
+static int forget_guest(door *d, int32_t i) {
+    const int fd = d->guest[i].fd;
+    memmove(d->guest + i, d->guest + i + 1, sizeof *d->guest * (size_t)(--d->count - i));
+    return fd;
+}
+
+static void send_away(door *d, int32_t i) {
+    int fd = forget_guest(d, i);
+    trn_link_close(&fd);
+}
+
+static void let_in(door *d) {
+    for (int fd; (fd = trn_link_accept(d->listener)) >= 0;) {
+        if (d->count == d->room)
+            send_away(d, 0);
+        d->guest[d->count++] = (guest){.fd = fd};
+    }
+}
+
+// The connection of one that has said who it is; -1: nobody.
+static int take_guest(door *d, hello *h) {
+    let_in(d);
+    for (int32_t i = 0; i < d->count;) {
+        guest *g = &d->guest[i];
+        eng_status status = trn_link_pull(g->fd, &g->said, sizeof g->said, &g->there);
+        if (status != ENG_OK || memcmp(g->said.magic, magic, g->there < sizeof magic ? g->there : sizeof magic) != 0) {
+            send_away(d, i);
+        } else if (g->there == sizeof g->said) {
+            *h = g->said;
+            return forget_guest(d, i);
+        } else {
+            i++;
+        }
+    }
+    return -1;
+}
+
+// Waits a second at most for somebody to come or to speak, and notices who goes.
+static eng_status wait_at_door(trn_ranks *ranks, door *d, double deadline, eng_error *error) {
+    nfds_t count = 0;
+    d->poll[count++] = (struct pollfd){.fd = d->listener, .events = POLLIN};
+    d->poll[count++] = (struct pollfd){.fd = ranks->rank > 0 ? ranks->control[0] : -1, .events = POLLIN};
+    for (int32_t i = 0; i < d->count; i++)
+        d->poll[count++] = (struct pollfd){.fd = d->guest[i].fd, .events = POLLIN};
+    double left = deadline - trn_seconds();
+    poll(d->poll, count, left > 0 ? (int)(1000 * (left < 1 ? left : 1)) + 1 : 0);
+    return trn_ranks_check(ranks, error);
 }
 
 // ------------------------------------------------------------------------------------------------------------- rank 0
@@ -61,48 +142,25 @@ static eng_status check_hello(const trn_ranks *ranks, const hello *h, eng_error 
     return ENG_OK;
 }
 
-static eng_status admit(trn_ranks *ranks, int fd, seat *seats, eng_error *error) {
-    hello h = {0};
-    const double deadline = trn_seconds() + greeting_seconds;
-    if (trn_link_receive(fd, &h, sizeof h, deadline) != ENG_OK || memcmp(h.magic, magic, sizeof magic) != 0) {
-        trn_link_close(&fd);
-        return ENG_OK;
-    }
-    eng_status status = check_hello(ranks, &h, error);
+static eng_status admit(trn_ranks *ranks, int fd, const hello *h, seat *seats, eng_error *error) {
+    eng_status status = check_hello(ranks, h, error);
     if (status != ENG_OK) { // it has no place among those who are told
         trn_ranks_send_own_fault(ranks, fd, status, error);
         trn_link_close(&fd);
         return status;
     }
-    ranks->control[h.rank] = fd;
-    trn_link_peer(fd, seats[h.rank].address, sizeof seats[h.rank].address);
-    seats[h.rank].port = h.port;
+    ranks->control[h->rank] = fd;
+    trn_link_peer(fd, seats[h->rank].address, sizeof seats[h->rank].address);
+    seats[h->rank].port = h->port;
     return ENG_OK;
 }
 
-// Waits for somebody to come, and notices who goes.
-static eng_status watch_door(trn_ranks *ranks, int listener, double deadline, eng_error *error) {
-    int count = 0;
-    ranks->poll[count++] = (struct pollfd){.fd = listener, .events = POLLIN};
-    for (int32_t r = 1; r < ranks->ranks; r++)
-        ranks->poll[count++] = (struct pollfd){.fd = ranks->control[r], .events = POLLIN};
-    double left = deadline - trn_seconds();
-    poll(ranks->poll, (nfds_t)count, left > 0 ? (int)(1000 * (left < 1 ? left : 1)) + 1 : 0);
-    for (int32_t r = 1; r < ranks->ranks; r++) {
-        bool piece = false;
-        eng_status status =
-            ranks->poll[r].fd >= 0 && ranks->poll[r].revents ? trn_ranks_hear(ranks, r, &piece, error) : ENG_OK;
-        if (status != ENG_OK)
-            return status;
-    }
-    return ENG_OK;
-}
-
-static eng_status gather_ranks(trn_ranks *ranks, int listener, seat *seats, double deadline, eng_error *error) {
+static eng_status gather_ranks(trn_ranks *ranks, door *d, seat *seats, double deadline, eng_error *error) {
     for (int32_t gone; (gone = missing(ranks)) > 0;) {
-        eng_status status = watch_door(ranks, listener, deadline, error);
-        for (int fd; status == ENG_OK && (fd = trn_link_accept(listener)) >= 0;)
-            status = admit(ranks, fd, seats, error);
+        hello h;
+        eng_status status = wait_at_door(ranks, d, deadline, error);
+        for (int fd; status == ENG_OK && (fd = take_guest(d, &h)) >= 0;)
+            status = admit(ranks, fd, &h, seats, error);
         if (status != ENG_OK)
             return status;
         if (trn_seconds() >= deadline && (gone = missing(ranks)) > 0)
@@ -127,11 +185,11 @@ static eng_status welcome_all(trn_ranks *ranks, const welcome *w, const seat *se
 static eng_status receive_ranks(trn_ranks *ranks, const trn_rank_place *place, welcome *w, seat *seats, double deadline,
                                 eng_error *error) {
     int32_t port = place->port;
-    int listener = -1;
-    eng_status status = trn_link_listen(place->address, &port, &listener, error);
+    door d;
+    eng_status status = open_door(&d, place, &port, error);
     if (status == ENG_OK)
-        status = gather_ranks(ranks, listener, seats, deadline, error);
-    trn_link_close(&listener);
+        status = gather_ranks(ranks, &d, seats, deadline, error);
+    close_door(&d);
     if (status != ENG_OK)
         return status;
     memcpy(w->magic, magic, sizeof magic);
@@ -182,36 +240,26 @@ static eng_status go_to_rank_0(trn_ranks *ranks, const trn_rank_place *place, in
 
 // --------------------------------------------------------------------------------------------------------------- ring
 
-static eng_status await_previous(trn_ranks *ranks, int listener, uint64_t run, double deadline, eng_error *error) {
+static eng_status await_previous(trn_ranks *ranks, door *d, uint64_t run, double deadline, eng_error *error) {
     const int32_t wanted = (ranks->rank + ranks->ranks - 1) % ranks->ranks;
     while (ranks->previous < 0) {
-        bool piece = false;
-        eng_status status = trn_ranks_check(ranks, error);
+        hello h;
+        eng_status status = wait_at_door(ranks, d, deadline, error);
         if (status != ENG_OK)
             return status;
-        struct pollfd two[] = {{.fd = listener, .events = POLLIN},
-                               {.fd = ranks->rank > 0 ? ranks->control[0] : -1, .events = POLLIN}};
-        double left = deadline - trn_seconds();
-        if (left <= 0)
+        for (int fd; ranks->previous < 0 && (fd = take_guest(d, &h)) >= 0;)
+            if (h.run == run && h.rank == wanted)
+                ranks->previous = fd;
+            else
+                trn_link_close(&fd);
+        if (ranks->previous < 0 && trn_seconds() >= deadline)
             return trn_ranks_lost(ranks, wanted, true, error);
-        poll(two, 2, (int)(1000 * (left < 1 ? left : 1)) + 1);
-        if (two[1].revents && (status = trn_ranks_hear(ranks, 0, &piece, error)) != ENG_OK)
-            return status;
-        int fd = trn_link_accept(listener);
-        hello h = {0};
-        if (fd < 0)
-            continue;
-        if (trn_link_receive(fd, &h, sizeof h, trn_seconds() + greeting_seconds) == ENG_OK &&
-            memcmp(h.magic, magic, sizeof magic) == 0 && h.run == run && h.rank == wanted)
-            ranks->previous = fd;
-        else
-            trn_link_close(&fd);
     }
     return ENG_OK;
 }
 
-static eng_status close_ring(trn_ranks *ranks, const trn_rank_place *place, int listener, uint64_t run,
-                             const seat *seats, double deadline, eng_error *error) {
+static eng_status close_ring(trn_ranks *ranks, const trn_rank_place *place, door *d, uint64_t run, const seat *seats,
+                             double deadline, eng_error *error) {
     const int32_t next = (ranks->rank + 1) % ranks->ranks;
     const seat *there = &seats[next];
     // What rank 0 sees as its own host is, from elsewhere, where rank 0 was found.
@@ -222,18 +270,18 @@ static eng_status close_ring(trn_ranks *ranks, const trn_rank_place *place, int 
         status = trn_link_send(ranks->next, &own, sizeof own, deadline);
     if (status != ENG_OK)
         return trn_ranks_lost(ranks, next, status == ENG_BUSY, error);
-    return await_previous(ranks, listener, run, deadline, error);
+    return await_previous(ranks, d, run, deadline, error);
 }
 
 eng_status trn_ranks_meet(trn_ranks *ranks, const trn_rank_place *place, eng_error *error) {
     const double deadline = trn_seconds() + ranks->wait;
     int32_t port = 0;
-    int listener = -1;
+    door d = {.listener = -1}; // of the ring
     welcome w = {0};
     seat *seats = calloc((size_t)ranks->ranks, sizeof *seats);
     eng_status status = seats ? ENG_OK : eng_fail(error, ENG_NO_MEMORY, "out of memory for %d ranks", ranks->ranks);
     if (status == ENG_OK)
-        status = trn_link_listen(place->address, &port, &listener, error);
+        status = open_door(&d, place, &port, error);
     if (status == ENG_OK && ranks->rank == 0) {
         seats[0].port = port;
         status = receive_ranks(ranks, place, &w, seats, deadline, error);
@@ -244,8 +292,8 @@ eng_status trn_ranks_meet(trn_ranks *ranks, const trn_rank_place *place, eng_err
     for (int32_t r = 0; status == ENG_OK && r < ranks->ranks; r++)
         seats[r].address[sizeof seats[r].address - 1] = '\0';
     if (status == ENG_OK)
-        status = close_ring(ranks, place, listener, w.run, seats, deadline, error);
-    trn_link_close(&listener);
+        status = close_ring(ranks, place, &d, w.run, seats, deadline, error);
+    close_door(&d);
     free(seats);
     return status;
 }

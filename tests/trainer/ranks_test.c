@@ -10,6 +10,7 @@
 #include <string.h>
 #include <sys/mman.h>
 #include <sys/wait.h>
+#include <time.h>
 
 #include "engine/digest.h"
 #include "tests/check_main.h"
@@ -351,6 +352,24 @@ START_TEST(a_rank_that_fails_tells_all_why) {
 }
 END_TEST
 
+// Rank 1 is killed while rank 0 is in the midst of a long step: rank 2 finds it gone and waits for rank 0's word.
+static eng_status be_busy_at_a_loss(trn_ranks *ranks, void *shared, eng_error *error) {
+    static float data[5000];
+    (void)shared;
+    if (trn_ranks_own(ranks) == 1)
+        kill(getpid(), SIGKILL);
+    if (trn_ranks_own(ranks) == 0)
+        nanosleep(&(struct timespec){.tv_sec = 6}, NULL);
+    return trn_ranks_sum(ranks, NULL, data, 5000, error);
+}
+
+START_TEST(a_busy_rank_0_is_waited_for) {
+    const rank_end *end = run_ranks(3, be_busy_at_a_loss, NULL);
+    for (int32_t r = 0; r < 3; r += 2)
+        ck_assert_msg(strstr(end[r].text, "rank 1 is gone"), "rank %d: %s", r, end[r].text);
+}
+END_TEST
+
 // Rank 2 is killed; rank 1 hears of it only when something of its own has failed, as it may when rank 0 cleans up.
 static eng_status fail_of_a_loss(trn_ranks *ranks, void *shared, eng_error *error) {
     atomic_bool *told = shared;
@@ -423,7 +442,14 @@ typedef struct odd_one {
     const char *bytes; // that a stranger sends first; NULL: none comes
     size_t length;
     int32_t rank, ranks; // what the last process says it is
+    int silent;          // strangers more, each of which sends a byte less than the one before, or nothing
 } odd_one;
+
+static bool send_stranger(const trn_rank_place *place, const char *bytes, size_t length) {
+    int fd = -1;
+    return trn_link_connect(place->address, place->port, trn_seconds() + PATIENCE, &fd, NULL) == ENG_OK &&
+           trn_link_send(fd, bytes, length, trn_seconds() + PATIENCE) == ENG_OK;
+}
 
 // A stranger comes before rank 1 does, and another process says what `odd` says.
 static void meet_oddly(const odd_one *odd, rank_end *end) {
@@ -434,11 +460,11 @@ static void meet_oddly(const odd_one *odd, rank_end *end) {
         ck_assert_int_ge(child[i], 0);
         if (child[i] > 0)
             continue;
-        int fd = -1;
-        if (i == 1 && odd->bytes &&
-            (trn_link_connect(first.address, first.port, trn_seconds() + PATIENCE, &fd, NULL) != ENG_OK ||
-             trn_link_send(fd, odd->bytes, odd->length, trn_seconds() + PATIENCE) != ENG_OK))
+        if (i == 1 && odd->bytes && !send_stranger(&first, odd->bytes, odd->length))
             _exit(9);
+        for (size_t k = 1; i == 1 && k <= (size_t)odd->silent; k++)
+            if (!send_stranger(&first, odd->bytes, odd->length > k ? odd->length - k : 0))
+                _exit(9);
         trn_ranks *ranks = NULL;
         eng_error error = {0};
         eng_status status = trn_ranks_open(i == 0 ? &first : &place, PATIENCE, &ranks, &error);
@@ -453,14 +479,22 @@ static void meet_oddly(const odd_one *odd, rank_end *end) {
 START_TEST(strangers_are_sent_away) {
     rank_end *end = share_memory(2 * sizeof *end);
     static const char http[] = "GET / HTTP/1.1\r\nHost: localhost\r\nAccept: */*\r\n\r\n";
-    meet_oddly(&(odd_one){http, sizeof http - 1, 1, 2}, end);
+    meet_oddly(&(odd_one){.bytes = http, .length = sizeof http - 1, .rank = 1, .ranks = 2}, end);
+    all_went_well(end, 2);
+}
+END_TEST
+
+// Fifteen that say nothing, or only how a rank begins, and stay: any of them may be a rank that is slow.
+START_TEST(silent_strangers_keep_nobody_waiting) {
+    rank_end *end = share_memory(2 * sizeof *end);
+    meet_oddly(&(odd_one){.bytes = "MESARANK", .length = 7, .rank = 1, .ranks = 2, .silent = 15}, end);
     all_went_well(end, 2);
 }
 END_TEST
 
 START_TEST(ranks_of_another_run_are_refused) {
     rank_end *end = share_memory(2 * sizeof *end);
-    meet_oddly(&(odd_one){NULL, 0, 1, 3}, end);
+    meet_oddly(&(odd_one){.rank = 1, .ranks = 3}, end);
     ck_assert_msg(strstr(end[0].text, "a rank says it is 1 of 3, rank 0 says there are 2"), "%s", end[0].text);
     ck_assert(WEXITSTATUS(end[0].status) == 1 && WEXITSTATUS(end[1].status) == 1);
     ck_assert_msg(strstr(end[1].text, "rank 0: a rank says it is 1 of 3, rank 0 says there are 2"), "%s", end[1].text);
@@ -668,11 +702,13 @@ static Suite *ranks_suite(void) {
     tcase_add_test(cases, parts_are_summed_in_the_ring_s_order);
     tcase_add_test(cases, a_rank_that_is_killed_is_named_by_all);
     tcase_add_test(cases, a_rank_that_fails_tells_all_why);
+    tcase_add_test(cases, a_busy_rank_0_is_waited_for);
     tcase_add_test(cases, a_loss_is_the_reason_for_what_comes_of_it);
     tcase_add_test(cases, ranks_that_differ_are_told_where);
     tcase_add_test(cases, who_never_comes_is_named);
     tcase_add_test(cases, a_port_that_is_taken_is_told);
     tcase_add_test(cases, strangers_are_sent_away);
+    tcase_add_test(cases, silent_strangers_keep_nobody_waiting);
     tcase_add_test(cases, ranks_of_another_run_are_refused);
     tcase_add_loop_test(cases, one_gradient_whatever_the_ranks, 0, 2);
     tcase_add_test(cases, a_run_of_ranks_repeats_and_follows_the_curve);
