@@ -21,6 +21,7 @@ struct eng_task {
     eng_named *named; // whose timeline is busy for it
     bool is_new;      // KEEP: the name is; DROP: the timeline was here
     bool put;         // PARK: the state was tried
+    bool renewed;     // FETCH: the lease of what is here was asked for
     uint64_t failures;
     uint64_t epoch; // FETCH: of the lease
     int64_t asked;
@@ -266,12 +267,23 @@ static bool is_fetched_already(const eng_durable *durable, const eng_task *task)
     return false;
 }
 
+// What had a lease that is over may be another's by now: the store is asked once.
+static bool is_in_doubt(eng_durable *durable, eng_task *task, eng_named *named) {
+    if (!task->renewed && named->kept && eng_store_clock() >= named->until) {
+        task->renewed = true;
+        task->not_before = eng_store_clock() + ENG_DURABLE_AGAIN_MS;
+        eng_named_renew(durable, named);
+    }
+    return task->renewed && named->renewal.waiting;
+}
+
 static void begin_fetch(eng_durable *durable, eng_task *task) {
     eng_named *named = eng_durable_find(durable, &task->errand.name);
     if (is_fetched_already(durable, task) || (named && (named->errand || named->lost)))
         return; // until it is here, or not
     if (named && named->timeline->owner == task->errand.owner) {
-        found(task, named);
+        if (!is_in_doubt(durable, task, named))
+            found(task, named);
         return;
     }
     if (named) {
@@ -417,8 +429,8 @@ static void begin_usage(eng_durable *durable, eng_task *task) {
     ask(durable, task, &request, told_usage);
 }
 
-// ----------------------------------------------------------------------------------------------------------- their
-// life
+// --------------------------------------------------------------------------------------------------------------
+// errands
 
 static const task_step beginnings[] = {
     [ENG_ERRAND_KEEP] = begin_keep, [ENG_ERRAND_FETCH] = begin_fetch, [ENG_ERRAND_LOOK] = begin_look,

@@ -262,6 +262,12 @@ static void begin_session(srv_completion *completion) {
     completion->prompt_tokens++;
 }
 
+static bool is_elsewhere(const srv_completion *completion, const srv_session *session) {
+    const int64_t wanted = completion->request.session_position;
+
+    return wanted >= 0 && wanted != session->position;
+}
+
 // The session is here, and taken.
 static void join_session(srv_completion *completion, srv_session *session) {
     const srv_request *request = &completion->request;
@@ -272,7 +278,7 @@ static void join_session(srv_completion *completion, srv_session *session) {
     srv_completion_use(completion, session->model);
     srv_knobs_inherit(&completion->request.knobs, &session->knobs);
     srv_completion_settle(completion);
-    if (request->session_position >= 0 && request->session_position != session->position) {
+    if (is_elsewhere(completion, session)) {
         srv_refuse(problem, 409, "position_mismatch", "session_position",
                    "the session stands at position %lld, not %lld", (long long)session->position,
                    (long long)request->session_position);
@@ -337,6 +343,9 @@ static bool take_session(srv_completion *completion) {
     if (session && srv_session_is_here(session, completion->model))
         check_model(completion, session);
     if (session && !problem->status && srv_session_take(session, problem)) {
+        // What is known of its position may be old: another server may have had it since.
+        if (session->stored && is_elsewhere(completion, session))
+            session->timeline = 0;
         if (!srv_session_is_here(session, completion->model)) {
             seek(completion, session);
             return false;

@@ -300,6 +300,29 @@ START_TEST(a_lease_is_handed_over_or_lost) {
 }
 END_TEST
 
+// One that slept through its lease asks whether the timeline is still its own before it tells where it stands.
+START_TEST(what_another_has_now_is_not_found_here) {
+    ON_SERVER_FROM(1);
+    open_store(0);
+    twins t = {.engine = open_letters((eng_options){.store = store, .lease_ms = LEASE_MS}),
+               .plain = open_letters((eng_options){0})};
+    eng_engine *other = open_letters((eng_options){.store = store, .lease_ms = HOUR_MS});
+    t.id = keep(t.engine, create(t.engine), 1);
+    t.twin = create(t.plain);
+    both(&t, 1, 20, 3, "here");
+    pass(LEASE_MS + 50);
+    twins u = {.engine = other, .plain = t.plain, .id = fetch(other, 1), .twin = t.twin};
+    both(&u, 2, 5, 3, "there");
+    ck_assert_int_eq(ask(t.engine, about(ENG_ERRAND_FETCH, 1))->answer.status, ENG_BUSY);
+    ck_assert_uint_eq(gauges_of(t.engine).timelines, 0);
+    both(&u, 3, 5, 3, "still there");
+    eng_close(other);
+    t.id = fetch(t.engine, 1);
+    both(&t, 4, 5, 3, "here again");
+    end_both(&t);
+}
+END_TEST
+
 // Both run, as two servers would, until the errand is answered.
 static const answered *fetch_from(eng_engine *holder, eng_engine *asking, uint32_t id, outcome *request) {
     static answered out;
@@ -375,6 +398,7 @@ START_TEST(nothing_begins_when_the_lease_is_over) {
     pass(LONG_ENOUGH_MS);
     refuse(t.engine, turn_of(t.engine, t.id, ids, 4, 2), ENG_IO, "lease");
     ck_assert_int_eq(info_of(t.engine, t.id).position, 29);
+    ck_assert_uint_eq(must(t.engine, about(ENG_ERRAND_FETCH, 1))->answer.timeline, t.id); // nobody says whose it is
     eng_close(t.engine);
     eng_close(t.plain);
     close_store();
@@ -608,6 +632,7 @@ static Suite *durable_errand_suite(void) {
     tcase_add_loop_test(asked, what_ran_out_while_it_is_here_is_written_anew, 0, 2);
     tcase_add_test(asked, another_models_timeline_is_refused_by_name);
     tcase_add_loop_test(leases, a_lease_is_handed_over_or_lost, 0, 3);
+    tcase_add_loop_test(leases, what_another_has_now_is_not_found_here, 0, 2);
     tcase_add_loop_test(leases, who_asks_gets_it, 0, 2);
     tcase_add_test(leases, nothing_begins_when_the_lease_is_over);
     tcase_add_loop_test(room, those_that_are_idle_make_room, 0, 2);

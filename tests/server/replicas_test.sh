@@ -2,9 +2,10 @@
 # SPDX-License-Identifier: Apache-2.0
 # Two servers that share a Redis, behind HAProxy with deploy/haproxy's configuration: conversations go on while each
 # server is killed, or ends as asked, in turn; no turn is lost and none is made twice. Without HAProxy the clients
-# choose for themselves.
+# choose for themselves. Before that, a session that goes to and fro between them.
 #
 #   tests/server/replicas_test.sh [RESTARTS]        4 by default
+# SEED: of other moments.
 set -uo pipefail
 source_dir=${MESA_SOURCE:-$(cd "$(dirname "$0")/../.." && pwd)}
 # shellcheck source=tests/clients/server.sh
@@ -62,7 +63,25 @@ def restart_in_turn(conversations):
     talk.wait_for_turns(conversations, 6)
 
 
-chance = random.Random(int(os.environ.get("SEED", time.time_ns())))
+def turn(place, session, position):
+    return talk.patiently(lambda: place, "POST", "/v1/completions", {
+        "session": session, "session_position": position, "prompt": " and", "max_tokens": 3, "ignore_eos": True})
+
+
+def go_between():
+    """A session whose turns go to the servers by turns: each says where it stands now, not where it left it."""
+    status, made = talk.patiently(lambda: places[0], "POST", "/v1/sessions", {"prompt": "Once"})
+    assert status == 201, made
+    position = made["position"]
+    for i in range(6):
+        status, answer = turn(places[i % 2], made["id"], position)
+        assert status == 200, f"turn {i}: {status} {answer}"
+        before, position = position, answer["usage"]["session"]["position"]
+    status, answer = turn(places[0], made["id"], before)  # whose own knowledge is as old
+    assert status == 409 and f"stands at position {position}" in answer["error"]["message"], (status, answer)
+
+
+chance = random.Random(int(os.environ.get("SEED", 1)))
 try:
     run("redis-server", "--port", "0", "--unixsocket", folder + "/redis", "--dir", folder, "--save", "",
         "--appendonly", "yes", "--appendfsync", "always")
@@ -71,6 +90,7 @@ try:
             break
         time.sleep(0.02)
     servers = [start(0), start(1)]
+    go_between()
     if front:
         talk.wait_until_ready(front, run("haproxy", "-db", "-f", folder + "/haproxy.cfg"))
     held = talk.hold(3, choose, restart_in_turn)
