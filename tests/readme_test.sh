@@ -72,7 +72,8 @@ free_port() {
     fail "no free port"
 }
 free_port
-sed -i "s/127\.0\.0\.1:8080/127.0.0.1:$port/g" "$work/commands"
+# A busy machine, and a build with sanitizers, take longer to start than a reader waits.
+sed -i "s/127\.0\.0\.1:8080/127.0.0.1:$port/g; s/--retry 60 /--retry 600 /" "$work/commands"
 export MESA_LISTEN=127.0.0.1:$port MESA_URL=http://127.0.0.1:$port
 free_port
 export MASTER_PORT=$port

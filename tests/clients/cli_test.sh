@@ -32,9 +32,9 @@ expect 0 '.' 'exit_threshold has no meaning' "$mesa" complete "${greedy[@]}" --e
 expect 0 '.' '^writing: 3.00 solver steps' "$mesa" complete "${greedy[@]}" --cg-mode steps --cg-max-steps 3 --usage x
 
 # A pipe that closes early ends the program quietly.
-"$mesa" complete --max-tokens 2000 --temperature 0 x 2>"$folder/err" | head -c 1 >/dev/null
+"$mesa" complete --max-tokens 2000 --temperature 0 --ignore-eos x 2>"$folder/err" | head -c 1 >/dev/null
 [ ! -s "$folder/err" ] || fail "a closed pipe is complained about: $(cat "$folder/err")"
-expect 1 '' 'standard output' bash -c "'$mesa' complete --max-tokens 8 x >/dev/full"
+expect 1 '' 'standard output' bash -c "'$mesa' complete ${greedy[*]} x >/dev/full"
 
 # ---- sessions --------------------------------------------------------------------------------------------------------
 expect 0 '^sess-[0-9a-f]+$' '' "$mesa" session create --cg-mode exact 'Once upon a time'
@@ -104,7 +104,7 @@ expect 0 '^mesa [0-9]' '' "$mesa" --version
 expect 0 '--cg-tolerance X' '' "$mesa" complete --help
 expect 3 '' 'no-socket' "$mesa" complete --url "unix:$folder/no-socket" x
 expect 3 '' "127.0.0.1:1: " "$mesa" models --url http://127.0.0.1:1
-expect 3 '' 'timed out|Timeout' "$mesa" complete --max-tokens 60000 --temperature 0 --no-stream --timeout 0.3 x
+expect 3 '' 'timed out|Timeout' "$mesa" complete --max-tokens 60000 --ignore-eos --no-stream --timeout 0.3 x
 printf 'a key\n' >"$folder/key"
 expect 2 '' 'has no spaces' "$mesa" models --key-file "$folder/key"
 expect 2 '' 'a key has 1 to' env MESA_API_KEY= "$mesa" models --key-file /dev/null
@@ -123,7 +123,7 @@ os.rename('$folder/port.new', '$folder/port')
 c = s.accept()[0]
 print(next((l for l in c.recv(65536).decode().split('\r\n') if l.startswith('Authorization')), 'none'))" \
         >"$folder/header" &
-    wait_until [ -s "$folder/port" ]
+    wait_until [ -s "$folder/port" ] || fail 'nobody listens'
     env "MESA_URL=http://127.0.0.1:$(cat "$folder/port")" "$@" >/dev/null 2>&1
     wait $!
     cat "$folder/header"
@@ -168,19 +168,20 @@ expect 3 '' 'no-socket' "$mesa" chat --url "unix:$folder/no-socket" x
 
 # ---- interruption ----------------------------------------------------------------------------------------------------
 interrupt() { # COMMAND...: sends SIGINT once it has begun to write
+    rm -f "$folder/out" # what another one wrote
     "$@" >"$folder/out" 2>"$folder/err" &
     local pid=$!
-    wait_until [ -s "$folder/out" ]
+    wait_until [ -s "$folder/out" ] || fail "nothing is written: $*"
     kill -INT $pid
     wait $pid
 }
-interrupt "$mesa" complete --max-tokens 60000 --temperature 0 x
+interrupt "$mesa" complete --max-tokens 60000 --temperature 0 --ignore-eos x
 status=$?
 [ $status -eq 130 ] || fail "interrupted: status $status"
 [ ! -s "$folder/err" ] || fail "interrupted: $(cat "$folder/err")"
 [ "$(tail -c 1 "$folder/out" | od -An -tx1 | tr -d ' ')" = 0a ] || fail 'interrupted: the line is not ended'
 # The request is gone from the server: the next one does not wait for sixty thousand tokens.
-expect 0 '.' '' "$mesa" complete --max-tokens 2 x
+expect 0 '.' '' "$mesa" complete "${greedy[@]}" x
 
 # ---- models ----------------------------------------------------------------------------------------------------------
 expect 0 '^demo +5\.[0-9]*M +6 +[0-9]+K +unbounded +1\.02K +mesa_net +cpu' '' "$mesa" models
@@ -217,7 +218,7 @@ interrupt_bench() { # when it has begun
     before=$(answers)
     "$mesa" bench --seconds 10000 --concurrency 2 --max-tokens 4 --stop-at-eos >"$folder/out" 2>&1 &
     pid=$!
-    wait_until more_answers "$before"
+    wait_until more_answers "$before" || fail 'a load is not answered'
     kill -INT $pid
     wait $pid
 }
@@ -233,7 +234,7 @@ echo "somebody $("$build/mesa-server" --hash-key <"$folder/key")" >"$folder/keys
 start_server --keys "$folder/keys"
 expect 1 '' 'the server answered 401 ' "$mesa" complete --max-tokens 2 x
 expect 1 '' 'the server answered 401 ' env MESA_API_KEY=wrong "$mesa" models
-expect 0 '.' '' "$mesa" complete --max-tokens 2 --key-file "$folder/key" x
+expect 0 '.' '' "$mesa" complete "${greedy[@]}" --key-file "$folder/key" x
 expect 0 '^demo ' '' env "MESA_API_KEY=$(cat "$folder/key")" "$mesa" models
 expect 0 ' 4 answered, 0 failed' '' "$mesa" bench --key-file "$folder/key" --requests 4 --max-tokens 2
 

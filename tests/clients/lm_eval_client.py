@@ -84,7 +84,7 @@ def evaluate(path):
 def ids_of(text):
     body = json.dumps({"prompt": text, "add_special_tokens": False}).encode()
     request = urllib.request.Request(BASE + "/tokenize", body, {"Content-Type": "application/json"})
-    with urllib.request.urlopen(request, timeout=60) as answer:
+    with urllib.request.urlopen(request, timeout=600) as answer:
         return json.load(answer)["tokens"]
 
 

@@ -18,12 +18,12 @@ value() { # NAME{LABELS}
 }
 
 check_metrics 'before the first request'
-"$mesa" bench --requests 8 --concurrency 4 --prompt-tokens 16 --max-tokens 8 --stop-at-eos >/dev/null
+"$mesa" bench --requests 8 --concurrency 4 --prompt-tokens 16 --max-tokens 8 >/dev/null
 "$mesa" complete --temperature 101 x 2>/dev/null
 "$mesa" complete --model 'no "such" model\' x 2>/dev/null
 "$mesa" complete --ignore-eos --max-tokens 60000 x >"$folder/stream" &
 stream=$!
-wait_until [ -s "$folder/stream" ]
+wait_until [ -s "$folder/stream" ] || fail 'the stream does not begin'
 kill -INT $stream
 wait $stream
 cancelled() {

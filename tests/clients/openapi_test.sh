@@ -16,7 +16,7 @@ give_template
 start_server --listen 127.0.0.1:0 --max-tokens 4 --max-prompts 4 --max-prompt-tokens 4096 --max-body 256K
 cd "$folder" || exit 1 # it writes beside itself
 SCHEMATHESIS_HOOKS=openapi_hooks PYTHONPATH=$source_dir/tests/clients PYTHONDONTWRITEBYTECODE=1 \
-    PYTHONWARNINGS=ignore timeout 900 "$python" -m schemathesis.cli run "$address/openapi.json" --checks all \
+    PYTHONWARNINGS=ignore timeout 1700 "$python" -m schemathesis.cli run "$address/openapi.json" --checks all \
     --exclude-path-regex '/state$' \
     --phases examples,coverage,fuzzing --max-examples "${MESA_EXAMPLES:-25}" --seed 1 --generation-database none \
     --request-timeout 120 --max-response-time 120 --suppress-health-check all --no-color --max-failures 20 \

@@ -56,6 +56,7 @@ drain=$("$build/mesa-server" --model x=/x --check-config | sed -n 's/^drain_time
 # Just-in-time code of the matrix library.
 grep -q '^MemoryDenyWriteExecute=yes' "$unit" && fail 'MemoryDenyWriteExecute would end the server'
 # Every credential of the unit is a name that the example of the configuration uses, and the reverse.
+grep -q '^LoadCredential=' "$unit" || fail 'no credential is seen in the unit'
 diff <(sed -nE 's/^LoadCredential=([a-z-]+):.*/\1/p' "$unit" | sort) \
     <(grep -oE 'credential:[a-z-]+' "$source_dir/deploy/mesa-server.conf.example" | cut -d: -f2 | sort -u) ||
     fail 'the credentials of the unit and of the example differ'

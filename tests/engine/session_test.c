@@ -183,7 +183,7 @@ END_TEST
 static Suite *session_suite(void) {
     Suite *suite = suite_create("session");
     TCase *cases = tcase_create("pool");
-    tcase_set_timeout(cases, 30);
+    tcase_set_timeout(cases, 60);
     tcase_add_test(cases, slots_run_out_and_come_back);
     tcase_add_test(cases, a_slot_is_lent_zeroed);
     tcase_add_test(cases, pages_are_promised_then_taken);

@@ -99,6 +99,7 @@ live() { # STORE
     before=$(model_field moving .meta.fingerprint) created=$(model_field still .created)
 
     # Another checkpoint, while a stream of the old one runs.
+    rm -f "$folder/stream"
     curl -sSN --max-time 600 --unix-socket "$folder/socket" -H 'Content-Type: application/json' \
         -d "{\"model\":\"moving\",$long,\"stream\":true}" http://localhost/v1/completions >"$folder/stream" &
     stream=$!

@@ -104,6 +104,7 @@ ready() { curl -sS -o "$folder/ready" -w '%{http_code}' --unix-socket "$folder/a
 # The second of two requests goes to the second device, which runs 5 plans when it warms up.
 PRETEND_LOST_AFTER='cuda:1 60' start_server --device cuda:0,cuda:1 --rows 8 --admin-listen "unix:$folder/admin" \
     --drain-time 3600
+rm "$folder/stream" # of the device before
 [ "$(ready)" = 200 ] || fail "not ready: $(cat "$folder/ready")"
 "$mesa" complete --max-tokens 1500 --ignore-eos --usage "A long" >"$folder/stream" 2>"$folder/stream.err" &
 stream=$!

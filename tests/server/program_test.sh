@@ -23,7 +23,7 @@ expect() { # WANTED-STATUS PATTERN COMMAND...
 expect 0 '--queue-tokens N' "$server" --help
 expect 0 '^mesa-server [0-9]' "$server" --version
 expect 2 'no model is named' "$server"
-expect 2 -- "$server" --model x --unknown 1
+expect 2 'mesa-server: --unknown: unknown option' "$server" --model x --unknown 1
 expect 2 'x.ini:2: unknown key' bash -c "printf '[server]\ncolour = 1\n' >$folder/x.ini; $server --config $folder/x.ini"
 expect 0 '^rows = 7$' "$server" --model x=/x --rows 7 --check-config
 expect 3 'cannot listen on 192.0.2.1:8080: bind: ' "$server" --model "$folder" --listen 192.0.2.1:8080 --allow-anonymous

@@ -136,7 +136,9 @@ for name in nope .. %2e%2e%2f sess- "$(printf 'x%.0s' $(seq 300))"; do
 done
 key=$bob
 for path in "/v1/sessions/$id" "/v1/sessions/$id/state"; do
-    [ "$(call GET "$path")" = "$(call GET "${path/sess-/sess0}")" ] || fail "another key learns of $path"
+    answer=$(call GET "$path")
+    expect 404 session_not_found "another key" "$answer"
+    [ "$answer" = "$(call GET "${path/sess-/sess0}")" ] || fail "another key learns of $path"
 done
 expect 404 session_not_found "another key" "$(turn "$id" '"prompt":"a"')"
 expect 404 session_not_found "another key's fork" "$(call POST "/v1/sessions/$id/fork" '{}')"
@@ -148,7 +150,7 @@ expect 200 "$id.*|.*$id" "the list" "$(call GET /v1/sessions)"
 # A key's line moves in the file: its sessions stay its own.
 tac "$folder/keys" >"$folder/turned" && cp "$folder/turned" "$folder/keys"
 kill -HUP "$server"
-wait_until grep -q '"event":"reload' "$folder/server.log"
+wait_until grep -q '"event":"reload".*keys are read' "$folder/server.log" || fail "the keys are not read again"
 expect 200 "\"id\":\"$id\"" "after a reload" "$(call GET "/v1/sessions/$id")"
 key=$bob
 expect 404 session_not_found "another key after a reload" "$(call GET "/v1/sessions/$id")"
@@ -159,7 +161,7 @@ curl -sSN --max-time 600 --unix-socket "$socket" -H "Authorization: Bearer $key"
     -d "{\"session\":\"$fork\",\"prompt\":\" and\",\"max_tokens\":65536,\"ignore_eos\":true,\"stream\":true}" \
     http://localhost/v1/completions >"$folder/first" 2>/dev/null &
 first=$!
-wait_until [ -s "$folder/first" ]
+wait_until [ -s "$folder/first" ] || fail "the first of two does not begin"
 expect 409 session_busy "two at once" "$(turn "$fork" '"prompt":" or","max_tokens":1')"
 kill "$first"
 wait "$first"

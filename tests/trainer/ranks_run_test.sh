@@ -260,7 +260,7 @@ for victim in 0 1 2; do
             fail "rank $victim was killed: rank $rank says $(cat err.$rank)"
     done
     saved=$(find killed -maxdepth 1 -name 'step-*' | sort | tail -n 1)
-    [ -n "$saved" ] || continue # killed before the first
+    [ -n "$saved" ] || { fail "three steps and nothing saved: $(ls -A killed)"; continue; }
     step=$((10#${saved##*-}))
     ranks 2 --config run.ini --out killed --resume --set train.steps=$((step + 1)) --set train.eval_every=0
     well 2 "going on without the killed rank $victim"

@@ -643,7 +643,7 @@ static Suite *task_suite(void) {
     Suite *suite = suite_create("tasks");
     TCase *cases = tcase_create("tasks");
     tcase_add_checked_fixture(cases, temp_folder_make, temp_folder_remove);
-    tcase_set_timeout(cases, 30);
+    tcase_set_timeout(cases, 60);
     tcase_add_test(cases, mqar_asks_for_values_of_its_pairs);
     tcase_add_test(cases, mqar_asks_soon);
     tcase_add_test(cases, recall_asks_for_what_stood_before);
