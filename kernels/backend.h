@@ -10,7 +10,7 @@
 
 #include "kernels/kernels.h"
 
-enum { KERN_ABI = 15 };
+enum { KERN_ABI = 16 };
 
 // The head of every backend's device; a backend's own struct begins with it.
 struct kern_device {

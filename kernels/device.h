@@ -57,7 +57,9 @@ typedef struct kern_device_info {
 
 typedef struct kern_device_options {
     const char *name; // see kern_device_open
-    bool fast; // products may round activations to bfloat16; nothing changes on a device that would not gain by it
+    bool fast;   // products may round activations to bfloat16; nothing changes on a device that would not gain by it
+    bool trains; // rows that merge will come (kern_rows.merge): a fast GPU opens cuBLASLt, or says what is missing; a
+                 // fast one that was opened without refuses them (KERN_UNSUPPORTED)
     int32_t threads; // of a CPU's team at most; 0: as many as OpenMP gives the thread that opens it
 } kern_device_options;
 

@@ -83,7 +83,7 @@ static eng_status make_random(bench *b, const bench_options *o, kern_storage sto
 }
 
 static eng_status open_model(bench *b, const char *dir, const bench_options *o, eng_error *error) {
-    const kern_device_options device = {.name = o->device, .fast = o->fast};
+    const kern_device_options device = {.name = o->device, .fast = o->fast, .trains = !o->sessions};
     eng_status status = eng_open_device(&device, NULL, 0, &b->device, error);
     if (status != ENG_OK || o->mixers)
         return status;

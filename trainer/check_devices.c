@@ -56,7 +56,7 @@ typedef struct comparison {
 
 static eng_status open_side(const comparison *c, const char *device, bool fast, int32_t rows, side *out,
                             eng_error *error) {
-    const kern_device_options options = {.name = device, .fast = fast};
+    const kern_device_options options = {.name = device, .fast = fast, .trains = true};
     const int32_t tokens = rows * c->context;
     eng_status status = eng_open_device(&options, NULL, 0, &out->device, error);
     if (status == ENG_OK)

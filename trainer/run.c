@@ -227,7 +227,8 @@ eng_status trn_run_open_device(const trn_run_config *config, int32_t local, kern
     snprintf(own, sizeof own, "cuda:%d", local);
     const kern_device_options options = {.name = strcmp(config->device, "cuda") == 0 ? own : config->device,
                                          .threads = (int32_t)config->threads,
-                                         .fast = config->precision == 1};
+                                         .fast = config->precision == 1,
+                                         .trains = true};
     return eng_open_device(&options, NULL, 0, out, error);
 }
 

@@ -3,7 +3,6 @@
 // sums and outputs in registers, scores of a tile of keys become probabilities there and are the left operand of the
 // product with the values. Exponentials are powers of two.
 #include "kernels/cuda/attention_wide.cuh"
-#include "kernels/cuda/gemm_tile.cuh"
 
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
 
@@ -152,33 +151,67 @@ static __global__ void __launch_bounds__(WIDE_THREADS, 1)
 #endif
 }
 
+// ----------------------------------------------------------------------------------------------------------- packing
+
+enum { PACK_THREADS = 256, HALF = WIDE_TOKENS / 2 };
+
+struct pack_job {
+    cuda_operand from;
+    int32_t tokens, across; // across: tiles of a row of them
+    bool wide;
+    char *to;
+};
+
+// A block of threads owns a tile: a warp 8 tokens of it, read as whole lines, a lane two pieces of 8 columns; 8 lanes
+// write a core matrix.
+static __global__ void __launch_bounds__(PACK_THREADS) pack_kernel(const pack_job job) {
+    cuda_begin();
+    cuda_await();
+    const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
+    const int32_t token = (int32_t)blockIdx.x / job.across * WIDE_TOKENS + warp * 8 + lane % 8;
+    const int32_t column = (int32_t)blockIdx.x % job.across * WIDE_TOKENS + lane / 8 * 8;
+    char *to = job.to + (int64_t)blockIdx.x * WIDE_TILE + lane / 8 * WIDE_RIGHT + warp * WIDE_DOWN + lane % 8 * 16;
+#pragma unroll
+    for (int half = 0; half < 2; half++) {
+        float x[8];
+        cuda_operand_eight(job.from, token, column + half * HALF, token < job.tokens ? 8 : 0, job.wide, x);
+        *(uint4 *)(to + half * (HALF / 8 * WIDE_RIGHT)) = cuda_round_eight(x);
+    }
+}
+
 // --------------------------------------------------------------------------------------------------------- launchers
+
+static int64_t tiles_of(int64_t elements) {
+    return (elements + WIDE_TOKENS - 1) / WIDE_TOKENS;
+}
 
 bool cuda_attention_is_wide(const cuda_step *step, const kern_attention *s) {
     const int64_t columns = (int64_t)s->heads * s->head_width;
     return step->cuda->fast && step->cuda->overlaps && step->merge && (s->head_width == 64 || s->head_width == 128) &&
-           cuda_pack_tiles(step->tokens) * cuda_pack_tiles(columns) * CUDA_PACK_TILE <= CUDA_PACK_MOST * 3LL / 4 &&
+           tiles_of(step->tokens) * tiles_of(columns) * WIDE_TILE <= WIDE_MOST &&
            ((int64_t)step->tokens + WIDE_TOKENS) * (2 * s->heads + 1) <= CUDA_GEMM_PARTIALS;
 }
 
-kern_status cuda_attention_pack(const cuda_step *step, cuda_packs *packs, const float *x, int32_t heads, int32_t width,
-                                wide_heads *out) {
+static kern_status pack(const cuda_step *step, const float *x, int32_t heads, int32_t width, int place,
+                        wide_heads *out) {
     char *room = step->cuda->workspace + sizeof(float) * CUDA_GEMM_PARTIALS;
-    cuda_pack pack = {x, 0, (int64_t)heads * width, step->tokens, heads * width, false, NULL, 0};
-    const kern_status status = cuda_pack_operand(step, packs, room, &pack, NULL);
-    *out = {pack.tiles, cuda_pack_tiles(pack.columns) * CUDA_PACK_TILE};
-    return status;
+    const int64_t columns = (int64_t)heads * width, across = tiles_of(columns);
+    const cuda_operand from = {x, columns, false, false};
+    const pack_job job = {from, step->tokens, (int32_t)across, cuda_operand_is_wide(from),
+                          room + (int64_t)place * WIDE_MOST};
+    *out = {job.to, across * WIDE_TILE};
+    return cuda_start(step, pack_kernel, (unsigned)(tiles_of(step->tokens) * across), PACK_THREADS, 0, job);
 }
 
-kern_status cuda_attention_pack_all(const cuda_step *step, cuda_packs *packs, const float *q, const float *k,
-                                    const float *v, wide_attention *job) {
+kern_status cuda_attention_pack(const cuda_step *step, const float *q, const float *k, const float *v, const float *d_o,
+                                wide_attention *job) {
     const kern_attention &s = job->shape;
-    kern_status status = cuda_attention_pack(step, packs, q, s.heads, s.head_width, &job->q);
+    kern_status status = pack(step, q, s.heads, s.head_width, 0, &job->q);
     if (!status)
-        status = cuda_attention_pack(step, packs, k, s.kv_heads, s.head_width, &job->k);
+        status = pack(step, k, s.kv_heads, s.head_width, 1, &job->k);
     if (!status)
-        status = cuda_attention_pack(step, packs, v, s.kv_heads, s.head_width, &job->v);
-    return status;
+        status = pack(step, v, s.kv_heads, s.head_width, 2, &job->v);
+    return status || !d_o ? status : pack(step, d_o, s.heads, s.head_width, 3, &job->d_o);
 }
 
 template <int WIDTH> static kern_status launch(const cuda_step *step, const wide_attention &job) {
@@ -190,12 +223,11 @@ template <int WIDTH> static kern_status launch(const cuda_step *step, const wide
 
 kern_status cuda_attention_wide(const cuda_step *step, const kern_attention_args *a) {
     const kern_attention &s = a->attention;
-    cuda_packs packs = {};
     wide_attention job = {};
     job.shape = s;
     job.o = a->o.f;
     job.lse = a->lse.f;
-    const kern_status status = cuda_attention_pack_all(step, &packs, a->q.f, a->k.f, a->v.f, &job);
+    const kern_status status = cuda_attention_pack(step, a->q.f, a->k.f, a->v.f, NULL, &job);
     if (status)
         return status;
     return s.head_width == 64 ? launch<64>(step, job) : launch<128>(step, job);

@@ -1,27 +1,30 @@
 // SPDX-License-Identifier: Apache-2.0
 // Attention of training on a `fast` device, by Hopper's warpgroups (sm_90a), of heads 64 or 128 wide.
 //
-// q, k, v and do are packed as bf16 before (gemm_packs.cuh): 64 tokens of a head are a run of memory then, as the
-// tensor cores read it. A block owns 64 tokens for each of two warpgroups; a warp fills a ring with tiles of the tokens
-// that these meet, 64 at a time, by the copy engine. Tiles are of tokens of the batch: what a query sees follows from
-// where its document starts and from the window. Every output is summed by one warpgroup in one order.
+// q, k, v and do are packed as bf16 before: tiles of 64 tokens x 64 columns, made of core matrices of 8 x 8 (128 bytes
+// each) ordered by column, then token, so that 64 tokens of a head are a run of memory, as the tensor cores read it. A
+// block owns 64 tokens for each of two warpgroups; a warp fills a ring with tiles of the tokens that these meet, 64 at
+// a time, by the copy engine. Tiles are of tokens of the batch: what a query sees follows from where its document
+// starts and from the window. Every output is summed by one warpgroup in one order.
 #ifndef KERNELS_CUDA_ATTENTION_WIDE_CUH
 #define KERNELS_CUDA_ATTENTION_WIDE_CUH
 
 #include "kernels/cuda/elements.cuh"
-#include "kernels/cuda/gemm_packs.cuh"
+#include "kernels/cuda/gemm_tile.cuh"
 #include "kernels/cuda/mma.cuh"
 #include "kernels/cuda/wgmma.cuh"
 
 enum {
-    WIDE_TOKENS = CUDA_PACK_SIDE, // of a tile
+    WIDE_TOKENS = 64,                          // of a tile, and its columns
+    WIDE_TILE = WIDE_TOKENS * WIDE_TOKENS * 2, // bytes
+    WIDE_MOST = 96 << 20,                      // bytes that packed q, k, v and do have each
     WIDE_GROUPS = 2,
     WIDE_GROUP = 128, // threads
     WIDE_THREADS = WIDE_GROUPS * WIDE_GROUP + 32,
     WIDE_SLOTS = 3,
     WIDE_SCORES = WIDE_TOKENS / 2, // that a thread has of 64 x 64
-    WIDE_DOWN = CUDA_PACK_CORE,    // from a core matrix to that of the next 8 tokens, columns
-    WIDE_RIGHT = 8 * CUDA_PACK_CORE,
+    WIDE_DOWN = 128,               // from a core matrix to that of the next 8 tokens, columns
+    WIDE_RIGHT = 8 * WIDE_DOWN,
 };
 static constexpr float wide_log2e = 1.44269504089f, wide_ln2 = 0.69314718056f;
 
@@ -220,11 +223,8 @@ static __device__ __forceinline__ void wide_write(float *to, int32_t heads, int3
 bool cuda_attention_is_wide(const cuda_step *step, const kern_attention *shape);
 kern_status cuda_attention_wide(const cuda_step *step, const kern_attention_args *a);
 kern_status cuda_attention_wide_backward(const cuda_step *step, const kern_attention_backward_args *a);
-// Packs the vectors of heads.
-kern_status cuda_attention_pack(const cuda_step *step, cuda_packs *packs, const float *x, int32_t heads, int32_t width,
-                                wide_heads *out);
-// The three that both directions read, of heads as job->shape says.
-kern_status cuda_attention_pack_all(const cuda_step *step, cuda_packs *packs, const float *q, const float *k,
-                                    const float *v, wide_attention *job);
+// Packs q, k, v and do, of heads as job->shape says; d_o: NULL in the forward.
+kern_status cuda_attention_pack(const cuda_step *step, const float *q, const float *k, const float *v, const float *d_o,
+                                wide_attention *job);
 
 #endif

@@ -7,7 +7,6 @@
 // queries and goes over keys. Scores and dp, of own rows with a tile's, are the left operands of what follows as they
 // lie in registers.
 #include "kernels/cuda/attention_wide.cuh"
-#include "kernels/cuda/gemm_tile.cuh"
 
 enum {
     WARPS = 8,
@@ -340,7 +339,7 @@ template <int WIDTH> static kern_status launch(const cuda_step *step, const wide
 // lse, do . o and starts lie where products have their partial sums.
 static kern_status gather_facts(const cuda_step *step, const kern_attention_backward_args *a, wide_facts *facts) {
     const kern_attention &s = a->attention;
-    const int32_t tokens = (int32_t)cuda_pack_tiles(step->tokens) * WIDE_TOKENS;
+    const int32_t tokens = (step->tokens + WIDE_TOKENS - 1) / WIDE_TOKENS * WIDE_TOKENS;
     float *room = (float *)step->cuda->workspace;
     *facts = {room, room + (int64_t)s.heads * tokens, (int32_t *)(room + 2 * (int64_t)s.heads * tokens), tokens};
     return cuda_start(step, facts_kernel, cuda_blocks((int64_t)tokens * s.heads, WARPS), WARPS * CUDA_WARP, 0,
@@ -349,15 +348,12 @@ static kern_status gather_facts(const cuda_step *step, const kern_attention_back
 
 kern_status cuda_attention_wide_backward(const cuda_step *step, const kern_attention_backward_args *a) {
     const kern_attention &s = a->attention;
-    cuda_packs packs = {};
     wide_attention job = {};
     job.shape = s;
     job.dq = a->dq.f;
     job.dk = a->dk.f;
     job.dv = a->dv.f;
-    kern_status status = cuda_attention_pack_all(step, &packs, a->q.f, a->k.f, a->v.f, &job);
-    if (!status)
-        status = cuda_attention_pack(step, &packs, a->d_o.f, s.heads, s.head_width, &job.d_o);
+    kern_status status = cuda_attention_pack(step, a->q.f, a->k.f, a->v.f, a->d_o.f, &job);
     if (!status)
         status = gather_facts(step, a, &job.facts);
     if (status)

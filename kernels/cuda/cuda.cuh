@@ -18,7 +18,9 @@
 #include "kernels/backend.h"
 
 // Raised by a change that alters the bits of any operation; part of the numeric profile.
-enum { CUDA_REVISION = 6 };
+enum { CUDA_REVISION = 7 };
+
+struct cuda_cublas; // cublas.cuh
 
 struct kern_cuda {
     kern_device device;
@@ -27,6 +29,7 @@ struct kern_cuda {
     size_t shared_limit; // bytes of shared memory that one block may have
     bool overlaps;       // sm_90: launches begin before the one before has ended; clusters, bulk copies
     bool fast;           // kern_device_options.fast
+    cuda_cublas *cublas; // of a fast device that trains (cublas.cuh)
     char *workspace;     // workspace_bytes, of the operation that runs
     size_t workspace_bytes;
 };
@@ -70,8 +73,8 @@ static __host__ __device__ __forceinline__ bool cuda_solve_coarse(const kern_sol
     return solver.mode == KERN_SOLVE_TOLERANCE && solver.tolerance >= LEAST;
 }
 
-struct cuda_chain; // chain.cuh
-struct cuda_packs; // gemm_packs.cuh
+struct cuda_chain;  // chain.cuh
+struct cuda_copies; // gemm_copies.cuh
 
 // What a launcher is given. The bounds are at least the table's counts.
 struct cuda_step {
@@ -85,14 +88,14 @@ struct cuda_step {
     bool coarse_prompts, fine_prompts;        // one is not, but coarsely (cuda_solve_coarse); not so
     bool generated;                           // every row is a generated one of a single token: row r is token r
     bool followed;                            // kern_rows.followed: there may be none
-    bool merge;        // kern_rows.merge: training and evaluation, whose bits may depend on the batch
-    cuda_chain *chain; // that phases are gathered in; NULL: every operation is launched
-    cuda_packs *packs; // operands that products leave for the next ones; NULL: none are left
+    bool merge;          // kern_rows.merge: training and evaluation, whose bits may depend on the batch
+    cuda_chain *chain;   // that phases are gathered in; NULL: every operation is launched
+    cuda_copies *copies; // operands that products leave rounded for the next ones; NULL: none are left
 };
 
 // What was written, and: an operation comes that is no product of gemm.cu.
-void cuda_packs_written(const cuda_step *step, const void *p, size_t bytes);
-void cuda_packs_forget(const cuda_step *step);
+void cuda_copies_written(const cuda_step *step, const void *p, size_t bytes);
+void cuda_copies_forget(const cuda_step *step);
 
 // Launches what has been gathered; *launched: whether that was anything.
 kern_status cuda_chain_flush(const cuda_step *step, bool *launched);

@@ -216,14 +216,14 @@ static kern_status run_convs(const cuda_step *step, const kern_call *call, size_
 }
 
 // Products of gemm.cu, which tell what they write.
-static bool leaves_packs(const cuda_step *step, kern_op op) {
+static bool leaves_copies(const cuda_step *step, kern_op op) {
     return step->merge &&
            (op == KERN_OP_LINEAR || op == KERN_OP_LINEAR_BACKWARD_INPUT || op == KERN_OP_LINEAR_BACKWARD_WEIGHT);
 }
 
 static kern_status run_some(const cuda_step *step, const kern_call *call, size_t count, size_t *taken) {
-    if (!leaves_packs(step, call->op))
-        cuda_packs_forget(step);
+    if (!leaves_copies(step, call->op))
+        cuda_copies_forget(step);
     switch (call->op) {
     case KERN_OP_LINEAR:
         return run_products(step, call, count, taken);

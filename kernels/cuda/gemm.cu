@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// c = a b^T on tensor cores; gemm.cuh.
+// c = a b^T on tensor cores, with the accuracy of float32; gemm.cuh.
 //
 // Packing. An operand is written into the workspace as bf16, in blocks of 128 i x 32 k, of each first all of its limb 0
 // (the number rounded), then limb 1 (what that left), then 2; a block is made of core matrices of 8 x 8, 128 bytes
@@ -8,22 +8,27 @@
 // Operands go in slices of at most OPERAND_BYTES and SLICE_K.
 //
 // Products. A block of threads owns 128 x 128 of c, a warp 64 x 32 of it; blocks of both operands come by cp.async,
-// some ahead. With three limbs the six products of one block, least weight first, are summed apart and then added to
-// the total, as tensor cores cut where float32 additions round. Where tiles are few, k is split over blocks of threads:
+// some ahead. The six products of the limbs of one block, least weight first, are summed apart and then added to the
+// total, as tensor cores cut where float32 additions round. Where tiles are few, k is split over blocks of threads:
 // their sums go through the workspace and are added in order by a launch of its own. How it is split is a function of
-// the shape, so the bits are. Where a device is `fast`, Hopper's products are those of gemm_wide.cu and gemm_few.cu.
+// the shape, so the bits are. A `fast` device has the products of cublas.cu and gemm_few.cu instead.
 #include <cuda_pipeline_primitives.h>
 
+#include "kernels/cuda/cublas.cuh"
 #include "kernels/cuda/gemm_tile.cuh"
 #include "kernels/cuda/mma.cuh"
 #include "kernels/cuda/sums.cuh"
 
 enum {
-    TILE = 128,                    // rows of a packed block
-    DEPTH = 32,                    // its k
-    CORE = 128,                    // bytes of a core matrix
-    CORES = TILE / 8,              // of a block, of one group of 8 k
+    TILE = 128,       // rows of a packed block
+    DEPTH = 32,       // its k
+    CORE = 128,       // bytes of a core matrix
+    CORES = TILE / 8, // of a block, of one group of 8 k
+    LIMBS = 3,
     LIMB_BYTES = TILE * DEPTH * 2, // of a block
+    BLOCK_BYTES = LIMBS * LIMB_BYTES,
+    STAGE_BYTES = 2 * BLOCK_BYTES,
+    STAGES = 2,
     THREADS = 256,
     WARP_ROWS = 64,
     WARP_COLUMNS = 32,
@@ -47,7 +52,7 @@ struct pack_job {
 };
 
 // A warp: 8 rows of memory, 32 columns; 4 lanes of a row read a line, 8 lanes of a core matrix write one.
-template <int LIMBS> static __global__ void __launch_bounds__(THREADS) pack_kernel(const pack_job job) {
+static __global__ void __launch_bounds__(THREADS) pack_kernel(const pack_job job) {
     cuda_begin();
     cuda_await();
     const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
@@ -61,7 +66,7 @@ template <int LIMBS> static __global__ void __launch_bounds__(THREADS) pack_kern
     float x[8];
     cuda_operand_eight(job.from, (turned ? job.k0 : job.i0) + row, (turned ? job.i0 : job.k0) + column,
                        there ? (turned ? job.rows : job.k) - column : 0, job.wide, x);
-    char *to = job.to + ((int64_t)(i / TILE) * job.k_blocks + k / DEPTH) * (LIMBS * LIMB_BYTES) +
+    char *to = job.to + ((int64_t)(i / TILE) * job.k_blocks + k / DEPTH) * BLOCK_BYTES +
                (k % DEPTH / 8 * CORES + i % TILE / 8) * CORE + row % 8 * 16;
 #pragma unroll
     for (int limb = 0; limb < LIMBS; limb++) {
@@ -108,15 +113,9 @@ static __device__ __forceinline__ void multiply_limbs(const char *a, const char 
             mma_bf16(sum[i][j], left[i], right[j / 2][j % 2 * 2], right[j / 2][j % 2 * 2 + 1]);
 }
 
-template <int LIMBS, bool A_TURNED, bool B_TURNED>
+template <bool A_TURNED, bool B_TURNED>
 static __device__ __forceinline__ void multiply_block(const char *a, const char *b, int warp_row, int warp_column,
                                                       float (&total)[4][4][4]) {
-    if (LIMBS == 1) {
-#pragma unroll
-        for (int k16 = 0; k16 < DEPTH / 16; k16++)
-            multiply_limbs<A_TURNED, B_TURNED>(a, b, k16, warp_row, warp_column, total);
-        return;
-    }
     constexpr int LEFT[6] = {2, 0, 1, 1, 0, 0}, RIGHT[6] = {0, 2, 1, 0, 1, 0};
     float sum[4][4][4] = {};
 #pragma unroll
@@ -134,38 +133,29 @@ static __device__ __forceinline__ void multiply_block(const char *a, const char 
                 total[i][j][e] = __fadd_rn(total[i][j][e], sum[i][j][e]);
 }
 
-template <int LIMBS> struct product_layout {
-    static constexpr int BLOCK_BYTES = LIMBS * LIMB_BYTES, STAGE_BYTES = 2 * BLOCK_BYTES, STAGES = LIMBS == 1 ? 4 : 2;
-    static constexpr int RESIDENT = LIMBS == 1 ? 2 : 1;
-};
-
 struct product_job {
     const char *a, *b; // packed
     int32_t k_blocks;
     cuda_gemm_output out;
 };
 
-template <int LIMBS>
 static __device__ __forceinline__ void fetch_stage(const product_job &job, char *stage, int64_t block_a,
                                                    int64_t block_b) {
-    constexpr int BYTES = product_layout<LIMBS>::BLOCK_BYTES;
-    const char *a = job.a + block_a * BYTES, *b = job.b + block_b * BYTES;
+    const char *a = job.a + block_a * BLOCK_BYTES, *b = job.b + block_b * BLOCK_BYTES;
 #pragma unroll
-    for (int at = 0; at < BYTES; at += THREADS * 16) {
+    for (int at = 0; at < BLOCK_BYTES; at += THREADS * 16) {
         const int own = at + (int)threadIdx.x * 16;
         __pipeline_memcpy_async(stage + own, a + own, 16);
-        __pipeline_memcpy_async(stage + BYTES + own, b + own, 16);
+        __pipeline_memcpy_async(stage + BLOCK_BYTES + own, b + own, 16);
     }
 }
 
 // Grid: tiles of n, tiles of m, parts of k.
-template <int LIMBS, bool A_TURNED, bool B_TURNED>
-static __global__ void __launch_bounds__(THREADS, product_layout<LIMBS>::RESIDENT)
-    product_kernel(const __grid_constant__ product_job job) {
+template <bool A_TURNED, bool B_TURNED>
+static __global__ void __launch_bounds__(THREADS, 1) product_kernel(const __grid_constant__ product_job job) {
     extern __shared__ __align__(128) char memory[];
     cuda_begin();
     cuda_await();
-    typedef product_layout<LIMBS> layout;
     const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
     const int warp_row = warp / 4 * WARP_ROWS, warp_column = warp % 4 * WARP_COLUMNS;
     const int first = (int)((int64_t)job.k_blocks * blockIdx.z / gridDim.z);
@@ -173,20 +163,20 @@ static __global__ void __launch_bounds__(THREADS, product_layout<LIMBS>::RESIDEN
     const int64_t a0 = (int64_t)blockIdx.y * job.k_blocks + first, b0 = (int64_t)blockIdx.x * job.k_blocks + first;
     float total[4][4][4] = {};
 #pragma unroll
-    for (int s = 0; s < layout::STAGES - 1; s++) {
+    for (int s = 0; s < STAGES - 1; s++) {
         if (s < blocks)
-            fetch_stage<LIMBS>(job, memory + s * layout::STAGE_BYTES, a0 + s, b0 + s);
+            fetch_stage(job, memory + s * STAGE_BYTES, a0 + s, b0 + s);
         __pipeline_commit();
     }
     for (int block = 0; block < blocks; block++) {
-        __pipeline_wait_prior(layout::STAGES - 2);
+        __pipeline_wait_prior(STAGES - 2);
         __syncthreads();
-        const int next = block + layout::STAGES - 1;
+        const int next = block + STAGES - 1;
         if (next < blocks)
-            fetch_stage<LIMBS>(job, memory + next % layout::STAGES * layout::STAGE_BYTES, a0 + next, b0 + next);
+            fetch_stage(job, memory + next % STAGES * STAGE_BYTES, a0 + next, b0 + next);
         __pipeline_commit();
-        const char *stage = memory + block % layout::STAGES * layout::STAGE_BYTES;
-        multiply_block<LIMBS, A_TURNED, B_TURNED>(stage, stage + layout::BLOCK_BYTES, warp_row, warp_column, total);
+        const char *stage = memory + block % STAGES * STAGE_BYTES;
+        multiply_block<A_TURNED, B_TURNED>(stage, stage + BLOCK_BYTES, warp_row, warp_column, total);
     }
     const cuda_gemm_output out = cuda_gemm_part(job.out, (int)blockIdx.z);
 #pragma unroll
@@ -216,27 +206,19 @@ static __global__ void __launch_bounds__(THREADS)
     cuda_gemm_write(out, row, column, sum);
 }
 
-kern_status cuda_gemm_add_parts(const cuda_step *step, const cuda_gemm_output &out, int parts) {
+static kern_status add_parts(const cuda_step *step, const cuda_gemm_output &out, int parts) {
     const cuda_plane plane = cuda_plane_of(out.m, out.n);
     return cuda_start(step, add_parts_kernel, plane.grid, plane.block, 0, out, parts);
 }
 
 // ----------------------------------------------------------------------------------------------------------- launches
 
-static int limbs_of(const kern_cuda *cuda) {
-    return cuda->fast ? 1 : 3;
-}
-
 static int32_t k_blocks_of(int64_t k) {
     return cuda_blocks(k, DEPTH);
 }
 
-static bool is_wide(const kern_cuda *cuda) {
-    return cuda->fast && cuda->overlaps;
-}
-
 size_t cuda_gemm_bytes(const kern_cuda *cuda) {
-    return is_wide(cuda) ? cuda_gemm_wide_bytes() : sizeof(float) * CUDA_GEMM_PARTIALS + 2 * (size_t)OPERAND_BYTES;
+    return cuda->fast ? cuda_cublas_bytes() : sizeof(float) * CUDA_GEMM_PARTIALS + 2 * (size_t)OPERAND_BYTES;
 }
 
 static kern_status pack(const cuda_step *step, const cuda_operand &from, int64_t i0, int64_t rows, int64_t k0,
@@ -247,22 +229,21 @@ static kern_status pack(const cuda_step *step, const cuda_operand &from, int64_t
     const int64_t i_padded = cuda_blocks(rows, TILE) * (int64_t)TILE, k_padded = job.k_blocks * (int64_t)DEPTH;
     const int64_t lines = from.turned ? k_padded : i_padded, columns = from.turned ? i_padded : k_padded;
     const dim3 grid((unsigned)cuda_blocks(lines, 8 * THREADS / 32), (unsigned)(columns / 32));
-    return cuda_start(step, step->cuda->fast ? pack_kernel<1> : pack_kernel<3>, grid, THREADS, 0, job);
+    return cuda_start(step, pack_kernel, grid, THREADS, 0, job);
 }
 
-template <int LIMBS, bool A_TURNED, bool B_TURNED>
+template <bool A_TURNED, bool B_TURNED>
 static kern_status start(const cuda_step *step, const product_job &job, dim3 grid) {
-    auto *kernel = product_kernel<LIMBS, A_TURNED, B_TURNED>;
-    constexpr size_t bytes = (size_t)product_layout<LIMBS>::STAGES * product_layout<LIMBS>::STAGE_BYTES;
+    auto *kernel = product_kernel<A_TURNED, B_TURNED>;
+    constexpr size_t bytes = (size_t)STAGES * STAGE_BYTES;
     const kern_status status = cuda_allow_shared(kernel, bytes);
     return status ? status : cuda_start(step, kernel, grid, THREADS, bytes, job);
 }
 
-template <int LIMBS>
 static kern_status start_turned(const cuda_step *step, const product_job &job, dim3 grid, bool a, bool b) {
     if (a)
-        return b ? start<LIMBS, true, true>(step, job, grid) : start<LIMBS, true, false>(step, job, grid);
-    return b ? start<LIMBS, false, true>(step, job, grid) : start<LIMBS, false, false>(step, job, grid);
+        return b ? start<true, true>(step, job, grid) : start<true, false>(step, job, grid);
+    return b ? start<false, true>(step, job, grid) : start<false, false>(step, job, grid);
 }
 
 // A slice's product, its operands packed.
@@ -270,12 +251,10 @@ static kern_status multiply(const cuda_step *step, const cuda_gemm &gemm, produc
     const int64_t tiles = (int64_t)cuda_blocks(job.out.m, TILE) * cuda_blocks(job.out.n, TILE);
     const int64_t most = job.k_blocks / LEAST_SPLIT, wanted = SPLIT_TILES / tiles;
     const int parts = (int)(wanted < 1 ? 1 : wanted < most ? wanted : most < 1 ? 1 : most);
-    const bool a = gemm.a.turned, b = gemm.b.turned;
     const dim3 grid((unsigned)cuda_blocks(job.out.n, TILE), (unsigned)cuda_blocks(job.out.m, TILE), (unsigned)parts);
     job.out.partial = parts > 1 ? partial : NULL;
-    const kern_status status =
-        step->cuda->fast ? start_turned<1>(step, job, grid, a, b) : start_turned<3>(step, job, grid, a, b);
-    return status || parts == 1 ? status : cuda_gemm_add_parts(step, job.out, parts);
+    const kern_status status = start_turned(step, job, grid, gemm.a.turned, gemm.b.turned);
+    return status || parts == 1 ? status : add_parts(step, job.out, parts);
 }
 
 static int64_t least(int64_t a, int64_t b) {
@@ -299,7 +278,7 @@ static kern_status multiply_slice(const cuda_step *step, char *a, const cuda_gem
 
 static kern_status multiply_all(const cuda_step *step, char *workspace, const cuda_gemm *gemm, int count) {
     const int64_t all_m = gemm->m, all_k = gemm->k, deepest = k_blocks_of(least(all_k, SLICE_K)) * (int64_t)DEPTH;
-    const int64_t rows = OPERAND_BYTES / (deepest * 2 * limbs_of(step->cuda)) / TILE * TILE; // of a slice
+    const int64_t rows = OPERAND_BYTES / (deepest * 2 * LIMBS) / TILE * TILE; // of a slice
     char *a = workspace + sizeof(float) * CUDA_GEMM_PARTIALS;
     kern_status status = KERN_OK;
     for (int64_t k0 = 0; k0 < all_k; k0 += SLICE_K)
@@ -313,7 +292,7 @@ static kern_status multiply_all(const cuda_step *step, char *workspace, const cu
 }
 
 kern_status cuda_gemm_launch(const cuda_step *step, char *workspace, const cuda_gemm *gemm, int count) {
-    if (!is_wide(step->cuda))
+    if (!step->cuda->fast)
         return multiply_all(step, workspace, gemm, count);
     kern_status status = KERN_OK;
     for (int i = 0; !status && i < count; i++) {
@@ -321,8 +300,8 @@ kern_status cuda_gemm_launch(const cuda_step *step, char *workspace, const cuda_
         bool taken = false;
         status = cuda_gemm_few(step, workspace, g, &taken);
         if (!status && !taken)
-            status = cuda_gemm_wide(step, workspace, g);
-        cuda_packs_written(step, g.c, sizeof(float) * (size_t)((g.m - 1) * g.ldc + g.n));
+            status = cuda_cublas_run(step, workspace, g);
+        cuda_copies_written(step, g.c, sizeof(float) * (size_t)((g.m - 1) * g.ldc + g.n));
     }
     return status;
 }
@@ -350,8 +329,8 @@ kern_status cuda_column_sum(const cuda_step *step, float *workspace, const float
         return KERN_UNSUPPORTED;
     const cuda_sum_cut cut = cuda_sum_cut_of(rows, LEAST_ROWS, CUDA_SUM_BLOCKS);
     const dim3 shape = cuda_sum_shape(width), grid((unsigned)cut.blocks, (unsigned)cuda_blocks(width, (int)shape.x));
-    cuda_packs_written(step, workspace, cuda_column_sum_bytes(width));
-    cuda_packs_written(step, sum, sizeof(float) * (size_t)width);
+    cuda_copies_written(step, workspace, cuda_column_sum_bytes(width));
+    cuda_copies_written(step, sum, sizeof(float) * (size_t)width);
     const kern_status status =
         cuda_start(step, column_sum_kernel, grid, shape, 0, x, (int32_t)rows, width, cut.each, workspace);
     return status ? status : cuda_add_partials(step, {workspace, sum, width, cut.blocks, width, 1, 1});

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // c (m x n) = a b^T by tensor cores, where sums are long and many vectors are there at once: training (gemm.cu).
-// Operands lie in memory as floats and are rounded on their way, to one bf16 number where the device is `fast`, else to
-// three, whose six products of weight leave the accuracy of float32.
+// Operands lie in memory as floats and are rounded on their way, to one bf16 number where the device is `fast`, whose
+// products are then cuBLASLt's (cublas.cu), else to three, whose six products of weight leave the accuracy of float32.
 #ifndef KERNELS_CUDA_GEMM_CUH
 #define KERNELS_CUDA_GEMM_CUH
 
@@ -20,7 +20,7 @@ struct cuda_gemm {
     float *c;          // rows of ldc
     int64_t ldc, m, n, k;
     const float *bias, *residual; // optional (n) and like c, which residual may be
-    bool accumulate;              // c += instead of =
+    bool accumulate;              // c += instead of =, without a residual
 };
 
 // Of the workspace, for any shape.

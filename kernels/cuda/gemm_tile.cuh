@@ -34,6 +34,16 @@ static __device__ __forceinline__ void cuda_operand_eight(const cuda_operand &o,
     }
 }
 
+static __device__ __forceinline__ uint4 cuda_round_eight(const float (&x)[8]) {
+    uint32_t pair[4];
+#pragma unroll
+    for (int j = 0; j < 4; j++) {
+        const __nv_bfloat162 rounded = __floats2bfloat162_rn(x[2 * j], x[2 * j + 1]);
+        pair[j] = *(const uint32_t *)&rounded;
+    }
+    return make_uint4(pair[0], pair[1], pair[2], pair[3]);
+}
+
 // Where sums go and what is added to them.
 struct cuda_gemm_output {
     float *c, *partial; // partial: (parts, m, n), NULL: not in parts
@@ -129,13 +139,8 @@ static __device__ __forceinline__ cuda_gemm_output cuda_gemm_part(const cuda_gem
     return out;
 }
 
-// Adds up the parts in their order.
-kern_status cuda_gemm_add_parts(const cuda_step *step, const cuda_gemm_output &out, int parts);
-
-// Products of operands of one limb by Hopper's warpgroups (gemm_wide.cu); those of few outputs, or of few numbers each
-// (gemm_few.cu), *taken: whether it is one that is worth it. Workspaces begin with the same room for parts.
-size_t cuda_gemm_wide_bytes(void);
-kern_status cuda_gemm_wide(const cuda_step *step, char *workspace, const cuda_gemm &gemm);
+// Products of few outputs, or of few numbers each (gemm_few.cu), *taken: whether it is one that is worth it. The
+// workspace begins with the room for parts.
 kern_status cuda_gemm_few(const cuda_step *step, char *workspace, const cuda_gemm &gemm, bool *taken);
 
 #endif

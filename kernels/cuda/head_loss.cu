@@ -268,7 +268,7 @@ static kern_status run_tile(const cuda_step *step, const kern_head_loss_args *a,
     if (!status)
         status = cuda_start(step, a->teacher_x.f ? loss_kernel<true> : loss_kernel<false>, tokens, THREADS, 0,
                             step->table, job_of(a, token0));
-    cuda_packs_written(step, tile, sizeof(float) * (size_t)tokens * (size_t)vocabulary);
+    cuda_copies_written(step, tile, sizeof(float) * (size_t)tokens * (size_t)vocabulary);
     if (status || !a->dx.f)
         return status;
     const cuda_gemm input = {{tile, vocabulary, false, false},

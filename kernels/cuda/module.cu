@@ -9,7 +9,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "kernels/cuda/cuda.cuh"
+#include "kernels/cuda/cublas.cuh"
 
 static void set_reason(char *reason, size_t size, const char *format, ...) {
     va_list arguments;
@@ -59,9 +59,13 @@ static void describe(kern_cuda *cuda, const cudaDeviceProp *properties) {
     kern_device_info *info = &cuda->device.info;
     snprintf(info->name, sizeof info->name, "cuda:%d", cuda->ordinal);
     snprintf(info->description, sizeof info->description, "cuda:%d (%.60s)", cuda->ordinal, properties->name);
-    snprintf(info->numeric_profile, sizeof info->numeric_profile, "cuda sm_%d%d C=%d kernels=%d nvcc=%d.%d%s",
-             properties->major, properties->minor, (int)CHUNK, (int)CUDA_REVISION, __CUDACC_VER_MAJOR__,
-             __CUDACC_VER_MINOR__, cuda->fast ? " fast" : "");
+    const int length =
+        snprintf(info->numeric_profile, sizeof info->numeric_profile, "cuda sm_%d%d C=%d kernels=%d nvcc=%d.%d%s",
+                 properties->major, properties->minor, (int)CHUNK, (int)CUDA_REVISION, __CUDACC_VER_MAJOR__,
+                 __CUDACC_VER_MINOR__, cuda->fast ? " fast" : "");
+    if (cuda->cublas)
+        snprintf(info->numeric_profile + length, sizeof info->numeric_profile - (size_t)length, " cublasLt=%zu",
+                 cuda_cublas_version(cuda->cublas));
     info->chunk = CHUNK;
     info->default_rows = DEFAULT_ROWS;
     info->prompt_chunks = PROMPT_CHUNKS;
@@ -136,6 +140,12 @@ static kern_status open_device(const kern_device_options *options, kern_device *
         return KERN_NO_MEMORY;
     cuda->ordinal = ordinal;
     cuda->fast = options->fast;
+    if (options->fast && options->trains)
+        status = cuda_cublas_open(&cuda->cublas, reason, reason_size);
+    if (status) {
+        free(cuda);
+        return status;
+    }
     describe(cuda, &properties);
     *out = &cuda->device;
     return KERN_OK;
@@ -143,6 +153,7 @@ static kern_status open_device(const kern_device_options *options, kern_device *
 
 static void close_device(kern_device *device) {
     make_current(device);
+    cuda_cublas_close(cuda_of(device)->cublas);
     cudaFree(cuda_of(device)->workspace);
     free(device);
 }

@@ -9,7 +9,7 @@
 #include <stdlib.h>
 
 #include "kernels/cuda/chain.cuh"
-#include "kernels/cuda/gemm_packs.cuh"
+#include "kernels/cuda/gemm_copies.cuh"
 
 enum { BUCKETS = 14 }; // 1, 2, 4 .. 8192 tokens
 
@@ -71,9 +71,9 @@ kern_status cuda_launch(kern_stream *stream, kern_op op, const kern_rows *rows, 
     status = cuda_status(cudaSetDevice(cuda_of(stream->device)->ordinal));
     if (!status)
         status = check_room(cuda_of(stream->device), rows);
-    cuda_packs packs = {};
+    cuda_copies copies = {};
     cuda_step step = step_of(stream, rows);
-    step.packs = &packs;
+    step.copies = &copies;
     return status ? status : cuda_run_of(op)(&step, args);
 }
 
@@ -187,9 +187,9 @@ kern_status cuda_calls_run(kern_stream *stream, const kern_rows *rows, kern_call
         status = check_room(cuda_of(stream->device), rows);
     if (status)
         return status;
-    cuda_packs packs = {};
+    cuda_copies copies = {};
     cuda_step step = step_of(stream, rows);
-    step.packs = &packs;
+    step.copies = &copies;
     if (calls->mark)
         return run_marked(&step, calls);
     const int bucket = bucket_of(step.tokens);

@@ -410,6 +410,6 @@ kern_status cuda_product_launch(const cuda_step *step, const cuda_product *asked
         return cuda_chain_product(step, &product, pieces_of(&product, 1));
     if (!product.bf16 && step->merge && !product.wanted)
         return launch_merged(step, &product, vectors);
-    cuda_packs_forget(step);
+    cuda_copies_forget(step);
     return product.bf16 ? launch_bf16_tiles(step, &product, vectors) : launch_f32_tiles(step, &product, vectors);
 }

@@ -349,7 +349,7 @@ static void read_options(bench *b, int argc, char **argv, kern_device_options *d
             b->what = optarg;
             break;
         case 'b':
-            device->fast = true;
+            device->fast = device->trains = true;
             break;
         default:
             fprintf(stderr, "bench_gradients [--device NAME] [--bf16] [--rounds N] [--tokens N] [--tflops N] "

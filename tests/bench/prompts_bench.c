@@ -372,8 +372,8 @@ static bench read_options(int argc, char **argv, const char **device) {
 
 static void open_bench(bench *b, const char *device) {
     char reason[256] = "";
-    const kern_status status =
-        kern_device_open(&(kern_device_options){.name = device, .fast = b->fast}, &b->device, reason, sizeof reason);
+    const kern_status status = kern_device_open(
+        &(kern_device_options){.name = device, .fast = b->fast, .trains = b->train}, &b->device, reason, sizeof reason);
     if (status != KERN_OK) {
         fprintf(stderr, "bench_prompts: %s: %s\n", kern_status_text(status), reason);
         exit(1);

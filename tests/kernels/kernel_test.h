@@ -36,7 +36,7 @@ typedef struct kernel_test {
     kern_stream *stream;
     kern_rows *rows;
     uint64_t seed;
-    bool cuda;
+    bool cuda, fast;
     kernel_test_memory memory[KERNEL_TEST_MEMORY];
     int memories;
 } kernel_test;
@@ -93,7 +93,8 @@ static inline bool kernel_test_open_fast(kernel_test *test) {
     kern_rows_free(test->rows);
     kern_stream_close(test->stream);
     kern_device_close(test->device);
-    const kern_device_options options = {.name = "cuda:0", .fast = true};
+    const kern_device_options options = {.name = "cuda:0", .fast = true, .trains = true};
+    test->fast = true;
     ck_assert_int_eq(kern_device_open(&options, &test->device, NULL, 0), KERN_OK);
     ck_assert_int_eq(kern_stream_open(test->device, &test->stream), KERN_OK);
     ck_assert_int_eq(kern_rows_create(test->device, 64, 8192, 256, 256, 1024, 1024, &test->rows), KERN_OK);
@@ -269,6 +270,15 @@ static inline float *kernel_test_floats(kernel_test *test, size_t count, double 
     for (size_t i = 0; i < count; i++)
         x[i] = (float)(low + (high - low) * kernel_test_uniform(test));
     return x;
+}
+// To numbers that bf16 holds, which products of a fast device do not round.
+static inline void kernel_test_cut_to_bf16(float *x, size_t count) {
+    for (size_t i = 0; i < count; i++) {
+        uint32_t bits;
+        memcpy(&bits, &x[i], sizeof bits);
+        bits &= 0xffff0000u;
+        memcpy(&x[i], &bits, sizeof bits);
+    }
 }
 static inline float *kernel_test_zero_floats(kernel_test *test, size_t count) {
     return kernel_test_bytes(test, count * sizeof(float));

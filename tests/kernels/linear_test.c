@@ -42,12 +42,13 @@ static layer make_layer(kernel_test *test, int rows, int cols, int tokens, kern_
     l.y_count = (size_t)tokens * rows;
     l.x = kernel_test_floats(test, l.x_count, -1, 1);
     l.w = kernel_test_floats(test, l.w_count, -1, 1);
-    for (size_t i = 0; i < l.w_count; i++) { // values that bf16 holds exactly
-        uint32_t bits = float_bits(l.w[i]) & 0xffff0000u;
-        memcpy(&l.w[i], &bits, sizeof bits);
-    }
+    kernel_test_cut_to_bf16(l.w, l.w_count);
     l.bias = kernel_test_floats(test, (size_t)rows, -1, 1);
     l.residual = kernel_test_floats(test, l.y_count, -1, 1);
+    if (test->fast) {
+        kernel_test_cut_to_bf16(l.x, l.x_count);
+        kernel_test_cut_to_bf16(l.residual, l.y_count);
+    }
     l.y = kernel_test_zero_floats(test, l.y_count);
     l.weight = make_weight(test, l.w, rows, cols, dtype);
     l.tolerance = test->cuda && dtype == KERN_BF16 ? 5e-6 : 1e-6; // activations as pairs of bf16
@@ -499,11 +500,11 @@ START_TEST(refuses_what_it_cannot_do) {
 END_TEST
 
 // Products that may round their operands to bf16, of numbers that bf16 holds: as exact as others.
-static void round_to_bf16(float *x, size_t count) {
-    for (size_t i = 0; i < count; i++) {
-        uint32_t bits = float_bits(x[i]) & 0xffff0000u;
-        memcpy(&x[i], &bits, sizeof bits);
-    }
+static void merged_row(kernel_test *test, int tokens) {
+    kernel_test_clear_rows(test);
+    kernel_test_row(test, KERN_ROW_PROMPT, -1, tokens, 0);
+    test->rows->merge = true;
+    kernel_test_prepare(test);
 }
 
 START_TEST(fast_products_of_bf16_numbers) {
@@ -515,23 +516,59 @@ START_TEST(fast_products_of_bf16_numbers) {
         if (!kernel_test_open_fast(&test))
             MESA_TEST_SKIP("no device %s", "cuda:0");
         layer l = make_layer(&test, fast_shapes[s].rows, fast_shapes[s].cols, fast_shapes[s].tokens, KERN_F32);
-        round_to_bf16(l.x, l.x_count);
-        round_to_bf16(l.residual, l.y_count);
-        kernel_test_clear_rows(&test);
-        kernel_test_row(&test, KERN_ROW_PROMPT, -1, l.tokens, 0);
-        test.rows->merge = true;
-        kernel_test_prepare(&test);
-        const kern_linear_args args = layer_args(&l, true, true);
-        kernel_test_launch(&test, KERN_OP_LINEAR, &args);
-        double *want = kernel_test_zero_doubles(&test, l.y_count);
-        kern_ref_linear(l.tokens, l.rows, l.cols, kernel_test_widened(&test, l.x, l.x_count),
-                        kernel_test_widened(&test, l.w, l.w_count), kernel_test_widened(&test, l.bias, (size_t)l.rows),
-                        kernel_test_widened(&test, l.residual, l.y_count), want);
-        kernel_test_assert_norm(l.y, want, l.y_count, 1e-6);
+        merged_row(&test, l.tokens);
         check_backward(&test, &l);
+        for (int variant = 0; variant < 4; variant++)
+            check_forward(&test, &l, variant & 1, variant & 2);
         kern_weight_free(l.weight);
         kernel_test_close(&test);
     }
+}
+END_TEST
+
+// Rows of a weight that begin anywhere, also where a bias is not aligned.
+START_TEST(fast_slices_and_groups) {
+    kernel_test test;
+    if (!kernel_test_open_fast(&test))
+        MESA_TEST_SKIP("no device %s", "cuda:0");
+    for (int i = 0; i < SLICES; i++) {
+        check_slice(&test, slices[i], KERN_F32, true);
+        check_slice_backward(&test, slices[i]);
+    }
+    kernel_test_close(&test);
+}
+END_TEST
+
+static uint64_t bits_of(const float *x, size_t count) {
+    uint64_t sum = 0;
+    for (size_t i = 0; i < count; i++)
+        sum = sum * UINT64_C(6364136223846793005) + float_bits(x[i]) + 1;
+    return sum;
+}
+
+// So many shapes that a device may forget the first ones: the bits of a product are those that it had before.
+START_TEST(fast_products_of_many_shapes) {
+    enum { ROWS = 24, COLS = 40, MOST = 300 };
+    kernel_test test;
+    if (!kernel_test_open_fast(&test))
+        MESA_TEST_SKIP("no device %s", "cuda:0");
+    layer l = make_layer(&test, ROWS, COLS, MOST, KERN_F32);
+    double *want = kernel_test_zero_doubles(&test, l.y_count);
+    uint64_t first[MOST + 1];
+    kern_ref_linear(MOST, ROWS, COLS, kernel_test_widened(&test, l.x, l.x_count),
+                    kernel_test_widened(&test, l.w, l.w_count), NULL, NULL, want);
+    const kern_linear_args args = layer_args(&l, false, false);
+    for (int round = 0; round < 2; round++)
+        for (int tokens = 1; tokens <= MOST; tokens++) {
+            merged_row(&test, tokens);
+            kernel_test_launch(&test, KERN_OP_LINEAR, &args);
+            const uint64_t now = bits_of(l.y, (size_t)tokens * ROWS);
+            kernel_test_assert_norm(l.y, want, (size_t)tokens * ROWS, 1e-6);
+            ck_assert(round == 0 || now == first[tokens]);
+            first[tokens] = now;
+        }
+    kern_weight_free(l.weight);
+    kernel_test_close(&test);
 }
 END_TEST
 
@@ -590,10 +627,7 @@ START_TEST(products_in_a_row_see_what_is_written) {
     float *after[2] = {kernel_test_zero_floats(&test, KEPT_END), kernel_test_zero_floats(&test, KEPT_END)};
     void *memory = NULL, *const param[1] = {l.weight};
     kern_plan *plan = NULL;
-    kernel_test_clear_rows(&test);
-    kernel_test_row(&test, KERN_ROW_PROMPT, -1, KEPT_TOKENS, 0);
-    test.rows->merge = true;
-    kernel_test_prepare(&test);
+    merged_row(&test, KEPT_TOKENS);
     ck_assert_int_eq(kern_alloc(test.device, KEPT_END * sizeof(float), &memory), KERN_OK);
     ck_assert_int_eq(kern_plan_create(test.device, &plan), KERN_OK);
     emit_products(&test, NULL, NULL, plan);
@@ -633,6 +667,8 @@ static Suite *linear_suite(void) {
     tcase_add_loop_test(tcase, threads_do_not_matter, 0, KERNEL_TEST_ISAS);
 #endif
     tcase_add_test(tcase, fast_products_of_bf16_numbers);
+    tcase_add_test(tcase, fast_slices_and_groups);
+    tcase_add_test(tcase, fast_products_of_many_shapes);
     tcase_add_test(tcase, products_in_a_row_see_what_is_written);
     tcase_add_test(tcase, reference_backward_equals_differences);
     tcase_add_test(tcase, refuses_what_it_cannot_do);
