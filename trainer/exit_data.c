@@ -88,24 +88,34 @@ static eng_status run_head(reading *r, int32_t count, eng_error *error) {
                            error);
 }
 
+// (count, width) of planes of loops; neighbouring tokens in one copy.
+static eng_status read_tokens(reading *r, kern_ptr planes, int32_t width, const int32_t *token, int32_t count,
+                              int32_t loop, float *to, eng_error *error) {
+    trn_runner *runner = &r->e->runner;
+    const size_t bytes = sizeof(float) * (size_t)width;
+    eng_status status = ENG_OK;
+    for (int32_t i = 0, next; status == ENG_OK && i < count; i = next) {
+        for (next = i + 1; next < count && token[next] == token[next - 1] + 1;)
+            next++;
+        const uint64_t row = (uint64_t)loop * (uint64_t)runner->plan->loop_stride + (uint64_t)token[i];
+        status = trn_runner_read(runner, (kern_ptr){.ref = planes.ref + row * bytes}, to + (size_t)i * (size_t)width,
+                                 (size_t)(next - i) * bytes, error);
+    }
+    return status;
+}
+
 // Of the tokens token[0 .. count) of the batch, whose values stand at targets first .. .
 static eng_status run_loop(reading *r, const int32_t *token, int32_t count, int32_t loop, int64_t first,
                            eng_error *error) {
-    trn_runner *runner = &r->e->runner;
-    const size_t width = (size_t)r->width;
-    eng_status status = ENG_OK;
+    const kern_rows *rows = r->e->runner.rows;
     float *before = r->logits;
     r->logits = r->earlier;
     r->earlier = before;
-    for (int32_t i = 0; status == ENG_OK && i < count; i++) {
-        const uint64_t row = (uint64_t)loop * (uint64_t)runner->plan->loop_stride + (uint64_t)token[i];
-        const kern_ptr at = {.ref = runner->plan->loop_hidden.ref + row * width * sizeof(float)};
-        status = trn_runner_read(runner, at, r->hidden + (size_t)i * width, width * sizeof(float), error);
-    }
+    eng_status status = read_tokens(r, r->e->runner.plan->loop_hidden, r->width, token, count, loop, r->hidden, error);
     if (status == ENG_OK)
         status = run_head(r, count, error);
     for (int32_t i = 0; status == ENG_OK && i < count; i++)
-        measure(r, i, loop == 0, runner->rows->target[token[i]], (first + i) * r->out->loops + loop);
+        measure(r, i, loop == 0, rows->target[token[i]], (first + i) * r->out->loops + loop);
     return status;
 }
 
@@ -113,17 +123,15 @@ static eng_status run_loop(reading *r, const int32_t *token, int32_t count, int3
 
 // Probabilities of having left, from the gate's logits in planes.
 static eng_status read_gate(reading *r, const int32_t *token, int32_t count, int64_t first, eng_error *error) {
-    trn_runner *runner = &r->e->runner;
+    float left[TILE], z[TILE];
     eng_status status = ENG_OK;
-    for (int32_t i = 0; status == ENG_OK && i < count; i++) {
-        float left = 1; // as serving does it
-        for (int32_t loop = 0; status == ENG_OK && loop < r->out->loops; loop++) {
-            const uint64_t row = (uint64_t)loop * (uint64_t)runner->plan->loop_stride + (uint64_t)token[i];
-            const kern_ptr at = {.ref = runner->plan->loop_gate.ref + row * sizeof(float)};
-            float z = 0;
-            status = trn_runner_read(runner, at, &z, sizeof z, error);
-            left /= 1 + expf(z);
-            r->out->gate[(first + i) * r->out->loops + loop] = loop + 1 < r->out->loops ? 1 - left : 1;
+    for (int32_t i = 0; i < count; i++)
+        left[i] = 1;
+    for (int32_t loop = 0; status == ENG_OK && loop < r->out->loops; loop++) {
+        status = read_tokens(r, r->e->runner.plan->loop_gate, 1, token, count, loop, z, error);
+        for (int32_t i = 0; status == ENG_OK && i < count; i++) {
+            left[i] /= 1 + expf(z[i]); // as serving does it
+            r->out->gate[(first + i) * r->out->loops + loop] = loop + 1 < r->out->loops ? 1 - left[i] : 1;
         }
     }
     return status;
