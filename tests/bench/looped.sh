@@ -29,8 +29,9 @@
 # Needs mesa-trainer (MESA_BUILD, default build, is its folder) and for the table python3. DEVICE (cpu), PRECISION
 # (float32), RATES (0.001), SEEDS (1), STEPS (6000; hop: 1200, text: 450), BATCH (examples a step: 64; tokens of text:
 # 4096), CONTEXT (of text: 256), EXAMPLES (2000000), CURVE (points of a task's curve: 10), ENTROPY (of stage 1: 0.05),
-# WINDOWS (of the tables of exits: 0, all), PARALLEL (as many runs at once as suit the device), MAX_SECONDS (0, none) of
-# a sweep, READERS (1; evaluations at once), SETTINGS ("section.key=value ..." of all runs).
+# WINDOWS and EXIT_TOKENS (of the tables of exits: 0, all; 512), PARALLEL (as many runs at once as suit the device),
+# MAX_SECONDS (0, none) of a sweep, READERS (1; evaluations at once, beside which no time of a token is to be quoted),
+# SETTINGS ("section.key=value ..." of all runs).
 set -euo pipefail
 
 if [ $# -lt 3 ] || [[ " hop mano text " != *" $2 "* ]]; then
@@ -48,7 +49,7 @@ shift 2
 modulus=${MODULUS:-7} operations=${OPERATIONS:-3} hops=${HOPS:-1,2,4} length=${LENGTH:-64}
 read -ra seeds <<<"${SEEDS:-1}"
 # shellcheck disable=SC2034 # training.sh reads them
-config=$here/looped.ini wider=${WIDER:-1}
+config=$here/looped.ini wider=${WIDER:-1} first_seeds=${#seeds[@]}
 # shellcheck disable=SC2034
 read -ra rates <<<"${RATES:-0.001}"
 phases=${PHASES:-search train eval table}
@@ -73,13 +74,14 @@ mano)
     valid=valid
     ;;
 text)
-    steps=${STEPS:-450} context=${CONTEXT:-256} vocabulary=${VOCABULARY:-8192} width=128
+    steps=${STEPS:-450} context=${CONTEXT:-256} width=128
+    vocabulary=${VOCABULARY:-8192}
     rows=$((${BATCH:-4096} / context))
     export DATA=${DATA:?the folder of the shards of text} EVALS="valid:$context"
     valid=valid
     ;;
 esac
-export BATCH_TOKENS=$((rows * context))
+export BATCH_TOKENS=$((rows * context)) CONTEXT=$context WINDOWS=${WINDOWS:-0} EXIT_TOKENS=${EXIT_TOKENS:-512}
 
 models=()
 for width in ${WIDTHS:-$width}; do
@@ -158,26 +160,29 @@ train_gates() {
         --set train.seed="${seeds[0]}" "${@:5}"
 }
 
-table_of_exits() { # RUN NAME
-    local to=$OUT/exits/$2
+# A run of a stage: its table of exits. A trained model: its loss on the same windows.
+read_exits() { # RUN NAME
+    local to=$OUT/exits/$2 what=()
     [ ! -e "$to.md" ] || return 0
-    "$TRAINER" eval "$(newest "$1")" --data "$DATA/valid" --context "$context" --windows "${WINDOWS:-0}" \
-        --batch-tokens "$BATCH_TOKENS" --device "$DEVICE" --name "$2" --exit-table --out "$to.json" >"$to.part"
+    [[ $2 == trained-* ]] || what=(--name "$2" --out "$to.json" --exit-table --exit-tokens "$EXIT_TOKENS")
+    "$TRAINER" eval "$(newest "$1")" --data "$DATA/valid" --context "$CONTEXT" --windows "$WINDOWS" \
+        --batch-tokens "$BATCH_TOKENS" --device "$DEVICE" "${what[@]}" >"$to.part"
     mv "$to.part" "$to.md"
 }
+export -f read_exits
 
 gates() {
-    local stage run
+    local run model name
     mkdir -p "$OUT/exits"
     train_gates stage1 $(((steps + 3) / 4)) "$OUT/train" ",seed=${seeds[0]}" \
         --set loop.loss=expected --set loop.entropy="${ENTROPY:-0.05}"
     train_gates stage2 $(((steps + 7) / 8)) "$OUT/stage1" '' --set loop.loss=next --set optim.lr=0.003
-    for stage in stage1 stage2; do
-        for run in "$OUT/$stage"/*/; do
-            run=${run%/}
-            ! grep -qs '"end": *"done"' "$run/run.json" || table_of_exits "$run" "$stage-${run##*/}"
+    for model in ${GATED:-}; do
+        for run in "$OUT"/{stage1,stage2}/"$model" "$OUT/train/${model%x*}"x*",seed=${seeds[0]}"; do
+            name=$(basename "$(dirname "$run")" | sed s/^train/trained/)-$(basename "${run%,*}")
+            ! grep -qs '"end": *"done"' "$run/run.json" || [ ! -e "$(newest "$run")" ] || printf '%s\0' "$run" "$name"
         done
-    done
+    done | xargs -0 -r -P "${READERS:-1}" -n 2 bash -euc 'read_exits "$@"' read_exits
 }
 
 table() {

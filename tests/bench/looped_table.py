@@ -98,15 +98,22 @@ def of_shapes(out, models):
         yield [str(cell) for cell in row]
 
 
+def trained_loss(out, model):
+    """On the windows of the tables of exits; None where it was not read."""
+    path = os.path.join(out, 'exits', 'trained-%s.md' % model)
+    if not os.path.exists(path):
+        return None
+    with open(path, encoding='utf-8') as file:
+        return re.search(r'^loss +([\d.]+)', file.read(), re.M).group(1)
+
+
 def of_gates(out):
-    for path in sorted(glob.glob(os.path.join(glob.escape(out), 'exits', '*.md'))):
+    for path in sorted(glob.glob(os.path.join(glob.escape(out), 'exits', 'stage*.md'))):
         stage, _, model = os.path.basename(path)[:-len('.md')].partition('-')
         blocks, loops = shape_of(model)
-        print('Gate of %s, %s. Trained with so many loops:' % (model, stage.replace('stage', 'stage ')), end=' ')
-        print('; '.join('%dx%d %.4f' % (blocks, r, sum(losses) / len(losses))
-                        for r in range(1, loops + 1)
-                        for losses in [ranking.means(ranking.runs_of(out, sibling(model, blocks, r)), 'valid', 'loss')]
-                        if losses) + '.\n')
+        losses = [(r, trained_loss(out, sibling(model, blocks, r))) for r in range(1, loops + 1)]
+        print('Gate of %s, %s. Models that were trained with so many loops, on the same windows: %s.\n' % (
+            model, stage.replace('stage', 'stage '), '; '.join('%dx%d %s' % (blocks, r, l) for r, l in losses if l)))
         with open(path, encoding='utf-8') as file: # what a gate is held against stands in its own row too
             print(''.join(line for line in file if re.match(r'[|](?! (matched|between) )', line)))
 

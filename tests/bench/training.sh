@@ -95,7 +95,7 @@ search() {
 # Every model at its best rate. OPTION...: of the runs.
 train() {
     local model rate count list=$OUT/train.ini
-    for count in $(seq "${#seeds[@]}"); do # a seed of every model before the next, should the time end
+    for count in $(seq "${first_seeds:-1}" "${#seeds[@]}"); do # each of every model before the next, should time end
         printf '[sweep]\nseeds = %s\n' "${seeds[*]:0:count}" >"$list"
         for model in "${models[@]}"; do
             rate=$(tried "$model" | head -n 1 | cut -d' ' -f2)

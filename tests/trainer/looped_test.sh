@@ -95,9 +95,13 @@ done
 same 'shapes that are compared' 'hybrid-32-4x2 mesa_net-32-4x2' \
     "$(grep -E '^[|] [a-z].* [|] [-+][0-9.]+ .* [|] [-+][0-9.]+ ' text/looped.md | grep -v gate | cut -d' ' -f2 |
         paste -sd' ')"
+loss_of() {
+    "$trainer" eval "text/train/hybrid-32-$1,seed=1"/step-* --data data/valid --context 32 |
+        sed -nE 's/^loss +([0-9.]+).*/\1/p'
+}
 for stage in 1 2; do
-    grep -q "^Gate of hybrid-32-4x2, stage $stage. .*: 4x1 [0-9.]*; 4x2 [0-9.]*\.$" text/looped.md ||
-        fail "no gate of stage $stage"
+    grep -q "^Gate of hybrid-32-4x2, stage $stage\. .*: 4x1 $(loss_of 4x1); 4x2 $(loss_of 4x2)\.$" text/looped.md ||
+        fail "no gate of stage $stage: $(grep ^Gate text/looped.md)"
 done
 same 'thresholds of both stages' 18 "$(grep -c '^| gate 0' text/looped.md)"
 same 'what stands in the row of a gate' 0 "$(grep -c '^| matched' text/looped.md)"
