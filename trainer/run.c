@@ -10,6 +10,7 @@
 #include "engine/files.h"
 #include "engine/tokenizer.h"
 #include "trainer/run_loops.h"
+#include "trainer/start.h"
 #include "trainer/tokenizer.h"
 
 enum { MAX_NAMES = 256 };
@@ -207,14 +208,23 @@ static eng_status copy_weights(trn_run *run, const eng_weights *from, const char
     return eng_fail_kernel(error, status, "loading weights");
 }
 
-static eng_status load_weights(trn_run *run, const char *dir, bool starts, eng_error *error) {
+static eng_status start_weights(trn_run *run, const eng_weights *from, const char *dir, eng_error *error) {
+    eng_error fault = {0};
+    eng_status status = trn_start_weights(from, run->weights, run->runner.stream, &run->start, &fault);
+    return status == ENG_OK ? status : eng_fail(error, status, "%s: %s", eng_path_tail(dir), fault.text);
+}
+
+typedef enum load { LOAD_RESUMED, LOAD_WARM, LOAD_FITTING } load;
+
+static eng_status load_weights(trn_run *run, const char *dir, load load, eng_error *error) {
     eng_checkpoint *checkpoint = NULL;
     eng_weights *weights = NULL;
     eng_status status = eng_checkpoint_open(dir, &checkpoint, error);
     if (status == ENG_OK)
         status = eng_weights_load(checkpoint, run->device, true, &weights, error);
     if (status == ENG_OK)
-        status = copy_weights(run, weights, dir, starts, error);
+        status = load == LOAD_FITTING ? start_weights(run, weights, dir, error)
+                                      : copy_weights(run, weights, dir, load == LOAD_WARM, error);
     eng_weights_free(weights);
     eng_checkpoint_close(checkpoint);
     return status;
@@ -298,7 +308,9 @@ eng_status trn_run_open(trn_run_config *config, trn_ranks *ranks, trn_run *run, 
     if (status == ENG_OK) {
         begin_state(run);
         if (warm_start[0])
-            status = load_weights(run, warm_start, true, error);
+            status = load_weights(run, warm_start, LOAD_WARM, error);
+        else if (run->config.start_from[0])
+            status = load_weights(run, run->config.start_from, LOAD_FITTING, error);
     }
     if (status != ENG_OK)
         trn_run_close(run);
@@ -327,7 +339,7 @@ eng_status trn_run_resume(trn_run *run, const char *dir, const trn_run_state *st
     if (strcmp(state->teacher, run->state.teacher) != 0)
         return eng_fail(error, ENG_INVALID, "%s: teacher.model was %s and is now %s; train.warm_start begins anew",
                         eng_path_tail(dir), name_teacher(state->teacher), name_teacher(run->state.teacher));
-    eng_status status = load_weights(run, dir, false, error);
+    eng_status status = load_weights(run, dir, LOAD_RESUMED, error);
     if (status == ENG_OK)
         status = trn_run_load_moments(dir, state, &run->optimizer, error);
     if (status != ENG_OK)
@@ -343,6 +355,7 @@ void trn_run_close(trn_run *run) {
         trn_row_free(&run->row[i]);
     free(run->row);
     free(run->block_end);
+    free(run->start);
     trn_optimizer_free(&run->optimizer);
     trn_batch_free(&run->batch);
     if (run->train_plan)

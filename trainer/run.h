@@ -32,6 +32,7 @@ typedef struct trn_run {
     trn_optimizer optimizer;
     trn_schedule schedule;
     kern_solver solver;
+    char *start;       // with start_from: the table of what was taken from there
     trn_ranks *ranks;  // borrowed; NULL: one process
     size_t *block_end; // (optimizer.blocks) operations of the training plan after which a block's gradients are final
     trn_row *row;      // (own_rows) this rank's rows of the step at hand
@@ -42,7 +43,7 @@ typedef struct trn_run {
 
 // Takes config, also on failure; borrows ranks, who open the same run all together. A fresh run starts from the table's
 // start values, or from the weights of config->warm_start, where an exit gate may be missing and then has its start
-// values.
+// values, or from those of config->start_from that fit (start.h).
 ENG_CHECKED eng_status trn_run_open(trn_run_config *config, trn_ranks *ranks, trn_run *run, eng_error *error);
 // Loads weights, moments and place from a checkpoint of this run (trn_run_newest); refuses one whose order of data
 // differs.

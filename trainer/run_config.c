@@ -66,6 +66,7 @@ const trn_run_key trn_run_keys[] = {
     {"train", "precision", TRN_KEY_CHOICE, AT(precision), "float32", 0, 0, precisions},
     {"train", "device", TRN_KEY_TEXT, AT(device), "cpu", 0, 0, NULL},
     {"train", "warm_start", TRN_KEY_TEXT, AT(warm_start), "", 0, 0, NULL},
+    {"train", "start_from", TRN_KEY_TEXT, AT(start_from), "", 0, 0, NULL},
     {"solver", "mode", TRN_KEY_CHOICE, AT(solver_mode), "tolerance", 0, 0, trn_cg_modes},
     {"solver", "tolerance", TRN_KEY_REAL, AT(solver_tolerance), "0.0001", 0, 1, NULL},
     {"solver", "max_steps", TRN_KEY_INTEGER, AT(solver_steps), "0", 0, 256, NULL},
@@ -342,6 +343,8 @@ static eng_status check(const trn_run_config *config, eng_error *error) {
         return eng_fail(error, ENG_INVALID, "train.batch_tokens: more than 1048576 rows a step");
     if (config->stop_accuracy > 0 && (!config->valid[0] || config->eval_every == 0))
         return eng_fail(error, ENG_INVALID, "train.stop_accuracy: needs data.valid and train.eval_every");
+    if (config->start_from[0] && config->warm_start[0])
+        return eng_fail(error, ENG_INVALID, "train.start_from, train.warm_start: a run starts from one of them");
     if (config->eps <= 0)
         return eng_fail(error, ENG_INVALID, "optim.eps: must be above 0");
     if (config->teacher[0] && config->loss_share == 0 && config->divergence_share == 0)

@@ -34,6 +34,7 @@ typedef struct trn_run_config {
     int64_t max_bad_steps; // in a row that are not finite, after which the run ends; 0: it goes on
     double stop_accuracy;  // of the validation's targets, at which the run ends; 0: none
     char *device, *warm_start;
+    char *start_from; // a folder of whose weights those are taken that fit; "": none
     // [solver]
     int64_t solver_mode, solver_steps; // kern_solve_mode; steps 0: the model's max_cg_step_training
     double solver_tolerance, backward_tolerance;

@@ -90,6 +90,8 @@ static void announce(const trn_run *run, const char *dir, FILE *out) {
                 (unsigned long long)run->teacher.model->parameters);
     if (dir)
         fprintf(out, "going on from %s\n", dir);
+    else if (run->start)
+        fprintf(out, "start weights from %s\n%s", run->config.start_from, run->start);
     fflush(out);
 }
 
