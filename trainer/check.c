@@ -239,8 +239,8 @@ static eng_status check_expected(check *c, const char *device, eng_error *error)
 }
 
 static eng_status check_options(const check *c, const trn_against *a, eng_error *error) {
-    const bool more = a->data.count > 0 || strcmp(a->precision, "float32") != 0 || a->solver || a->batches != 1 ||
-                      a->rows != 1 || a->micro_rows != 0 || a->context != 0 || a->seed != 1;
+    const bool more = a->data.count > 0 || strcmp(a->precision, "float32") != 0 || a->solver || a->reference_solver ||
+                      a->batches != 1 || a->rows != 1 || a->micro_rows != 0 || a->context != 0 || a->seed != 1;
     if (!a->reference)
         return more ? eng_fail(error, ENG_INVALID, "--data and what says how it is read: go with --against") : ENG_OK;
     if (a->data.count == 0)
@@ -274,7 +274,8 @@ int trn_command_check(int argc, char **argv) {
         {"micro-rows", "N", TRN_INTEGER, &a.micro_rows, "of them at once on --device (default all)"},
         {"context", "N", TRN_INTEGER, &a.context, "tokens of a row (default the trained length)"},
         {"seed", "N", TRN_INTEGER, &a.seed, "of the order of the rows (default 1)"},
-        {"solver", "S", TRN_STRING, &a.solver, "of both: tolerance:X, steps:N or exact (default tolerance:0.0001)"},
+        {"solver", "S", TRN_STRING, &a.solver, "tolerance:X, steps:N or exact (default tolerance:0.0001)"},
+        {"against-solver", "S", TRN_STRING, &a.reference_solver, "of the other device (default the same)"},
     };
     const trn_command_line line = {
         "check DIR [options]",

@@ -15,14 +15,15 @@ typedef struct trn_verdicts {
 void trn_judge(trn_verdicts *verdicts, const char *what, double error, double tolerance);
 
 typedef struct trn_against {
-    trn_strings data;            // token shards
-    const char *device;          // that is looked at,
-    const char *precision;       // its products: "float32" or "bf16",
-    const char *reference;       // and the device, in float32, that it is held against
-    const char *solver;          // of both (eval_setting.h); NULL: as training has it by default
-    int64_t batches, rows;       // batches of so many rows of training
-    int64_t micro_rows, context; // rows at once on `device`, 0: all; pairs of a row, 0: the trained length
-    int64_t seed;                // of the order of the rows
+    trn_strings data;             // token shards
+    const char *device;           // that is looked at,
+    const char *precision;        // its products: "float32" or "bf16",
+    const char *reference;        // and the device, in float32, that it is held against
+    const char *solver;           // (eval_setting.h); NULL: as training has it by default
+    const char *reference_solver; // NULL: the same
+    int64_t batches, rows;        // batches of so many rows of training
+    int64_t micro_rows, context;  // rows at once on `device`, 0: all; pairs of a row, 0: the trained length
+    int64_t seed;                 // of the order of the rows
 } trn_against;
 
 // Gradients of the checkpoint's loss over the same batches on both devices: a table by tensor, then the verdicts.

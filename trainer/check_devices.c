@@ -31,6 +31,7 @@ typedef struct side {
     eng_weights *weights;
     trn_runner runner;
     trn_batch batch;
+    kern_solver solver;
     float *gradients; // (weights->count) host
     double loss;      // mean of the batch's targets
 } side;
@@ -42,7 +43,6 @@ typedef struct comparison {
     trn_dataset *dataset;
     trn_row *row; // (options->rows)
     side mine, reference;
-    kern_solver solver;
     double *shared;             // (weights->count) sum of the differences
     trn_gradient_error *tensor; // (model->tensors)
     trn_gradient_error whole;   // of all tensors as one
@@ -80,21 +80,23 @@ static void close_side(side *s) {
     kern_device_close(s->device);
 }
 
-static eng_status choose_solver(comparison *c, eng_error *error) {
-    trn_setting setting = {.knobs = c->model->config.knobs};
-    setting.knobs.cg_max_steps = eng_model_training_steps(c->model);
-    eng_status status = ENG_OK;
-    if (c->options->solver) {
-        const eng_knobs knobs = setting.knobs;
-        status = trn_setting_parse(c->options->solver, &knobs, &setting, error);
-    } else {
-        setting.knobs.cg_mode = ENG_CG_TOLERANCE;
-        setting.knobs.cg_tolerance = 1e-4F;
-    }
-    c->solver = (kern_solver){.mode = (int32_t)setting.knobs.cg_mode,
-                              .max_steps = setting.knobs.cg_max_steps,
-                              .tolerance = setting.knobs.cg_tolerance};
+static const char default_solver[] = "tolerance:0.0001";
+
+static eng_status choose_solver(const comparison *c, const char *text, kern_solver *out, eng_error *error) {
+    eng_knobs knobs = c->model->config.knobs;
+    trn_setting setting = {0};
+    knobs.cg_max_steps = eng_model_training_steps(c->model);
+    eng_status status = trn_setting_parse(text ? text : default_solver, &knobs, &setting, error);
+    *out = (kern_solver){.mode = (int32_t)setting.knobs.cg_mode,
+                         .max_steps = setting.knobs.cg_max_steps,
+                         .tolerance = setting.knobs.cg_tolerance};
     return status;
+}
+
+static eng_status choose_solvers(comparison *c, eng_error *error) {
+    const char *own = c->options->solver, *other = c->options->reference_solver;
+    eng_status status = choose_solver(c, own, &c->mine.solver, error);
+    return status == ENG_OK ? choose_solver(c, other ? other : own, &c->reference.solver, error) : status;
 }
 
 static eng_status open_rows(comparison *c, eng_error *error) {
@@ -133,7 +135,7 @@ static eng_status open_all(comparison *c, const char *dir, eng_error *error) {
     if (context * o->rows > 1 << 26)
         return eng_fail(error, ENG_INVALID, "--rows: %lld tokens at once are too many", (long long)(context * o->rows));
     c->context = (int32_t)context;
-    status = choose_solver(c, error);
+    status = choose_solvers(c, error);
     if (status == ENG_OK)
         status = open_rows(c, error);
     const int64_t at_once = o->micro_rows > 0 && o->micro_rows < o->rows ? o->micro_rows : o->rows;
@@ -167,7 +169,7 @@ static eng_status run_rows(const comparison *c, side *s, double weight, eng_erro
     for (int64_t first = 0; status == ENG_OK && first < c->options->rows; first += at_once) {
         trn_batch_clear(&s->batch);
         for (int64_t i = first; status == ENG_OK && i < c->options->rows && i < first + at_once; i++)
-            status = trn_batch_add(&s->batch, &c->row[i], weight, c->solver, error);
+            status = trn_batch_add(&s->batch, &c->row[i], weight, s->solver, error);
         if (status == ENG_OK)
             status = trn_batch_run(&s->batch, error);
         s->loss += weight * trn_batch_loss(&s->batch, 0, s->runner.rows->n_tokens);
@@ -227,8 +229,10 @@ static void print_head(const comparison *c) {
            kern_device_describe(c->reference.device)->description);
     printf("%lld batches of %lld rows of %d, %d at once; weights in float32", (long long)o->batches, (long long)o->rows,
            (int)c->context, (int)c->mine.runner.rows->max_rows);
-    if (eng_model_has_mesa(c->model))
-        printf("; solver %s, at most %d steps", o->solver ? o->solver : "tolerance:0.0001", (int)c->solver.max_steps);
+    if (eng_model_has_mesa(c->model)) {
+        const char *own = o->solver ? o->solver : default_solver, *other = o->reference_solver;
+        printf("; solver %s against %s", own, other ? other : own);
+    }
     printf("\n\n%-58s %10s %9s %9s %9s %9s %6s\n", "gradient of", "values", "norm", "error", "worst", "1 - cos",
            "left");
 }

@@ -6,7 +6,8 @@
 #   tests/bench/gradients.sh DATA OUT [PHASE...]      (train check pieces table; all)
 #
 # train   each of MODELS on DEVICE in bf16: OUT/MODEL-0 holds its start, OUT/MODEL-STEPS what it is then
-# check   each on BATCHES (32) batches of ROWS (1) rows: OUT/MODEL-STEP-bf16.txt; on 4 batches in float32
+# check   each on BATCHES (32) batches of ROWS (1) rows: OUT/MODEL-STEP-bf16.txt, Mesa layers as training solves them
+#         against exact solves; and on 4 batches in float32, exact against exact
 # pieces  a batch of 8 rows at once and in pieces of 4, in float32, both on DEVICE: OUT/MODEL-STEPS-pieces.txt
 # table   a Markdown table of them
 # What is done is not done again. The tables of `mesa-trainer check` say what each column is.
@@ -119,9 +120,10 @@ check() {
     local model step
     for step in "$steps" 0; do
         for model in "${models[@]}"; do
-            check_of "$model-$step-bf16" "$model" "$step" --against "$reference" --precision bf16 \
-                --rows "${ROWS:-1}" --batches "${BATCHES:-32}"
-            check_of "$model-$step-float32" "$model" "$step" --against "$reference" --rows "${ROWS:-1}" --batches 4
+            check_of "$model-$step-bf16" "$model" "$step" --against "$reference" --against-solver exact \
+                --precision bf16 --rows "${ROWS:-1}" --batches "${BATCHES:-32}"
+            check_of "$model-$step-float32" "$model" "$step" --against "$reference" --solver exact \
+                --rows "${ROWS:-1}" --batches 4
         done
     done
 }
@@ -129,7 +131,7 @@ check() {
 pieces() {
     local model
     for model in "${models[@]}"; do
-        check_of "$model-$steps-pieces" "$model" "$steps" --against "$device" --rows 8 --micro-rows 4
+        check_of "$model-$steps-pieces" "$model" "$steps" --against "$device" --solver exact --rows 8 --micro-rows 4
     done
 }
 

@@ -75,6 +75,10 @@ holds "its loss" "$(figure 'loss') < 1e-6"
 cp told exact
 check 0 --data data/train --device cuda:0 --against cpu --rows 2 --batches 4 --solver steps:1 --seed 2
 cmp -s told exact && fail 'solver and order have no effect'
+check 1 --data data/train --against cpu --solver tolerance:0.01 --against-solver exact
+holds "a solver" "1e-4 < $(figure 'error of a tensor, largest')"
+grep -q "OUTSIDE$" told || fail "a solver of few steps: $(tail -n 6 told)"
+grep -q 'solver tolerance:0.01 against exact$' told || fail "other solvers: $(head -n 3 told)"
 check 0 --data data/train --device cuda:0 --precision bf16 --against cpu --rows 2 --batches 4
 grep -q 'batches. mean, median .*(1e+00)$' told || fail "no verdict on a bias: $(tail -n 4 told)"
 PRETEND_LOST=$folder/data/train-00000.tok "$trainer" check run/step-00000003 --data data/train --device cuda:0 \
@@ -90,6 +94,7 @@ check 2 --precision bf16
 grep -q -e 'go with --against' err || fail "alone: $(cat err)"
 check 2 --data data/train --against cpu --precision half
 check 2 --data data/train --against cpu --solver soon
+check 2 --data data/train --against cpu --against-solver soon
 check 2 --data data/train --against cpu --rows 0
 check 2 --data data/train --against cpu --rows 65536 --context 4194304
 [ $failures = 0 ] && echo 'check_test: passed'
