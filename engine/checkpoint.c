@@ -43,7 +43,7 @@ static eng_status check_folder(const char *dir, eng_error *error) {
         return eng_fail_errno(error, dir, "open");
     if (S_ISDIR(facts.st_mode))
         return ENG_OK;
-    return eng_fail(error, ENG_INVALID, "%s: not a folder%s", eng_path_tail(dir),
+    return eng_fail(error, ENG_FORMAT, "%s: not a folder%s", eng_path_tail(dir),
                     strstr(dir, ".gguf") ? "; mesa-trainer import makes one of a GGUF file" : "");
 }
 

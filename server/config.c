@@ -508,7 +508,7 @@ static eng_status next_argument(arguments *arguments, const char **name, size_t 
     if (strcmp(text, "-h") == 0)
         text = "--help";
     if (strncmp(text, "--", 2) != 0 || !text[2])
-        return eng_fail(error, ENG_INVALID, "%s: not an option (see --help)", text);
+        return eng_fail(error, ENG_INVALID, "%s: not an option; --model DIR names a model (see --help)", text);
     const char *equals = strchr(text, '=');
     *name = text + 2;
     *length = equals ? (size_t)(equals - *name) : strlen(*name);

@@ -87,7 +87,7 @@ void srv_handle_model(srv_exchange *exchange) {
         return;
     }
     srv_problem problem = {0};
-    srv_refuse(&problem, 404, "model_not_found", "model", "there is no such model");
+    srv_refuse(&problem, 404, "model_not_found", "model", "there is no such model; GET /v1/models lists them");
     srv_exchange_refuse(exchange, &problem);
 }
 

@@ -279,12 +279,16 @@ static const char *explain_json(enum json_error_code code) {
 static json_t *load_object(const char *body, size_t length, const srv_bounds *bounds, srv_problem *problem) {
     json_error_t error;
 
+    if (length == 0) {
+        srv_refuse(problem, 400, "invalid_json", NULL, "the body is empty; it must be a JSON object");
+        return NULL;
+    }
     if (too_many_values(body, length, bounds->max_values)) {
         srv_refuse(problem, 400, "invalid_json", NULL, "the body holds more than %lld JSON values",
                    (long long)bounds->max_values);
         return NULL;
     }
-    json_t *root = json_loadb(body, length, JSON_REJECT_DUPLICATES | JSON_ALLOW_NUL, &error);
+    json_t *root = json_loadb(body, length, JSON_REJECT_DUPLICATES | JSON_ALLOW_NUL | JSON_DECODE_ANY, &error);
     if (!root && json_error_code(&error) == json_error_out_of_memory) {
         srv_refuse_engine(problem, ENG_NO_MEMORY, NULL);
         return NULL;

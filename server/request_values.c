@@ -139,7 +139,7 @@ void srv_set_model(const srv_reading *in, json_t *value, void *target) {
     const size_t length = json_string_length(value);
     // A NUL ends no name: such a name is nobody's.
     if (memchr(json_string_value(value), '\0', length))
-        srv_refuse(in->problem, 404, "model_not_found", "model", "there is no such model");
+        srv_refuse(in->problem, 404, "model_not_found", "model", "there is no such model; GET /v1/models lists them");
     else
         *(char **)target = srv_copy_bytes(in, json_string_value(value), length);
 }

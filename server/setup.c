@@ -266,7 +266,7 @@ const srv_model *srv_setup_model(const srv_setup *setup, const srv_key *key, con
             srv_refuse(problem, 503, "unavailable", NULL, "the model is not available");
         return NULL;
     }
-    srv_refuse(problem, 404, "model_not_found", "model", "there is no such model");
+    srv_refuse(problem, 404, "model_not_found", "model", "there is no such model; GET /v1/models lists them");
     return NULL;
 }
 

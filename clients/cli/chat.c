@@ -176,16 +176,39 @@ static int converse(chat *chat) {
 
 // ---- the command ---------------------------------------------------------------------------------------------------
 
-// What only a text's continuation has, or what would make several answers.
-static bool check_fields(const json_t *body) {
-    static const char *const foreign[] = {"n",       "best_of", "echo",     "logprobs", "add_special_tokens",
-                                          "session", "prompt",  "messages", "stream"};
+// Not what only a text's continuation has, what would make several answers, or what is not shown.
+static bool has_meaning(const char *name) {
+    static const char *const foreign[] = {"n",
+                                          "best_of",
+                                          "echo",
+                                          "logprobs",
+                                          "session",
+                                          "session_position",
+                                          "session_rollback",
+                                          "add_special_tokens",
+                                          "prompt",
+                                          "messages",
+                                          "stream",
+                                          "return_token_ids",
+                                          "top_logprobs",
+                                          "compute_details"};
 
     for (size_t i = 0; i < sizeof foreign / sizeof *foreign; i++)
-        if (json_object_get(body, foreign[i])) {
-            cli_complain("%s has no meaning in a chat", foreign[i]);
+        if (strcmp(name, foreign[i]) == 0)
+            return false;
+    return true;
+}
+
+static bool check_fields(const json_t *body) {
+    const char *name;
+    json_t *value;
+
+    json_object_foreach((json_t *)body, name, value) {
+        if (!has_meaning(name)) {
+            cli_complain("%s has no meaning in a chat", name);
             return false;
         }
+    }
     return true;
 }
 
@@ -224,6 +247,7 @@ int cli_command_chat(int argc, char **argv) {
                                    .options = options,
                                    .option_count = sizeof options / sizeof *options,
                                    .takes_fields = true,
+                                   .lists = has_meaning,
                                    .max_positional = 1};
     json_t *body = json_object();
     int positional = 0;

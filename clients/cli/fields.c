@@ -151,9 +151,9 @@ bool cli_field_set(const cli_field *field, const char *value, json_t *body) {
     return scalar && json_object_set_new(body, field->name, scalar) == 0;
 }
 
-void cli_fields_print(const cli_option *own, size_t own_count) {
+void cli_fields_print(const cli_option *own, size_t own_count, bool (*lists)(const char *name)) {
     for (size_t i = 0; i < sizeof fields / sizeof *fields; i++) {
-        bool hidden = false;
+        bool hidden = lists && fields[i].name && !lists(fields[i].name);
         for (size_t k = 0; k < own_count; k++)
             hidden = hidden || strcmp(own[k].name, fields[i].option) == 0;
         if (!hidden)

@@ -138,7 +138,7 @@ static void print_help(const cli_command_line *line) {
     cli_print_option("help", NULL, "print this and exit");
     if (line->takes_fields) {
         puts("\nfields of the request (ranges and defaults are the server's):");
-        cli_fields_print(line->options, line->option_count);
+        cli_fields_print(line->options, line->option_count, line->lists);
     }
 }
 

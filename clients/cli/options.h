@@ -42,7 +42,8 @@ typedef struct cli_command_line {
     const char *usage, *summary;
     const cli_option *options;
     size_t option_count;
-    bool takes_fields; // the options of fields.h as well
+    bool takes_fields;               // the options of fields.h as well
+    bool (*lists)(const char *name); // which of these --help lists, by the request's names; NULL: all
     int max_positional;
 } cli_command_line;
 

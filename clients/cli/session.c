@@ -367,6 +367,21 @@ static const action actions[] = {
     {"drop", drop, 1, 1, NULL, false, false},
 };
 
+static bool takes(const action *action, const char *name) {
+    char word[96];
+
+    snprintf(word, sizeof word, " %.80s ", name);
+    return action->fields && strstr(action->fields, word);
+}
+
+static bool is_taken(const char *name) {
+    bool taken = false;
+
+    for (size_t i = 0; i < sizeof actions / sizeof *actions; i++)
+        taken = taken || takes(&actions[i], name);
+    return taken;
+}
+
 static bool check_line(const session *session, const action *action, int arguments) {
     const char *name;
     json_t *value;
@@ -378,9 +393,7 @@ static bool check_line(const session *session, const action *action, int argumen
         return false;
     }
     json_object_foreach(session->body, name, value) {
-        char word[96];
-        snprintf(word, sizeof word, " %.80s ", name);
-        if (!action->fields || !strstr(action->fields, word)) {
+        if (!takes(action, name)) {
             cli_complain("%s has no meaning for %s", name, action->name);
             return false;
         }
@@ -439,6 +452,7 @@ int cli_command_session(int argc, char **argv) {
         .options = options,
         .option_count = sizeof options / sizeof *options,
         .takes_fields = true,
+        .lists = is_taken,
         .max_positional = MAX_ARGUMENTS};
     const char *positional[MAX_ARGUMENTS] = {NULL};
     int count = 0;

@@ -163,6 +163,7 @@ expect 0 '' '/reset begins anew' bash -c "echo /help | '$mesa' chat"
 expect 0 '' '' bash -c "'$mesa' chat </dev/null"
 expect 1 '' 'answered 400 out_of_range: temperature' "$mesa" chat --temperature 101 x
 expect 2 '' 'n has no meaning in a chat' "$mesa" chat --n 2 x
+expect 2 '' 'session_position has no meaning in a chat' "$mesa" chat --session-position 2 x
 expect 2 '' 'not UTF-8' bash -c "printf '\\xff\n' | '$mesa' chat"
 expect 3 '' 'no-socket' "$mesa" chat --url "unix:$folder/no-socket" x
 

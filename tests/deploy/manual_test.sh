@@ -41,6 +41,16 @@ documented() { # PAGE HEADING...: the options below these headings
     done | sort
 }
 
+mentioned() { # PAGE HEADING: the options that its text names
+    awk -v heading="$2" '
+        /^\.S[HS] / { inside = substr($0, 5) == heading }
+        inside && !tag && /^\.BR? \\-\\-/ {
+            gsub(/\\-/, "-")
+            print $2
+        }
+        { tag = /^\.TP/ }' "$pages/$1"
+}
+
 told() { # COMMAND...: what its --help lists
     timeout 300 "$@" --help | sed -nE \
         -e 's/^  (--[a-z-]+), -h .*/\1/p' \
@@ -64,7 +74,14 @@ compare() { # NAME DOCUMENTED TOLD
 compare mesa-server "$(documented mesa-server.8 OPTIONS)" "$(told "$build/mesa-server")"
 fields='Fields of the request'
 compare 'mesa complete' "$(documented mesa.1 complete "$fields")" "$(told "$build/mesa" complete)"
-compare 'mesa chat' "$(documented mesa.1 chat "$fields")" "$(told "$build/mesa" chat)"
+# Which of the fields a command has no use for, or has a use for alone, its text says.
+compare 'mesa chat' \
+    "$({ documented mesa.1 chat; documented mesa.1 "$fields" | grep -vE "^($(mentioned mesa.1 chat | paste -sd'|'))( |$)"; } |
+        sort)" "$(told "$build/mesa" chat)"
+compare 'mesa session' \
+    "$({ documented mesa.1 session
+        documented mesa.1 "$fields" | grep -E "^($(mentioned mesa.1 session | grep -v '^--session$' | paste -sd'|'))( |$)"; } |
+        sort)" "$(told "$build/mesa" session)"
 compare 'mesa models' "$(documented mesa.1 models)" "$(told "$build/mesa" models)"
 # bench has options of its own for a few of the fields.
 own=$(documented mesa.1 bench | cut -d' ' -f1)

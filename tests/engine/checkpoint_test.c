@@ -146,7 +146,7 @@ END_TEST
 START_TEST(missing_files) {
     EXPECT_REFUSED(ENG_NOT_FOUND, "model: cannot open");
     temp_write("model", "", 0);
-    EXPECT_REFUSED(ENG_INVALID, "model: not a folder");
+    EXPECT_REFUSED(ENG_FORMAT, "model: not a folder");
     ck_assert_int_eq(unlink(temp_path("model")), 0);
     ck_assert_int_eq(mkdir(temp_path("model"), 0700), 0);
     EXPECT_REFUSED(ENG_NOT_FOUND, "config.json");

@@ -136,6 +136,24 @@ START_TEST(prompt_borders) {
 }
 END_TEST
 
+START_TEST(refusals_say_what_there_is) {
+    static const struct {
+        const char *path, *body, *words;
+    } cases[] = {{"/v1/completions", "", "the body is empty; it must be a JSON object"},
+                 {"/v1/completions", "\"hi\"", "the body must be a JSON object"},
+                 {"/v1/completions", "{\"model\":\"gpt\"}", "there is no such model; GET /v1/models lists them"},
+                 {"/v1/completions", "{\"model\":\"g\\u0000\"}", "there is no such model; GET /v1/models lists them"},
+                 {"/completion", "{\"prompt\":\"hi\"}", "there is no such path; GET / and GET /openapi.json tell"}};
+
+    for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
+        answer answer;
+        fixture_post(&server, cases[i].path, cases[i].body, &answer);
+        ck_assert_msg(strstr(answer.body, cases[i].words), "%s %s: %s", cases[i].path, cases[i].body, answer.body);
+        answer_free(&answer);
+    }
+}
+END_TEST
+
 START_TEST(errors_are_named) {
     answer answer;
 
@@ -505,6 +523,7 @@ static Suite *http_suite(void) {
     tcase_add_test(tests, choices_come_in_order);
     tcase_add_test(tests, prompt_borders);
     tcase_add_test(tests, errors_are_named);
+    tcase_add_test(tests, refusals_say_what_there_is);
     tcase_add_test(tests, knobs_reach_the_engine);
     tcase_add_test(tests, engine_faults_have_statuses);
     tcase_add_test(tests, models_and_tokens);

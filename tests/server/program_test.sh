@@ -50,6 +50,11 @@ rm "$folder/file"
 expect 3 'not a socket' bash -c "touch $folder/file; $server --model $folder --listen unix:$folder/file"
 [ -f "$folder/file" ] || { echo "FAIL: the file is gone"; failures=$((failures + 1)); }
 expect 4 'cannot be loaded' "$server" --model "$folder" --listen "unix:$folder/socket"
+touch "$folder/x.gguf"
+expect 4 'x.gguf: not a folder; mesa-trainer import' "$server" --model "$folder/x.gguf" --listen "unix:$folder/socket"
+expect 4 'none: cannot open: No such file' "$server" --model "$folder/none" --listen "unix:$folder/socket"
+expect 2 'models/demo: not an option; --model DIR names a model' "$server" models/demo
+expect 2 '--model: the value is missing' "$server" --model
 [ ! -e "$folder/socket" ] || { echo "FAIL: the socket is left over"; failures=$((failures + 1)); }
 # The printed configuration is a configuration.
 "$server" --model x=/x --ping 0.5 --check-config >"$folder/printed.ini"
