@@ -74,5 +74,6 @@ void srv_route_find(const char *method, const char *path, bool admin, srv_route_
     if (written)
         srv_refuse(problem, 405, "method_not_allowed", NULL, "this path takes %s", match->allow);
     else
-        srv_refuse(problem, 404, "path_not_found", NULL, "there is no such path; GET / and GET /openapi.json tell of those that there are");
+        srv_refuse(problem, 404, "path_not_found", NULL,
+                   "there is no such path; GET / and GET /openapi.json tell of those that there are");
 }

@@ -75,13 +75,15 @@ compare mesa-server "$(documented mesa-server.8 OPTIONS)" "$(told "$build/mesa-s
 fields='Fields of the request'
 compare 'mesa complete' "$(documented mesa.1 complete "$fields")" "$(told "$build/mesa" complete)"
 # Which of the fields a command has no use for, or has a use for alone, its text says.
-compare 'mesa chat' \
-    "$({ documented mesa.1 chat; documented mesa.1 "$fields" | grep -vE "^($(mentioned mesa.1 chat | paste -sd'|'))( |$)"; } |
-        sort)" "$(told "$build/mesa" chat)"
-compare 'mesa session' \
-    "$({ documented mesa.1 session
-        documented mesa.1 "$fields" | grep -E "^($(mentioned mesa.1 session | grep -v '^--session$' | paste -sd'|'))( |$)"; } |
-        sort)" "$(told "$build/mesa" session)"
+all=$(documented mesa.1 "$fields")
+these() { # OPTION...: as an extended regular expression
+    echo "^($(paste -sd'|' <<<"$1"))( |\$)"
+}
+compare 'mesa chat' "$({ documented mesa.1 chat; grep -vE "$(these "$(mentioned mesa.1 chat)")" <<<"$all"; } | sort)" \
+    "$(told "$build/mesa" chat)"
+taken=$(mentioned mesa.1 session | grep -vx -e --session)
+compare 'mesa session' "$({ documented mesa.1 session; grep -E "$(these "$taken")" <<<"$all"; } | sort)" \
+    "$(told "$build/mesa" session)"
 compare 'mesa models' "$(documented mesa.1 models)" "$(told "$build/mesa" models)"
 # bench has options of its own for a few of the fields.
 own=$(documented mesa.1 bench | cut -d' ' -f1)
