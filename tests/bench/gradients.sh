@@ -43,7 +43,7 @@ layer() { # MODEL: what its layers mix with
     case $1 in
     mesa) echo '"mesa_net"' ;;
     gdn) echo '"gated_deltanet"' ;;
-    mamba2) echo "{\"mixer\": \"mamba2\", \"num_heads\": $((2 * width / 64))}" ;; # its channels are twice the width
+    mamba2) echo "{\"mixer\": \"mamba2\", \"num_heads\": $((width / 32)), \"state_size\": 64}" ;; # of twice the width
     attention) echo '"attention"' ;;
     esac
 }
@@ -144,7 +144,7 @@ table() {
         [ -e "$path" ] || continue
         name=$(basename "$path" .txt)
         awk -v name="${name//-/, }" '
-            function told(at) { return $at " " $(at + 1) ($(at + 2) == "" ? "" : " OUTSIDE") }
+            function told(at) { return $at ($(at + 1) == "" ? "" : " " $(at + 1)) ($(at + 2) == "" ? "" : " OUTSIDE") }
             /^error of a tensor, median/ { median = told(6) }
             /^error of a tensor, largest/ { largest = told(6) }
             /^1 - cosine/ { cosine = told(5) }

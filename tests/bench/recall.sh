@@ -164,8 +164,9 @@ done
 make_data() { # NAME TASK OPTION...: once
     local name=$1 task=$2
     shift 2
-    rm -rf "$name.part"
-    [ -d "$name" ] || { "$TRAINER" task "$task" --out "$name.part" "$@" >&2 && mv "$name.part" "$name"; }
+    [ ! -e "$name/train-00000.tok" ] || return 0
+    rm -rf "$name" "$name.part"
+    "$TRAINER" task "$task" --out "$name.part" "$@" >&2 && mv "$name.part" "$name"
 }
 
 make_all() {
