@@ -52,12 +52,18 @@ static double share(int64_t part, int64_t whole) {
     return whole > 0 ? 100 * (double)part / (double)whole : 0;
 }
 
+static double mean_divergence(const trn_scores *scores) {
+    return scores->divergence / (double)scores->targets;
+}
+
 static void print_scores(const trn_evaluation *e, const trn_scores *scores) {
     printf("windows         %lld of at most %d tokens, each from a zero state\n", (long long)e->windows.count,
            e->context);
     printf("targets         %lld\n", (long long)scores->targets);
     printf("loss            %.5f nats a token\n", trn_mean_loss(scores));
     printf("perplexity      %.3f\n", exp(trn_mean_loss(scores)));
+    if (e->teacher.checkpoint)
+        printf("divergence      %.6f nats a token from the teacher\n", mean_divergence(scores));
     printf("right           %.3f %% of the targets, %.3f %% of the windows wholly\n",
            share(scores->hits.targets, scores->targets), share(scores->hits.rows, scores->windows));
     if (trn_dataset_has_examples(e->dataset))
@@ -83,15 +89,15 @@ static void print_scores(const trn_evaluation *e, const trn_scores *scores) {
     }
 }
 
-static void print_table_head(const trn_scores *scores) {
-    printf("| solver | loss | bits/byte |");
+static void print_table_head(const trn_evaluation *e, const trn_scores *scores) {
+    printf("| solver | loss | bits/byte |%s", e->teacher.checkpoint ? " divergence |" : "");
     for (int b = 0; b < TRN_BUCKETS; b++) {
         int64_t first, last;
         trn_bucket_range(b, &first, &last);
         if (scores->bucket_targets[b] > 0)
             printf(" %lld-%lld |", (long long)first, (long long)last);
     }
-    printf(" mean steps | unconverged | tokens/s |\n|---|---|---|");
+    printf(" mean steps | unconverged | tokens/s |\n|---|---|---|%s", e->teacher.checkpoint ? "---|" : "");
     for (int b = 0; b < TRN_BUCKETS; b++)
         if (scores->bucket_targets[b] > 0)
             printf("---|");
@@ -104,6 +110,8 @@ static void print_table_row(const trn_evaluation *e, const char *name, const trn
         printf(" %.4f |", bits_per_byte(e, scores));
     else
         printf(" - |");
+    if (e->teacher.checkpoint)
+        printf(" %.6f |", mean_divergence(scores));
     for (int b = 0; b < TRN_BUCKETS; b++)
         if (scores->bucket_targets[b] > 0)
             printf(" %.4f |", scores->bucket_loss[b] / (double)scores->bucket_targets[b]);
@@ -194,7 +202,7 @@ static eng_status score_settings(trn_evaluation *e, const char *dir, const eval_
     for (int i = 0; status == ENG_OK && i < settings; i++) {
         status = score(e, o, &setting[i], &scores, &result, error);
         if (status == ENG_OK && table && i == 0)
-            print_table_head(&scores);
+            print_table_head(e, &scores);
         if (status == ENG_OK && table)
             print_table_row(e, setting[i].name, &scores);
     }
@@ -248,6 +256,8 @@ static eng_status check_options(const eval_options *o, eng_error *error) {
         return eng_fail(error, ENG_INVALID, "--exit-table: is for --data alone");
     const trn_evaluation_options *e = &o->evaluation;
     const trn_tasks_options *t = &o->tasks;
+    if (e->teacher && (wants_tasks(o) || o->exit_table))
+        return eng_fail(error, ENG_INVALID, "--teacher: is for --data, without --exit-table");
     if ((e->data.count > 0) == wants_tasks(o))
         return eng_fail(error, ENG_INVALID, "either --data or tasks (--task, --needles, --pairs) are needed");
     if (o->exits.tokens < 0)
@@ -306,6 +316,7 @@ int trn_command_eval(int argc, char **argv) {
         {"out", "FILE", TRN_STRING, &tasks->out, "results by document or item, for mesa-trainer report"},
         {"name", "TEXT", TRN_STRING, &tasks->name, "of the checkpoint in reports (default: from DIR)"},
         {"context", "N", TRN_INTEGER, &own->context, "most tokens a window (default: the trained length)"},
+        {"teacher", "DIR", TRN_STRING, &own->teacher, "of data: how far the model is from that checkpoint's logits"},
         {"windows", "N", TRN_INTEGER, &own->windows,
          "of data: the first window of N documents (default 0: everything)"},
         {"batch-tokens", "N", TRN_INTEGER, &own->batch_tokens, "tokens that run together (default 4096)"},

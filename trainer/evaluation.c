@@ -60,12 +60,30 @@ static eng_status open_data(trn_evaluation *e, const trn_evaluation_options *o, 
     return status;
 }
 
-static eng_status create_batch(trn_evaluation *e, int64_t batch_tokens, eng_error *error) {
-    int32_t tokens = batch_tokens > e->context ? (int32_t)batch_tokens : e->context;
+static eng_status open_teacher(trn_evaluation *e, const char *dir, int32_t tokens, int32_t rows, eng_error *error) {
+    eng_status status = trn_teacher_open(dir, &e->teacher, error);
+    if (status == ENG_OK)
+        status = trn_teacher_check(&e->teacher, e->model, e->tokenizer, trn_dataset_tokenizer(e->dataset), error);
+    return status == ENG_OK ? trn_teacher_load(&e->teacher, e->weights, tokens, rows, error) : status;
+}
+
+static eng_status create_batch(trn_evaluation *e, const trn_evaluation_options *o, eng_error *error) {
+    int32_t tokens = o->batch_tokens > e->context ? (int32_t)o->batch_tokens : e->context;
     int32_t rows = tokens < MAX_BATCH_ROWS ? tokens : MAX_BATCH_ROWS;
-    trn_runner_options options = {.plan = {.kind = ENG_PLAN_SCORE, .max_tokens = tokens, .max_rows = rows}};
-    eng_status status = trn_runner_create(e->weights, &options, &e->runner, error);
-    return status == ENG_OK ? trn_batch_create(&e->runner, &e->batch, error) : status;
+    eng_status status = o->teacher ? open_teacher(e, o->teacher, tokens, rows, error) : ENG_OK;
+    trn_runner_options options = {.plan = {.kind = ENG_PLAN_SCORE,
+                                           .max_tokens = tokens,
+                                           .max_rows = rows,
+                                           .teacher = e->teacher.model,
+                                           .temperature = 1},
+                                  .also = {e->teacher.plan}};
+    if (status == ENG_OK)
+        status = trn_runner_create(e->weights, &options, &e->runner, error);
+    if (status == ENG_OK)
+        status = trn_batch_create(&e->runner, &e->batch, error);
+    if (e->teacher.checkpoint)
+        e->batch.teacher = &e->teacher;
+    return status;
 }
 
 eng_status trn_evaluation_open_model(const char *dir, const char *device, trn_evaluation *out, eng_error *error) {
@@ -83,7 +101,7 @@ eng_status trn_evaluation_open(const char *dir, const trn_evaluation_options *op
     if (status == ENG_OK)
         status = open_data(out, options, error);
     if (status == ENG_OK)
-        status = create_batch(out, options->batch_tokens, error);
+        status = create_batch(out, options, error);
     if (status != ENG_OK)
         trn_evaluation_close(out);
     return status;
@@ -96,6 +114,7 @@ void trn_evaluation_close(trn_evaluation *e) {
     free(e->document);
     trn_dataset_close(e->dataset);
     eng_tokenizer_close(e->tokenizer);
+    trn_teacher_close(&e->teacher);
     eng_weights_free(e->weights);
     eng_checkpoint_close(e->checkpoint);
     kern_device_close(e->device);

@@ -11,6 +11,7 @@
 typedef struct trn_evaluation_options {
     trn_strings data; // token shards
     const char *device;
+    const char *teacher;  // folder of a checkpoint from which divergence is told; NULL: none
     int64_t context;      // -1: the trained length
     int64_t windows;      // 0: all; else the first window of that many documents
     int64_t batch_tokens; // that run together
@@ -22,6 +23,7 @@ typedef struct trn_evaluation {
     eng_checkpoint *checkpoint;
     const eng_model *model;
     eng_weights *weights;
+    trn_teacher teacher;      // its checkpoint is NULL without one
     eng_tokenizer *tokenizer; // NULL: the folder has none
     trn_dataset *dataset;
     trn_windows windows;

@@ -51,10 +51,6 @@ static eng_status check_vocabulary(const trn_run *run, const eng_tokenizer *toke
     if (tokenizer && eng_tokenizer_size(tokenizer) > run->model->config.vocab_size)
         return eng_fail(error, ENG_INVALID, "model.vocab_size: %d, but the tokenizer has %d ids",
                         run->model->config.vocab_size, eng_tokenizer_size(tokenizer));
-    const eng_model *teacher = run->teacher.model;
-    if (teacher && teacher->config.vocab_size != run->model->config.vocab_size)
-        return eng_fail(error, ENG_INVALID, "teacher.model: it has a vocabulary of %d ids, model.vocab_size is %d",
-                        teacher->config.vocab_size, run->model->config.vocab_size);
     return ENG_OK;
 }
 
@@ -88,7 +84,7 @@ static eng_status open_datasets(trn_run *run, const eng_tokenizer *tokenizer, en
     if (status == ENG_OK && run->config.valid[0])
         status = open_data(run, run->config.valid, trn_dataset_tokenizer(run->train), &run->valid, error);
     if (status == ENG_OK && run->teacher.checkpoint)
-        status = trn_teacher_check(&run->teacher, tokenizer, trn_dataset_tokenizer(run->train), error);
+        status = trn_teacher_check(&run->teacher, run->model, tokenizer, trn_dataset_tokenizer(run->train), error);
     run->row = calloc((size_t)run->own_rows, sizeof *run->row);
     if (status == ENG_OK && !run->row)
         status = eng_fail(error, ENG_NO_MEMORY, "out of memory for the rows of a step");

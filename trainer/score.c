@@ -137,6 +137,7 @@ static void collect(const trn_batch *batch, const trn_window *window, trn_docume
         }
         scores->windows += scores->targets > before;
     }
+    scores->divergence += trn_batch_divergence(batch);
     trn_batch_hits(batch, &scores->hits);
     scores->solves.solves += batch->solves.solves;
     scores->solves.steps += batch->solves.steps;

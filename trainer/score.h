@@ -37,6 +37,7 @@ void trn_bucket_range(int bucket, int64_t *first, int64_t *last);
 
 typedef struct trn_scores {
     double loss;              // sums over targets, whole and by position
+    double divergence;        // likewise, from the batch's teacher; 0 without one
     int64_t targets, windows; // windows with a target
     trn_hits hits;
     double bucket_loss[TRN_BUCKETS];

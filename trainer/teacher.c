@@ -58,29 +58,29 @@ static eng_status compare(const eng_tokenizer *teacher, const eng_tokenizer *own
     char theirs[48], ours[48];
     const int32_t size = eng_tokenizer_size(teacher);
     if (size != eng_tokenizer_size(own))
-        return eng_fail(error, ENG_INVALID, "teacher.model: its tokenizer has %d ids, data.tokenizer %d", size,
+        return eng_fail(error, ENG_INVALID, "teacher: its tokenizer has %d ids, the student's %d", size,
                         eng_tokenizer_size(own));
     for (int32_t id = 0; id < size; id++)
         if (!same_id(teacher, own, id))
-            return eng_fail(error, ENG_INVALID,
-                            "teacher.model: another tokenizer: id %d is %s\"%s\" there, %s\"%s\" in data.tokenizer", id,
-                            eng_tokenizer_is_special(teacher, id) ? "the special " : "",
-                            show_id(teacher, id, theirs, sizeof theirs),
-                            eng_tokenizer_is_special(own, id) ? "the special " : "",
-                            show_id(own, id, ours, sizeof ours));
+            return eng_fail(
+                error, ENG_INVALID, "teacher: another tokenizer: id %d is %s\"%s\" there, %s\"%s\" in the student's",
+                id, eng_tokenizer_is_special(teacher, id) ? "the special " : "",
+                show_id(teacher, id, theirs, sizeof theirs), eng_tokenizer_is_special(own, id) ? "the special " : "",
+                show_id(own, id, ours, sizeof ours));
     return ENG_OK;
 }
 
-eng_status trn_teacher_check(const trn_teacher *teacher, const eng_tokenizer *tokenizer, const uint8_t *digest,
-                             eng_error *error) {
+eng_status trn_teacher_check(const trn_teacher *teacher, const eng_model *student, const eng_tokenizer *tokenizer,
+                             const uint8_t *digest, eng_error *error) {
+    if (teacher->model->config.vocab_size != student->config.vocab_size)
+        return eng_fail(error, ENG_INVALID, "teacher: a vocabulary of %d ids, the student's has %d",
+                        teacher->model->config.vocab_size, student->config.vocab_size);
     if (!teacher->tokenizer)
         return ENG_OK;
     if (tokenizer)
         return compare(teacher->tokenizer, tokenizer, error);
     if (memcmp(digest, eng_tokenizer_digest(teacher->tokenizer), ENG_DIGEST_BYTES) != 0)
-        return eng_fail(error, ENG_INVALID,
-                        "teacher.model: data.train was packed with another tokenizer; with data.tokenizer the ids that "
-                        "differ are named");
+        return eng_fail(error, ENG_INVALID, "teacher: its tokenizer is not the one that the data were packed with");
     return ENG_OK;
 }
 

@@ -23,10 +23,10 @@ typedef struct trn_teacher {
 
 // Opens the folder; its weights are not read yet.
 ENG_CHECKED eng_status trn_teacher_open(const char *dir, trn_teacher *out, eng_error *error);
-// Whether its ids mean what those of the student's tokenizer do; the first that differs is named. A NULL tokenizer:
-// whether data packed with the tokenizer of this digest are its own.
-ENG_CHECKED eng_status trn_teacher_check(const trn_teacher *teacher, const eng_tokenizer *tokenizer,
-                                         const uint8_t *digest, eng_error *error);
+// Whether it has the student's vocabulary and its ids mean what those of the student's tokenizer do; the first that
+// differs is named. A NULL tokenizer: whether data packed with the tokenizer of this digest are its own.
+ENG_CHECKED eng_status trn_teacher_check(const trn_teacher *teacher, const eng_model *student,
+                                         const eng_tokenizer *tokenizer, const uint8_t *digest, eng_error *error);
 // Its weights, lent to the student's, and its plan for batches of this size.
 ENG_CHECKED eng_status trn_teacher_load(trn_teacher *teacher, eng_weights *student, int32_t max_tokens,
                                         int32_t max_rows, eng_error *error);

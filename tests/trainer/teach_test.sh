@@ -43,6 +43,11 @@ valid = [step["valid_divergence"] for step in steps if "valid_divergence" in ste
 assert len(steps) == 20 and len(valid) == 10, steps
 assert 0 < valid[-1] < 0.95 * valid[0], valid
 END
-build/mesa-trainer eval try/student/step-00000020 --data try/text-valid --windows 2 >out 2>&1 ||
-    { cat out; fail "what was learned is not read again"; }
+build/mesa-trainer eval try/student/step-00000020 --teacher deploy/models/demo --data try/text-valid --windows 2 \
+    >out 2>&1 || { cat out; fail "what was learned is not read again"; }
+grep -q '^divergence  *[0-9.]* nats a token from the teacher' out || { cat out; fail "eval tells no divergence"; }
+echo '{"ctx": "a", "target": "b"}' >task.jsonl
+build/mesa-trainer eval deploy/models/demo --teacher deploy/models/demo --task task.jsonl >out 2>&1 &&
+    fail "a teacher of tasks is not refused"
+grep -qF -e '--teacher: is for --data' out || { cat out; fail "a teacher of tasks is refused without a word"; }
 exit 0

@@ -14,6 +14,7 @@
 #include "tests/check_main.h"
 #include "tests/engine/small_models.h"
 #include "tests/trainer/run_support.h"
+#include "trainer/evaluation.h"
 #include "trainer/probe.h"
 #include "trainer/train_loop.h"
 
@@ -146,6 +147,44 @@ START_TEST(divergence_is_that_of_served_logits) {
     ck_assert_int_gt(documents, trn_dataset_rows(run.train));
     trn_row_free(&row);
     trn_run_close(&run);
+}
+END_TEST
+
+// The same of a checkpoint that is evaluated, window by window.
+START_TEST(an_evaluation_tells_it_too) {
+    static float own[CONTEXT * TEST_VOCABULARY], other[CONTEXT * TEST_VOCABULARY];
+    char teacher[512], student[512], data[512];
+    trn_evaluation e;
+    trn_scores scores;
+    trn_row row;
+    double sum = 0;
+    eng_error error = {0};
+    write_data();
+    snprintf(teacher, sizeof teacher, "%s", write_teacher("teacher", looped_model, 7, ENG_BF16));
+    snprintf(student, sizeof student, "%s", write_teacher("student", hybrid_model, 8, ENG_F32));
+    snprintf(data, sizeof data, "%s", temp_path("d"));
+    const trn_evaluation_options options = {.data = {.item = {data}, .count = 1},
+                                            .device = "cpu",
+                                            .teacher = teacher,
+                                            .context = CONTEXT,
+                                            .batch_tokens = 2 * CONTEXT};
+    ck_assert_msg(trn_evaluation_open(student, &options, &e, &error) == ENG_OK, "%s", error.text);
+    kern_solver solver = {.mode = KERN_SOLVE_EXACT};
+    ck_assert_int_eq(trn_evaluation_score(&e, solver, &scores, NULL), ENG_OK);
+    ck_assert_int_eq(trn_row_create(CONTEXT, &row, NULL), ENG_OK);
+    for (int64_t w = 0; w < e.windows.count; w++) {
+        const trn_window *window = &e.windows.window[w];
+        ck_assert_int_eq(trn_dataset_window(e.dataset, window->document, window->first, window->count, &row, NULL),
+                         ENG_OK);
+        read_alone(student, row.id, row.length, &solver, own);
+        read_alone(teacher, row.id, row.length, NULL, other);
+        for (int64_t t = 0; t < row.length; t++)
+            sum += divergence_of(own + t * TEST_VOCABULARY, other + t * TEST_VOCABULARY, 1);
+    }
+    ck_assert_int_gt(e.windows.count, 9);
+    ck_assert_double_eq_tol(scores.divergence, sum, 1e-5 * sum);
+    trn_row_free(&row);
+    trn_evaluation_close(&e);
 }
 END_TEST
 
@@ -418,7 +457,7 @@ START_TEST(what_cannot_teach_is_refused) {
     small_checkpoint(temp_path("large"), &small_models[SMALL_MESA], NULL, false);
     write_teacher("teacher", mesa_model, 7, ENG_F32);
     refused(write_run(mesa_model, "d", CONTEXT, taught_by(temp_path("large"), 1, 1, 1, train)),
-            "teacher.model: it has a vocabulary of 272 ids, model.vocab_size is 61");
+            "teacher: a vocabulary of 272 ids, the student's has 61");
     refused(write_run(mesa_model, "d", CONTEXT, taught_by(temp_path("nobody"), 1, 1, 1, train)), "nobody");
     refused(write_run(mesa_model, "d", CONTEXT, taught_by(temp_path("teacher"), 0, 0, 1, train)), "both are 0");
     refused(write_run(mesa_model, "d", CONTEXT, taught_by(temp_path("teacher"), 1, 1, 0, train)),
@@ -445,7 +484,7 @@ static void check_tokenizers(const trn_teacher *teacher, const char *dir, const 
     eng_tokenizer *own = NULL;
     eng_error error = {0};
     ck_assert_int_eq(eng_tokenizer_open(dir, 0, &own, NULL), ENG_OK);
-    const eng_status status = trn_teacher_check(teacher, own, NULL, &error);
+    const eng_status status = trn_teacher_check(teacher, teacher->model, own, NULL, &error);
     ck_assert_msg(words ? status == ENG_INVALID && strstr(error.text, words) : status == ENG_OK, "%s", error.text);
     eng_tokenizer_close(own);
 }
@@ -461,16 +500,17 @@ START_TEST(another_tokenizer_is_refused_by_its_first_id) {
     snprintf(file, sizeof file, "%s", temp_path("own/tokenizer.json"));
     ck_assert_int_eq(trn_teacher_open(temp_path("teacher"), &teacher, &error), ENG_OK);
     check_tokenizers(&teacher, own, NULL);
-    ck_assert_int_eq(trn_teacher_check(&teacher, NULL, eng_tokenizer_digest(teacher.tokenizer), NULL), ENG_OK);
-    ck_assert_int_eq(trn_teacher_check(&teacher, NULL, another, &error), ENG_INVALID);
+    ck_assert_int_eq(trn_teacher_check(&teacher, teacher.model, NULL, eng_tokenizer_digest(teacher.tokenizer), NULL),
+                     ENG_OK);
+    ck_assert_int_eq(trn_teacher_check(&teacher, teacher.model, NULL, another, &error), ENG_INVALID);
     edit_file(file, "\"normalizer\": null,", "\"normalizer\":null, "); // another file, the same ids
     check_tokenizers(&teacher, own, NULL);
     edit_file(file, "\"</s>\", \"special\": true", "\"</s>\", \"special\":false");
-    check_tokenizers(&teacher, own, "id 257 is the special \"</s>\" there, \"</s>\" in data.tokenizer");
+    check_tokenizers(&teacher, own, "id 257 is the special \"</s>\" there, \"</s>\" in the student's");
     edit_file(file, "\"\\u0041\": 65, \"\\u0042\": 66", "\"\\u0042\": 65, \"\\u0041\": 66");
-    check_tokenizers(&teacher, own, "id 65 is \"A\" there, \"B\" in data.tokenizer");
+    check_tokenizers(&teacher, own, "id 65 is \"A\" there, \"B\" in the student's");
     edit_file(file, "\"id\": 257", "\"id\": 259");
-    check_tokenizers(&teacher, own, "its tokenizer has 258 ids, data.tokenizer 260");
+    check_tokenizers(&teacher, own, "its tokenizer has 258 ids, the student's 260");
     trn_teacher_close(&teacher);
 }
 END_TEST
@@ -481,6 +521,7 @@ static Suite *teacher_suite(void) {
     tcase_add_checked_fixture(cases, temp_folder_make, temp_folder_remove);
     tcase_set_timeout(cases, 120);
     tcase_add_loop_test(cases, divergence_is_that_of_served_logits, 0, MODELS);
+    tcase_add_test(cases, an_evaluation_tells_it_too);
     tcase_add_loop_test(cases, loss_is_that_without_a_teacher, 0, MODELS);
     tcase_add_loop_test(cases, a_student_that_is_its_teacher_is_at_rest, 0, MODELS - 1);
     tcase_add_loop_test(cases, gradients_are_differences, 0, (int)(sizeof shares / sizeof *shares));
