@@ -112,6 +112,7 @@ typedef struct eng_model_info {
     bool has_loops, has_exit_gate; // max_loops, exit_threshold choose the loop at which a token's output is read
     int32_t max_rows, chunk;       // rows a step; tokens of a chunk
     int32_t prompt_tokens;         // of prompts a step beside generated tokens
+    int32_t prompt_row_tokens;     // of these, of one prompt
     eng_knobs default_knobs;
     uint64_t weight_bytes, pool_bytes;
     eng_fingerprint fingerprint; // of the folder as it was opened

@@ -108,6 +108,12 @@ static int32_t prompt_chunks(const eng_options *options, const kern_device_info 
                                       : device->prompt_chunks;
 }
 
+// Of one prompt in a step.
+static int32_t row_chunks(const eng_engine *engine, pool_size size) {
+    const int32_t most = kern_device_describe(engine->device)->row_chunks;
+    return most < size.prompt_chunks ? most : size.prompt_chunks;
+}
+
 static uint64_t align64(uint64_t bytes) {
     return (bytes + 63) & ~UINT64_C(63);
 }
@@ -279,6 +285,7 @@ static eng_status start_serving(const eng_options *options, pool_size size, eng_
         return status;
     engine->info.max_rows = size.slots;
     engine->info.prompt_tokens = size.prompt_chunks * engine->info.chunk;
+    engine->info.prompt_row_tokens = row_chunks(engine, size) * engine->info.chunk;
     engine->info.pool_bytes = size.bytes;
     engine->info.fast = options->fast;
     engine->info.prefix_audit = options->fast ? 0 : options->prefix_audit;
@@ -294,6 +301,7 @@ static eng_status start_serving(const eng_options *options, pool_size size, eng_
         .stream = engine->stream,
         .chunk = engine->info.chunk,
         .prompt_chunks = size.prompt_chunks,
+        .row_chunks = engine->info.prompt_row_tokens / engine->info.chunk,
         .ahead = kern_device_describe(engine->device)->asynchronous,
         .queue_requests = options->queue_requests ? options->queue_requests : DEFAULT_QUEUE_REQUESTS,
         .queue_tokens = options->queue_tokens ? options->queue_tokens : DEFAULT_QUEUE_TOKENS,

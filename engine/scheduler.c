@@ -492,7 +492,8 @@ static eng_status compose(eng_scheduler *scheduler, eng_error *error) {
         status = add_generating(scheduler, &waited_for, error);
     const int64_t factor = waited_for ? 1 : ENG_IDLE_FACTOR;
     budget += factor * chunks * scheduler->options.chunk;
-    return status == ENG_OK ? add_prompts(scheduler, factor * chunks, factor, budget, error) : status;
+    const int64_t most = factor * scheduler->options.row_chunks;
+    return status == ENG_OK ? add_prompts(scheduler, factor * chunks, most, budget, error) : status;
 }
 
 // Composes a step and starts it; with nobody in it there is none.

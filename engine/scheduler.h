@@ -7,8 +7,8 @@
 // answer depends on it.
 //
 // Every other generating job gets its token in every step. Prompts are read beside them by at most prompt_chunks chunks
-// a step, each by one chunk, in turns, so the gap between two tokens of a client is bounded by those chunks side by
-// side plus one step however many and however long the prompts that arrive; when nothing generates, a step reads up to
+// a step, each by at most row_chunks, in turns, so the gap between two tokens of a client is bounded by those chunks
+// plus one step however many and however long the prompts that arrive; when nothing generates, a step reads up to
 // ENG_IDLE_FACTOR times as much, of each and of all, of prompts whose logprobs are wanted one chunk.
 //
 // Those that wait are admitted by priority, then in turns over their owners, then in the order of submission; prompts
@@ -41,6 +41,7 @@ typedef struct eng_scheduler_options {
     kern_stream *stream;
     int32_t chunk;         // C
     int32_t prompt_chunks; // a step beside those that generate
+    int32_t row_chunks;    // of one prompt
     bool ahead;            // a step is started before the one under way is finished
     uint64_t queue_requests, queue_tokens;
     eng_logger log;

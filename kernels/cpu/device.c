@@ -137,6 +137,7 @@ static void describe(kern_cpu *cpu, const isa_choice *isa) {
     info->threads = cpu->threads;
     info->default_rows = cpu->threads < 2 ? 8 : cpu->threads > 16 ? 64 : 4 * cpu->threads;
     info->prompt_chunks = 1;
+    info->row_chunks = 1;
     info->memory_total = memory_total();
 }
 

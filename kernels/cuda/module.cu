@@ -69,6 +69,7 @@ static void describe(kern_cuda *cuda, const cudaDeviceProp *properties) {
     info->chunk = CHUNK;
     info->default_rows = DEFAULT_ROWS;
     info->prompt_chunks = PROMPT_CHUNKS;
+    info->row_chunks = launches_may_overlap() ? PROMPT_CHUNKS : 1; // else prompts are read token by token
     info->threads = 1;
     info->launch_bytes = LAUNCH_BYTES;
     info->asynchronous = true;

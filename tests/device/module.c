@@ -74,6 +74,7 @@ static kern_status open_device(const kern_device_options *options, kern_device *
     snprintf(info->name, sizeof info->name, "cuda:%d", ordinal);
     snprintf(info->description, sizeof info->description, "cuda:%d (pretended)", ordinal);
     info->default_rows = 256;
+    info->row_chunks = 8;
     info->launch_bytes = launch_bytes();
     info->asynchronous = true;
     info->memory_total = info->memory_free = memory();
