@@ -82,6 +82,12 @@ static double loss_of(const trn_log_entry *entry) {
 static double valid_of(const trn_log_entry *entry) {
     return entry->valid_loss;
 }
+static double divergence_of(const trn_log_entry *entry) {
+    return entry->bad ? NAN : entry->divergence;
+}
+static double valid_divergence_of(const trn_log_entry *entry) {
+    return entry->valid_divergence;
+}
 static double norm_of(const trn_log_entry *entry) {
     return entry->bad ? NAN : entry->gradient_norm;
 }
@@ -93,7 +99,9 @@ typedef struct curve_plot {
     const char *title, *y_name;
     value_of value;
     bool smooths;
-    bool log_y; // also where the page's axes are linear
+    bool log_y;    // also where the page's axes are linear
+    bool rare;     // of validations
+    bool optional; // left out where no run has it
 } curve_plot;
 
 typedef struct curves {
@@ -143,14 +151,14 @@ static void add_extremes(trn_series *series, trn_point *room, const trn_log *log
 }
 
 // They are few and far between; of very many, every so many.
-static void add_validations(trn_series *series, trn_point *room, const trn_log *log) {
+static void add_validations(trn_series *series, trn_point *room, const trn_log *log, value_of value) {
     int64_t all = 0, seen = 0;
     for (int64_t i = 0; i < log->entries; i++)
-        all += isfinite(valid_of(&log->entry[i]));
+        all += isfinite(value(&log->entry[i]));
     const int64_t every = all / PIECES + 1;
     for (int64_t i = 0; i < log->entries; i++)
-        if (isfinite(valid_of(&log->entry[i])) && ++seen % every == 0)
-            add_point(&series->point, &series->points, room, &log->entry[i], valid_of(&log->entry[i]));
+        if (isfinite(value(&log->entry[i])) && ++seen % every == 0)
+            add_point(&series->point, &series->points, room, &log->entry[i], value(&log->entry[i]));
 }
 
 static void make_series(const trn_report_run *run, const curve_plot *plot, trn_point *room, trn_series *series) {
@@ -158,8 +166,8 @@ static void make_series(const trn_report_run *run, const curve_plot *plot, trn_p
     const int64_t pieces = log->entries < PIECES ? log->entries : PIECES;
     const int64_t reach = plot->smooths ? log->entries / 100 : 0;
     snprintf(series->name, sizeof series->name, "%s", run->name);
-    if (plot->value == valid_of) {
-        add_validations(series, room, log);
+    if (plot->rare) {
+        add_validations(series, room, log, plot->value);
         return;
     }
     for (int64_t p = 0; p < pieces; p++) {
@@ -180,6 +188,8 @@ static void put_plot(trn_page *page, const trn_report_run *run, int runs, const 
         make_series(&run[r], plot, room->point + (size_t)count * 3 * PIECES, series);
         count += series->points > 0;
     }
+    if (count == 0 && plot->optional)
+        return;
     trn_plot drawn = {.x_name = "targets read",
                       .y_name = plot->y_name,
                       .curves = true,
@@ -216,7 +226,15 @@ static double peak_rate(const trn_log *log) {
     return peak;
 }
 
-static void put_row(trn_page *page, const trn_report_run *run) {
+static bool is_taught(const trn_report_run *run, int runs) {
+    for (int r = 0; r < runs; r++)
+        for (int64_t i = 0; i < run[r].log.entries; i++)
+            if (isfinite(run[r].log.entry[i].divergence))
+                return true;
+    return false;
+}
+
+static void put_row(trn_page *page, const trn_report_run *run, bool taught) {
     const trn_log *log = &run->log;
     const trn_log_entry *last = log->entries > 0 ? &log->entry[log->entries - 1] : NULL;
     const trn_log_entry *valid = trn_log_last_valid(log);
@@ -225,8 +243,10 @@ static void put_row(trn_page *page, const trn_report_run *run) {
     trn_page_text(page, run->name);
     trn_page_put(page, "</th>");
     if (!last) {
-        trn_page_put(page, "<td>0</td><td>-</td><td>-</td><td>-</td><td>-</td><td>-</td><td>-</td><td>-</td>"
-                           "<td>-</td></tr>\n");
+        trn_page_put(page,
+                     "<td>0</td><td>-</td><td>-</td><td>-</td><td>-</td><td>-</td><td>-</td><td>-</td>"
+                     "<td>-</td>%s</tr>\n",
+                     taught ? "<td>-</td>" : "");
         return;
     }
     trn_page_put(page, "<td>%lld</td><td>%.2f M</td><td>%.2g</td>", (long long)last->step, 1e-6 * (double)last->tokens,
@@ -235,30 +255,36 @@ static void put_row(trn_page *page, const trn_report_run *run) {
     put_real(page, valid ? valid->valid_loss : NAN, 4);
     put_real(page, best_valid(log), 4);
     put_real(page, valid ? 100 * valid->valid_accuracy : NAN, 2);
+    if (taught)
+        put_real(page, valid ? valid->valid_divergence : NAN, 4);
     const int64_t bad = trn_log_bad_steps(log);
     trn_page_put(page, "<td%s>%lld</td><td>%s</td></tr>\n", bad > 0 ? " class=\"bad\"" : "", (long long)bad,
                  isfinite(last->seconds) ? trn_duration(last->seconds, time) : "-");
 }
 
 static void put_table(trn_page *page, const trn_report_run *run, int runs) {
+    const bool taught = is_taught(run, runs);
     trn_page_put(
         page,
         "<h2>Runs</h2>\n<div class=\"wide runs\"><table><thead><tr><th>run</th><th>steps</th><th>targets</th>"
         "<th>peak<br>rate</th><th>loss<br><small>last %d steps</small></th><th>validation<br><small>last</small>"
         "</th><th>validation<br><small>best</small></th><th>right<br><small>last, %%</small></th>"
-        "<th>bad<br>steps</th><th>time</th></tr></thead><tbody>\n",
-        (int)LAST_STEPS);
+        "%s<th>bad<br>steps</th><th>time</th></tr></thead><tbody>\n",
+        (int)LAST_STEPS, taught ? "<th>divergence<br><small>last</small></th>" : "");
     for (int r = 0; r < runs; r++)
-        put_row(page, &run[r]);
+        put_row(page, &run[r], taught);
     trn_page_put(page, "</tbody></table></div>\n");
 }
 
 eng_status trn_report_runs(trn_page *page, const trn_report_run *run, int runs, trn_report_axes axes,
                            eng_error *error) {
-    static const curve_plot plots[] = {{"Training loss", "loss, nats a token", loss_of, true, false},
-                                       {"Validation loss", "loss, nats a token", valid_of, false, false},
-                                       {"Gradient norm", "2-norm", norm_of, true, true},
-                                       {"Learning rate", "rate", rate_of, false, false}};
+    static const curve_plot plots[] = {
+        {"Training loss", "loss, nats a token", loss_of, .smooths = true},
+        {"Validation loss", "loss, nats a token", valid_of, .rare = true},
+        {"Divergence from the teacher", "nats a token", divergence_of, .smooths = true, .optional = true},
+        {"Validation: divergence", "nats a token", valid_divergence_of, .rare = true, .optional = true},
+        {"Gradient norm", "2-norm", norm_of, .smooths = true, .log_y = true},
+        {"Learning rate", "rate", rate_of, .smooths = false}};
     curves room = {calloc((size_t)runs + 1, sizeof *room.series),
                    calloc(((size_t)runs + 1) * 3 * PIECES, sizeof *room.point)};
     eng_status status =

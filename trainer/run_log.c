@@ -30,6 +30,8 @@ static eng_status read_entry(const trn_json *json, trn_log_entry *entry, eng_err
     entry->rate = number_or_nan(json, "lr");
     entry->valid_loss = number_or_nan(json, "valid_loss");
     entry->valid_accuracy = number_or_nan(json, "valid_accuracy");
+    entry->divergence = number_or_nan(json, "divergence");
+    entry->valid_divergence = number_or_nan(json, "valid_divergence");
     entry->seconds = number_or_nan(json, "seconds");
     const char *outcome = "";
     if (status == ENG_OK && trn_json_has(json, "outcome"))

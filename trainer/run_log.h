@@ -11,11 +11,12 @@
 #include "engine/status.h"
 
 typedef struct trn_log_entry {
-    int64_t step, tokens;              // after it; targets counted so far
-    double loss, gradient_norm, rate;  // NAN: not finite
-    double valid_loss, valid_accuracy; // NAN: not validated here
-    double seconds;                    // of the run so far
-    bool bad;                          // it was skipped
+    int64_t step, tokens;                // after it; targets counted so far
+    double loss, gradient_norm, rate;    // NAN: not finite
+    double valid_loss, valid_accuracy;   // NAN: not validated here
+    double divergence, valid_divergence; // from a teacher; NAN: likewise, or there is none
+    double seconds;                      // of the run so far
+    bool bad;                            // it was skipped
 } trn_log_entry;
 
 typedef struct trn_log {

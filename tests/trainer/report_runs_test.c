@@ -106,6 +106,33 @@ START_TEST(a_page_of_runs) {
 }
 END_TEST
 
+// A run with a teacher beside one without: two more plots with a curve each, and a column.
+START_TEST(a_teacher_is_drawn) {
+    static const char log[] = "{\"step\":1,\"tokens\":9,\"loss\":3,\"divergence\":0.75,\"lr\":1,\"gradient_norm\":1}\n"
+                              "{\"step\":2,\"tokens\":18,\"loss\":3,\"divergence\":0.5,\"lr\":1,\"gradient_norm\":1,"
+                              "\"valid_loss\":2,\"valid_divergence\":0.625,\"valid_accuracy\":0.5,\"seconds\":1}\n";
+    trn_report_run run[2];
+    trn_page page;
+    mkdir(temp_path("taught"), 0777);
+    temp_write("taught/log.jsonl", log, sizeof log - 1);
+    write_log("plain", 60, 0, 0);
+    read_run("taught", &run[0]);
+    read_run("plain", &run[1]);
+    trn_page_begin(&page, "Runs");
+    const size_t body = page.length;
+    ck_assert_int_eq(trn_report_runs(&page, run, 2, (trn_report_axes){.log_x = false}, NULL), ENG_OK);
+    const char *text = page.text + body;
+    ck_assert_int_eq(count_of(text, "<figure>"), 6);
+    ck_assert_int_eq(count_of(text, "type=\"checkbox\""), 4 * 2 + 2);
+    ck_assert_ptr_nonnull(strstr(text, "<td>50.00</td><td>0.6250</td><td>0</td>"));
+    ck_assert_ptr_nonnull(strstr(text, "<td>25.00</td><td>-</td><td>0</td>"));
+    ck_assert_ptr_null(strstr(text, "nan"));
+    trn_page_free(&page);
+    for (int r = 0; r < 2; r++)
+        trn_log_free(&run[r].log);
+}
+END_TEST
+
 START_TEST(durations) {
     static const struct {
         double seconds;
@@ -124,6 +151,7 @@ static Suite *report_runs_suite(void) {
     tcase_add_checked_fixture(cases, temp_folder_make, temp_folder_remove);
     tcase_add_test(cases, a_log_is_read);
     tcase_add_test(cases, what_is_no_log_is_refused_with_its_line);
+    tcase_add_test(cases, a_teacher_is_drawn);
     tcase_add_test(cases, durations);
     tcase_add_loop_test(cases, a_page_of_runs, 0, 2);
     suite_add_tcase(suite, cases);
