@@ -429,8 +429,7 @@ static void begin_usage(eng_durable *durable, eng_task *task) {
     ask(durable, task, &request, told_usage);
 }
 
-// --------------------------------------------------------------------------------------------------------------
-// errands
+// ------------------------------------------------------------------------------------------------------------- errands
 
 static const task_step beginnings[] = {
     [ENG_ERRAND_KEEP] = begin_keep, [ENG_ERRAND_FETCH] = begin_fetch, [ENG_ERRAND_LOOK] = begin_look,

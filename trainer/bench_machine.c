@@ -178,8 +178,7 @@ eng_status trn_matrix_probe_run(trn_matrix_probe *probe, double *rate, eng_error
     return eng_fail_kernel(error, status, "running the matrix probe");
 }
 
-// --------------------------------------------------------------------------------------------------------------
-// copying
+// ------------------------------------------------------------------------------------------------------------- copying
 
 eng_status trn_copy_probe_create(kern_device *device, trn_copy_probe *out, eng_error *error) {
     trn_copy_probe probe = {.device = device};
@@ -217,8 +216,7 @@ eng_status trn_copy_probe_run(const trn_copy_probe *probe, double *rate, eng_err
     return eng_fail_kernel(error, status, "copying device memory");
 }
 
-// ---------------------------------------------------------------------------------------------------------------
-// limits
+// -------------------------------------------------------------------------------------------------------------- limits
 
 enum { LIMIT_ROUNDS = 3 };
 

@@ -10,8 +10,7 @@
 #include "engine/forward.h"
 #include "engine/mixer.h"
 
-// ----------------------------------------------------------------------------------------------------------------
-// parts
+// --------------------------------------------------------------------------------------------------------------- parts
 
 // The last two words of a tensor's name.
 static const char *leaf_of(const char *name) {
@@ -89,8 +88,7 @@ static bool is_norm(const eng_model *model, int32_t index) {
            (layer >= 0 && (index == model->layer[layer].mixer_norm || index == model->layer[layer].mlp_norm));
 }
 
-// ----------------------------------------------------------------------------------------------------------------
-// table
+// --------------------------------------------------------------------------------------------------------------- table
 
 typedef struct group {
     char tensor[ENG_NAME_SIZE + 1]; // without the layer's number
@@ -141,8 +139,7 @@ static char *table_text(const table *table, uint64_t parameters) {
     return NULL;
 }
 
-// ---------------------------------------------------------------------------------------------------------------
-// copies
+// -------------------------------------------------------------------------------------------------------------- copies
 
 typedef struct copier {
     const eng_weights *from, *to;

@@ -84,8 +84,7 @@ eng_status trn_teacher_check(const trn_teacher *teacher, const eng_model *studen
     return ENG_OK;
 }
 
-// ---------------------------------------------------------------------------------------------------------------
-// passes
+// -------------------------------------------------------------------------------------------------------------- passes
 
 eng_status trn_teacher_load(trn_teacher *teacher, eng_weights *student, int32_t max_tokens, int32_t max_rows,
                             eng_error *error) {

@@ -370,8 +370,7 @@ static __device__ __forceinline__ void run_solve(const cuda_table *table, const 
 
 #endif
 
-// ------------------------------------------------------------------------------------------------------------
-// launching
+// ----------------------------------------------------------------------------------------------------------- launching
 
 template <int D, int LIMBS>
 static __global__ void __launch_bounds__(STATES_THREADS, 2)

@@ -230,8 +230,7 @@ static __global__ void __launch_bounds__(stream_shape<D, Stored>::THREADS, 1)
 #endif
 }
 
-// --------------------------------------------------------------------------------------------------------------
-// launching
+// ----------------------------------------------------------------------------------------------------------- launching
 
 template <int D, typename Stored> static bool can_stream(const cuda_step *step, const mesa &a) {
     const int64_t items = (int64_t)step->rows * a.heads, processors = step->cuda->processors;

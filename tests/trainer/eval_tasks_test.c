@@ -20,8 +20,7 @@ static const char demo[] = MESA_SOURCE_DIR "/deploy/models/demo";
 
 enum { READINGS = 5, LONGEST = 300, DRAWN = 6, VOCABULARY = 61 };
 
-// -------------------------------------------------------------------------------------------------------------
-// readings
+// ------------------------------------------------------------------------------------------------------------ readings
 
 typedef struct texts {
     trn_passage passage;

@@ -414,8 +414,7 @@ START_TEST(arithmetic_is_worked_out) {
 }
 END_TEST
 
-// ---------------------------------------------------------------------------------------------------------------
-// floors
+// -------------------------------------------------------------------------------------------------------------- floors
 
 // By hand, over the letters before `place`: which is the commonest, or stands most often behind those like `place`.
 static int commonest_before(const int32_t *letter, int place, bool behind) {

@@ -162,8 +162,7 @@ static void write_top(const float *logits, int32_t vocabulary, int32_t top, norm
     }
 }
 
-// ------------------------------------------------------------------------------------------------------------
-// truncation
+// ---------------------------------------------------------------------------------------------------------- truncation
 
 // Bits that order as floats do; the two zeros are one.
 static inline uint32_t order_of(float x) {
@@ -262,8 +261,7 @@ static void keep_at_least(float *mass, int32_t count, float least) {
         mass[i] = mass[i] >= least ? mass[i] : 0.0f;
 }
 
-// ------------------------------------------------------------------------------------------------------------------
-// draw
+// ---------------------------------------------------------------------------------------------------------------- draw
 
 static int32_t draw(const scratch *s, int32_t vocabulary, double uniform) {
     const int32_t blocks = block_count(vocabulary);
