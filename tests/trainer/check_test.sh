@@ -62,8 +62,8 @@ check 0 --data data/train --against cpu --rows 4
 [ "$(awk '$1 ~ /^model/ && $2 > 0 && $4 == 0 && $6 < 1e-12' told | wc -l)" = "$(grep -c '^model' told)" ] ||
     fail "the same device has other gradients: $(cat told)"
 grep -q '^model.layers.1.attn.q_proj.weight ' told || fail "no line of a tensor: $(cat told)"
-check 0 --data data/train --against cpu --rows 8 --micro-rows 2 --batches 6
-holds "two rows at once" "0 < $(figure 'error of a tensor, largest') && $(figure 'error of a tensor, largest') < 2e-6"
+check 0 --data data/train --against cpu --rows 8 --micro-rows 2 --batches 6 --solver exact
+holds "two rows at once" "0 < $(figure 'error of a tensor, largest') && $(figure 'error of a tensor, largest') < 1e-5"
 holds "and all gradients as one" "$(awk '$1 == "(all)" { print $4 }' told) < 1e-6"
 grep -q '^6 batches of 8 rows of 96, 2 at once' told || fail "other batches: $(head -n 3 told)"
 
