@@ -7,8 +7,8 @@
 #
 # reference  each of MODELS in float32 on REFERENCE (cpu), with the first of SEEDS
 # device     the same on DEVICE (cpu) in bf16 with every one of SEEDS ("1 2"), and in float32 with the first
-# table      a Markdown table: they agree where bf16 is no farther from the reference of the same seed than twice what
-#            the seeds of bf16 are apart
+# table      OUT/curves.md: they agree where bf16 is no farther from the reference of the same seed than twice what the
+#            seeds of bf16 are apart; OUT/curves.html: all curves
 # What is done is not done again; OUT may lie on another machine by then, and the checkpoints may be gone.
 #
 # DATA has the shards train and their tokenizer in DATA/tokenizer, as for ranking.sh. Needs mesa-trainer (MESA_BUILD,
@@ -141,6 +141,14 @@ table() {
     for model in "${models[@]}"; do row "$model"; done
 }
 
+page() {
+    local log runs=()
+    for log in "$out"/*/*,seed=*/log.jsonl; do
+        [ ! -e "$log" ] || runs+=("${log%/*}")
+    done
+    [ ${#runs[@]} = 0 ] || "$trainer" report "${runs[@]}" --title Curves --out "$out/curves.html" >&2
+}
+
 for phase in $phases; do
     case $phase in
     reference) sweep reference "${REFERENCE:-cpu}" float32 "${seeds[0]}" ;;
@@ -148,6 +156,9 @@ for phase in $phases; do
         sweep bf16 "$device" bf16 "${seeds[@]}"
         sweep float32 "$device" float32 "${seeds[0]}"
         ;;
-    table) table | tee "$out/curves.md" ;;
+    table)
+        table | tee "$out/curves.md"
+        page
+        ;;
     esac
 done

@@ -69,6 +69,7 @@ same 'runs of curves' 'bf16 bf16 bf16 bf16 float32 float32 reference reference' 
 loss=$(awk -F'[:,]' '/"loss"/ { printf "%.4f", $2 }' 'curves/reference/mesa,seed=1/run.json')
 same 'loss of the reference' "$loss" "$(cell mesa 3)"
 [[ $(cell attention 6) =~ ^[0-9.]+,\ [0-9.]+$ ]] || fail "seeds: $(cat told)"
+grep -q 'bf16/attention,seed=2' curves/curves.html || fail 'no page of curves'
 mv data elsewhere && mkdir data # what was made stays what it is wherever the data lie
 MODELS="mesa attention" STEPS=5 PARALLEL=2 script curves.sh elsewhere curves
 grep -q 'at once' err && fail "curves again: $(cat err)"
