@@ -201,8 +201,12 @@ static void encode_messages(srv_completion *completion, const eng_engine *engine
     size_t count = 0;
 
     const eng_status status = eng_encode_chat(engine, &chat, &ids, &count, &error);
-    if (status) {
+    if (status == ENG_UNSUPPORTED)
+        srv_refuse(&completion->problem, 400, "invalid_request", "messages", "%s; POST /v1/completions needs none",
+                   error.text);
+    else if (status)
         srv_refuse_engine(&completion->problem, status, error.text);
+    if (status) {
         completion->problem.param = "messages";
         return;
     }

@@ -343,7 +343,7 @@ int srv_server_run(srv_server *server) {
     for (size_t i = 0; i < srv_http_count(server->http); i++)
         srv_log_write(server->log, ENG_LOG_INFO, "listen", "listening on %s", srv_http_address(server->http, i));
     if (open_store(server, &error)) {
-        srv_log_write(server->log, ENG_LOG_ERROR, "store", "%s", error.text);
+        srv_log_write(server->log, ENG_LOG_ERROR, "store", "the store cannot be opened: %s", error.text);
         return error.code == ENG_INVALID || error.code == ENG_UNSUPPORTED ? 2 : 4;
     }
     for (size_t i = 0; i < server->setup->model_count; i++)

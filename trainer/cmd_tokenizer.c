@@ -19,6 +19,8 @@ typedef struct tokenizer_options {
 static eng_status check_options(const tokenizer_options *o, eng_error *error) {
     if (!o->out)
         return eng_fail(error, ENG_INVALID, "--out is needed");
+    if (o->vocab == 0)
+        return eng_fail(error, ENG_INVALID, "--vocab is needed");
     if (o->vocab < 257 || o->vocab > 1 << 20)
         return eng_fail(error, ENG_INVALID, "--vocab: not in 257..1048576");
     if (o->digits != 1 && o->digits != 3)

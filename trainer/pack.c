@@ -181,6 +181,8 @@ static eng_status pack(packer *packer, const pack_options *o, const char *const 
     if (status == ENG_OK)
         status = flush(packer, error);
     trn_progress_end(&packer->progress);
+    if (status == ENG_OK && packer->text_bytes == 0)
+        status = eng_fail(error, ENG_INVALID, "%s: no text in %d files", eng_path_tail(file[0]), files);
     if (status == ENG_OK)
         status = finish_name(packer->train, o->out, "", error);
     if (status == ENG_OK && packer->valid)

@@ -70,8 +70,13 @@ static int judge(run *run, const cli_endpoint *endpoint) {
             cli_complain("the answer is larger than memory or the limit of this program");
         return CLI_EXIT_REFUSED;
     }
-    cli_complain("%s: %s", endpoint->socket ? endpoint->socket : endpoint->base,
-                 run->fault[0] ? run->fault : curl_easy_strerror(run->result));
+    const char *where = endpoint->socket ? endpoint->socket : endpoint->base;
+    long fault = 0;
+    if (run->result == CURLE_COULDNT_CONNECT && curl_easy_getinfo(run->easy, CURLINFO_OS_ERRNO, &fault) == CURLE_OK &&
+        fault)
+        cli_complain("%s: no server answers there: %s (--url or MESA_URL names another)", where, strerror((int)fault));
+    else
+        cli_complain("%s: %s", where, run->fault[0] ? run->fault : curl_easy_strerror(run->result));
     return CLI_EXIT_CONNECTION;
 }
 

@@ -102,8 +102,8 @@ expect 2 '' '^usage: mesa' "$mesa"
 expect 0 '^usage: mesa COMMAND' '' "$mesa" --help
 expect 0 '^mesa [0-9]' '' "$mesa" --version
 expect 0 '--cg-tolerance X' '' "$mesa" complete --help
-expect 3 '' 'no-socket' "$mesa" complete --url "unix:$folder/no-socket" x
-expect 3 '' "127.0.0.1:1: " "$mesa" models --url http://127.0.0.1:1
+expect 3 '' 'no-socket: no server answers there: No such file' "$mesa" complete --url "unix:$folder/no-socket" x
+expect 3 '' "127.0.0.1:1: no server answers there: Connection refused" "$mesa" models --url http://127.0.0.1:1
 expect 3 '' 'timed out|Timeout' "$mesa" complete --max-tokens 60000 --ignore-eos --no-stream --timeout 0.3 x
 printf 'a key\n' >"$folder/key"
 expect 2 '' 'has no spaces' "$mesa" models --key-file "$folder/key"

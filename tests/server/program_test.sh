@@ -55,6 +55,8 @@ expect 4 'x.gguf: not a folder; mesa-trainer import' "$server" --model "$folder/
 expect 4 'none: cannot open: No such file' "$server" --model "$folder/none" --listen "unix:$folder/socket"
 expect 2 'models/demo: not an option; --model DIR names a model' "$server" models/demo
 expect 2 '--model: the value is missing' "$server" --model
+expect 4 'the store cannot be opened: .*none/store' "$server" --model "$folder" --listen "unix:$folder/socket" \
+    --store "$folder/none/store"
 [ ! -e "$folder/socket" ] || { echo "FAIL: the socket is left over"; failures=$((failures + 1)); }
 # The printed configuration is a configuration.
 "$server" --model x=/x --ping 0.5 --check-config >"$folder/printed.ini"

@@ -72,6 +72,12 @@ refused 2 'pipe: not a regular file' report results.json --out pipe
 [ "$before" = "$(sha256sum <results.json)" ] || fail 'the results have changed'
 ls -A ./*.tmp .*.tmp 2>/dev/null && fail 'something is left over'
 
+# Nothing to learn from is told at once, not by who reads it later
+touch empty.txt
+refused 2 'empty.txt: no text in 2 files' pack --tokenizer demo --out new empty.txt empty.txt
+refused 2 '--vocab is needed' tokenizer --out new empty.txt
+ls -d new* 2>/dev/null && fail 'shards of nothing'
+
 # A bad record is named by file and line, empty lines and a byte order mark in front notwithstanding
 record='{"ctx": "a", "choices": ["b", "c"], "gold": 0}'
 bad() { # RECORD WORDS
