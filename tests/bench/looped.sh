@@ -146,13 +146,13 @@ make_task() {
     mv "$DATA.part" "$DATA"
 }
 
-# STAGE STEPS FROM ENDING OPTION...: of all models of GATED that FROM/MODEL+ENDING has a checkpoint of.
+# STAGE STEPS FROM ENDING OPTION...: of all models of GATED that have ended in FROM/MODEL+ENDING.
 train_gates() {
     local model from list=$OUT/$1.ini
     : >"$list"
     for model in ${GATED:-}; do
         from=$(newest "$3/$model$4")
-        [ -e "$from" ] || { echo "looped.sh: $model: no checkpoint in $3" >&2; continue; }
+        { is_done "$3/$model$4" && [ -e "$from" ]; } || { echo "looped.sh: $model: nothing in $3" >&2; continue; }
         { variant "$model" "$model"; echo "train.warm_start = $from"; } >>"$list"
         [ "$1" = stage2 ] || tried "$model" | awk 'NR == 1 { print "optim.lr = " 0.3 * $2 }' >>"$list"
     done
@@ -180,7 +180,7 @@ gates() {
     for model in ${GATED:-}; do
         for run in "$OUT"/{stage1,stage2}/"$model" "$OUT/train/${model%x*}"x*",seed=${seeds[0]}"; do
             name=$(basename "$(dirname "$run")" | sed s/^train/trained/)-$(basename "${run%,*}")
-            ! grep -qs '"end": *"done"' "$run/run.json" || [ ! -e "$(newest "$run")" ] || printf '%s\0' "$run" "$name"
+            { is_done "$run" && [ -e "$(newest "$run")" ] && printf '%s\0' "$run" "$name"; } || true
         done
     done | xargs -0 -r -P "${READERS:-1}" -n 2 bash -euc 'read_exits "$@"' read_exits
 }

@@ -20,6 +20,14 @@ sweep() {
         echo "$(basename "$0"): not all runs of $3 ended well" >&2
 }
 
+newest() { # RUN: its last checkpoint
+    printf '%s\n' "$1"/step-* | tail -n 1
+}
+
+is_done() { # RUN: it has ended as it should, its last checkpoint is there or not
+    grep -qs '"end": *"done"' "$1/run.json"
+}
+
 number() { # KEY FILE: its last value
     grep -oE "\"$1\": ?[0-9.e+-]+" "$2" | tail -n 1 | sed 's/.*: *//'
 }
@@ -53,9 +61,9 @@ choose_steps() {
 tried() { # MODEL
     local run rate
     [ ${#rates[@]} -gt 1 ] || { echo "- ${rates[0]}"; return; }
-    for run in "$OUT/search/$1@"*/run.json; do
+    for run in "$OUT/search/$1@"*; do
         rate=${run##*@}
-        ! grep -q '"end": *"done"' "$run" || echo "$(number valid_loss "$run") ${rate%%,*}"
+        ! is_done "$run" || echo "$(number valid_loss "$run/run.json") ${rate%%,*}"
     done | sort -g
 }
 
@@ -106,14 +114,11 @@ train() {
     done
 }
 
-newest() { # RUN: its last checkpoint
-    printf '%s\n' "$1"/step-* | tail -n 1
-}
 
 # RUN: says what its last checkpoint is and scores, a file a part in OUT/eval; what else is said goes to RUN/eval.log.
 eval_run() {
     local run=$1 name part checkpoint to tasks=()
-    grep -q '"end": *"done"' "$run/run.json" || return 0
+    is_done "$run" || return 0
     exec >>"$run/eval.log"
     name=$(basename "$run")
     checkpoint=$(newest "$run") to=$OUT/eval/$name
@@ -126,7 +131,7 @@ eval_run() {
     [ ${#tasks[@]} = 0 ] || [ -e "$to-tasks.json" ] || "$TRAINER" eval "$checkpoint" "${tasks[@]}" --limit "$ITEMS" \
         --name "$name" --batch-tokens "$BATCH_TOKENS" --device "$DEVICE" --out "$to-tasks.json"
 }
-export -f newest eval_run
+export -f newest is_done eval_run
 
 # READERS at once.
 evaluate() {
