@@ -13,6 +13,8 @@ import sys
 
 import ranking_table as ranking
 
+MOST_POINTS = 16  # of a curve in a cell
+
 
 def shape_of(model):
     """(blocks, loops)"""
@@ -79,7 +81,9 @@ def of_all_runs(out, task, models):
                 recent = [line['loss'] for line in run.lines[-50:]]
                 row += ['%.4f' % run.last('valid_loss') if run.scored else '-', '%.4f' % (sum(recent) / len(recent))]
             else:
-                row += [' '.join(percent(line['valid_accuracy']) for line in run.scored[:-1]),
+                before = run.scored[:-1]
+                shown = before[::max(1, -(-len(before) // MOST_POINTS))]
+                row += [' '.join(percent(line['valid_accuracy']) for line in shown),
                         percent(run.last('valid_accuracy'))]
             yield head, row + ([', '.join(run.parts)] if parts else [])
 
