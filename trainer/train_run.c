@@ -77,6 +77,15 @@ static eng_status check_warm_start(const char *folder, const trn_run_config *con
     return status;
 }
 
+static void announce_teacher(const trn_run *run, FILE *out) {
+    const eng_model *teacher = run->teacher.model;
+    const int64_t length = teacher->config.trained_length;
+    fprintf(out, "teacher: %s, %llu parameters", run->config.teacher, (unsigned long long)teacher->parameters);
+    if (length > 0 && length < run->config.context)
+        fprintf(out, ", of texts of %lld tokens: rows here are longer", (long long)length);
+    fprintf(out, "\n");
+}
+
 static void announce(const trn_run *run, const char *dir, FILE *out) {
     if (trn_ranks_own(run->ranks) > 0)
         return;
@@ -86,8 +95,7 @@ static void announce(const trn_run *run, const char *dir, FILE *out) {
             (unsigned long long)run->model->parameters, (long long)run->state.data_rows, (int)run->state.context,
             run->batch_rows, kern_device_describe(run->device)->description);
     if (run->teacher.checkpoint)
-        fprintf(out, "teacher: %s, %llu parameters\n", run->config.teacher,
-                (unsigned long long)run->teacher.model->parameters);
+        announce_teacher(run, out);
     if (dir)
         fprintf(out, "going on from %s\n", dir);
     else if (run->start)

@@ -299,31 +299,64 @@ static double distance(const float *got, const float *want, int64_t count) {
     return sqrt(difference / norm);
 }
 
+// The losses and the gradients of a step with the lines of [train]; *gradients is new.
+static trn_step_report step_with(const char *train, float **gradients, int64_t *count) {
+    trn_run run;
+    char more[256];
+    snprintf(more, sizeof more, STILL "batch_tokens = 192\n%s", train);
+    open_student(hybrid_model, taught_by(temp_path("teacher"), 1, 1, 1, more), &run);
+    const trn_step_report report = step_of(&run);
+    const size_t bytes = sizeof(float) * (size_t)run.weights->count;
+    *count = run.weights->count;
+    *gradients = malloc(bytes);
+    ck_assert_int_eq(kern_download(run.runner.stream, *gradients, run.weights->grads, bytes), KERN_OK);
+    ck_assert_int_eq(kern_synchronize(run.runner.stream), KERN_OK);
+    trn_run_close(&run);
+    return report;
+}
+
 START_TEST(a_step_does_not_depend_on_how_it_is_cut) {
-    static const char *const cuts[] = {"micro_rows = 4\n", "micro_rows = 1\n", "micro_rows = 3\nrecompute = mixer\n",
+    static const char *const cuts[] = {"micro_rows = 1\n", "micro_rows = 3\nrecompute = mixer\n",
                                        "micro_rows = 3\nrecompute = block\n"};
-    float *first = NULL;
-    trn_step_report wanted = {0};
+    float *wanted = NULL, *got = NULL;
+    int64_t count = 0;
     write_data();
     write_teacher("teacher", llama_model, 7, ENG_F32);
+    const trn_step_report whole = step_with("micro_rows = 4\n", &wanted, &count);
     for (size_t i = 0; i < sizeof cuts / sizeof *cuts; i++) {
-        trn_run run;
-        char more[256];
-        snprintf(more, sizeof more, STILL "batch_tokens = 192\n%s", cuts[i]);
-        open_student(hybrid_model, taught_by(temp_path("teacher"), 1, 1, 1, more), &run);
-        const trn_step_report report = step_of(&run);
-        const size_t bytes = sizeof(float) * (size_t)run.weights->count;
-        if (i == 0) {
-            wanted = report;
-            first = malloc(bytes);
-            memcpy(first, run.weights->grads, bytes);
-        }
-        ck_assert_double_eq_tol(report.loss, wanted.loss, 1e-6 * wanted.loss);
-        ck_assert_double_eq_tol(report.divergence, wanted.divergence, 1e-6 * wanted.divergence);
-        ck_assert_double_lt(distance(run.weights->grads, first, run.weights->count), 3e-6);
-        trn_run_close(&run);
+        const trn_step_report report = step_with(cuts[i], &got, &count);
+        ck_assert_double_eq_tol(report.loss, whole.loss, 1e-6 * whole.loss);
+        ck_assert_double_eq_tol(report.divergence, whole.divergence, 1e-6 * whole.divergence);
+        ck_assert_double_lt(distance(got, wanted, count), 3e-6);
+        free(got);
     }
-    free(first);
+    free(wanted);
+}
+END_TEST
+
+// On a CUDA device: float32 as on the CPU, bf16 near it.
+START_TEST(a_step_on_a_device_is_that_of_the_cpu) {
+    static const struct {
+        const char *train;
+        double loss, gradient;
+    } cases[] = {{"device = cuda:0\n", 1e-5, 2e-4}, {"device = cuda:0\nprecision = bf16\n", 1e-2, 5e-2}};
+    kern_device *device = NULL;
+    float *wanted = NULL, *got = NULL;
+    int64_t count = 0;
+    if (kern_device_open(&(kern_device_options){.name = "cuda:0"}, &device, NULL, 0) != KERN_OK)
+        MESA_TEST_SKIP("no device %s", "cuda:0");
+    kern_device_close(device);
+    write_data();
+    write_teacher("teacher", llama_model, 7, ENG_BF16);
+    const trn_step_report cpu = step_with("", &wanted, &count);
+    for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
+        const trn_step_report report = step_with(cases[i].train, &got, &count);
+        ck_assert_double_eq_tol(report.loss, cpu.loss, cases[i].loss * cpu.loss);
+        ck_assert_double_eq_tol(report.divergence, cpu.divergence, 2 * cases[i].loss * cpu.divergence);
+        ck_assert_double_lt(distance(got, wanted, count), cases[i].gradient);
+        free(got);
+    }
+    free(wanted);
 }
 END_TEST
 
@@ -526,6 +559,7 @@ static Suite *teacher_suite(void) {
     tcase_add_loop_test(cases, a_student_that_is_its_teacher_is_at_rest, 0, MODELS - 1);
     tcase_add_loop_test(cases, gradients_are_differences, 0, (int)(sizeof shares / sizeof *shares));
     tcase_add_test(cases, a_step_does_not_depend_on_how_it_is_cut);
+    tcase_add_test(cases, a_step_on_a_device_is_that_of_the_cpu);
     tcase_add_test(cases, teaching_lowers_the_divergence);
     tcase_add_test(cases, going_on_is_never_stopping);
     tcase_add_test(cases, a_profile_tells_the_teacher_apart);
