@@ -4,9 +4,11 @@
 //
 //   bench_loops [WIDTH [LAYERS [STEPS [ROUNDS [DEVICE]]]]]      4 loops of gated_deltanet
 // Weights are float32 on the CPU, bf16 on another DEVICE. Prints a Markdown table of medians over the rounds. `bound`
-// is loops / mean loop: what a single session could gain. Loops are left for later wherever they can be, also where a
-// server would see that their launches cost as much: `MB a launch` is what it would hold against the device's
-// launch_bytes. One thread drives; failures end the program.
+// is loops / mean loop: what a single session could gain; `by bytes` is the gain if the memory's time were all, weights
+// of a loop being read where a session needs it and states where they change. Loops are left for later wherever they
+// can be, also where a server would see that their launches cost as much: `MB a launch` is what it would hold against
+// the device's launch_bytes. One thread drives; failures end the program.
+#include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -27,6 +29,7 @@ typedef struct bench {
     eng_session session[MOST_BATCH];
     int32_t id[MOST_BATCH];
     uint64_t drawn;
+    double word; // bytes of a weight
 } bench;
 
 static const eng_sampling likeliest = {.top_p = 1};
@@ -48,6 +51,7 @@ static void open_bench(int width, int layers, const char *device, int sessions, 
     char json[512];
     const kern_dtype dtype = strncmp(device, "cpu", 3) == 0 ? KERN_F32 : KERN_BF16;
     eng_config config;
+    b->word = dtype == KERN_F32 ? 4 : 2;
     snprintf(json, sizeof json,
              "{\"model_type\": \"gated_deltanet\", \"hidden_size\": %d, \"num_hidden_layers\": %d, \"num_heads\": %d,"
              "\"head_dim\": %d, \"expand_v\": 1, \"vocab_size\": 4096, \"tie_word_embeddings\": true,"
@@ -111,6 +115,19 @@ static double run(bench *b, int sessions, const double *share, bool whole, int s
     return taken;
 }
 
+// Of a step: the head's weights, and of each loop its weights and the states of the sessions that go through it.
+static double bytes_of_step(const bench *b, int sessions, const double *share, bool whole) {
+    const double head = b->word * b->model->config.vocab_size * b->model->config.hidden_size;
+    const double block = (double)b->weights->bytes - head, state = 2.0 * (double)b->model->state_bytes / LOOPS;
+    double bytes = head, reaches = 1;
+    for (int r = 0; r < LOOPS; r++) {
+        const double part = whole ? 1 : reaches;
+        bytes += (1 - pow(1 - part, sessions)) * block + part * sessions * state;
+        reaches -= share[r];
+    }
+    return bytes;
+}
+
 static int ascending(const void *a, const void *b) {
     const double x = *(const double *)a, y = *(const double *)b;
     return (x > y) - (x < y);
@@ -128,9 +145,10 @@ static void measure(bench *b, int sessions, const double *share, int steps, int 
     qsort(whole, (size_t)rounds, sizeof *whole, ascending);
     qsort(deferred, (size_t)rounds, sizeof *deferred, ascending);
     qsort(ratio, (size_t)rounds, sizeof *ratio, ascending);
-    printf("| %.2f | %d | %.2f | %.0f | %.0f | %.2f (%.2f-%.2f) | %.2f |\n", mean, sessions,
+    printf("| %.2f | %d | %.2f | %.0f | %.0f | %.2f (%.2f-%.2f) | %.2f | %.2f |\n", mean, sessions,
            1e-6 * eng_loops_bytes_a_launch(b->batch->loops, sessions), 1e6 * whole[rounds / 2],
-           1e6 * deferred[rounds / 2], ratio[rounds / 2], ratio[0], ratio[rounds - 1], LOOPS / mean);
+           1e6 * deferred[rounds / 2], ratio[rounds / 2], ratio[0], ratio[rounds - 1], LOOPS / mean,
+           bytes_of_step(b, sessions, share, true) / bytes_of_step(b, sessions, share, false));
     fflush(stdout);
 }
 
@@ -149,8 +167,8 @@ int main(int argc, char **argv) {
     printf("%s; width %d, %d layers, %d loops, weights %.0f MB, a state %.2f MB\n\n",
            kern_device_describe(b.device)->description, width, layers, LOOPS, 1e-6 * (double)b.weights->bytes,
            1e-6 * (double)b.model->state_bytes);
-    puts("| mean loop | sessions | MB a launch | all loops us | deferred us | gain (range) | bound |\n"
-         "|---|---|---|---|---|---|---|");
+    puts("| mean loop | sessions | MB a launch | all loops us | deferred us | gain (range) | bound | by bytes |\n"
+         "|---|---|---|---|---|---|---|---|");
     for (size_t s = 0; s < sizeof shares / sizeof *shares; s++)
         for (size_t i = 0; i < count; i++)
             measure(&b, batches[i], shares[s], batches[i] > 8 ? (steps + 3) / 4 : steps, rounds);
