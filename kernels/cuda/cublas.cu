@@ -14,7 +14,6 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "kernels/cuda/cublas.cuh"
 #include "kernels/cuda/gemm_copies.cuh"
 #include "kernels/cuda/gemm_tile.cuh"
 
@@ -221,7 +220,7 @@ static kern_status algorithm_of(cuda_cublas *cublas, const product_shape &shape,
             return KERN_OK;
         }
     }
-    cublasLtMatmulAlgo_t best;
+    cublasLtMatmulAlgo_t best = {};
     const kern_status status = ask(cublas, shape, &best);
     if (status)
         return status;
@@ -301,7 +300,7 @@ static int64_t least_of(int64_t a, int64_t b) {
 
 kern_status cuda_cublas_run(const cuda_step *step, char *workspace, const cuda_gemm &g) {
     cuda_copies own = {}, *copies = step->copies ? step->copies : &own;
-    char *room = workspace + workspace_bytes + sizeof(float) * BIAS_FLOATS;
+    char *room = cuda_copies_room(workspace);
     const int64_t m_each = g.a.turned ? g.m : cuda_copy_rows(g.k), n_each = g.b.turned ? g.n : cuda_copy_rows(g.k);
     const int64_t k_each = least_of(g.a.turned ? cuda_copy_rows(g.m) : g.k, g.b.turned ? cuda_copy_rows(g.n) : g.k);
     if (g.m < 1 || g.n < 1 || g.k < 1)

@@ -96,6 +96,12 @@ struct cuda_step {
 // What was written, and: an operation comes that is no product of gemm.cu.
 void cuda_copies_written(const cuda_step *step, const void *p, size_t bytes);
 void cuda_copies_forget(const cuda_step *step);
+// Where an operation that is about to write p (rows, columns) writes it once more, rounded to bf16, for the products
+// that read it next: an array like p, aligned to 16 bytes, of a number of columns that is a multiple of 8. NULL: they
+// would not look there.
+__nv_bfloat16 *cuda_copies_offer(const cuda_step *step, const float *p, int32_t rows, int64_t columns);
+// The same for the outputs alone that fuse.cu sees products read.
+__nv_bfloat16 *cuda_copies_offer_expected(const cuda_step *step, const float *p, int64_t columns);
 
 // Launches what has been gathered; *launched: whether that was anything.
 kern_status cuda_chain_flush(const cuda_step *step, bool *launched);
@@ -273,8 +279,9 @@ kern_status cuda_make_workspace(kern_cuda *cuda, size_t bytes);
 CUDA_OPS(CUDA_DECLARE)
 #undef CUDA_DECLARE
 
-// The operations of a plan in their order, neighbours as one launch where that leaves the same bits (fuse.cu).
-kern_status cuda_run_calls(const cuda_step *step, const kern_call *call, size_t count);
+// The operations of a plan in their order, neighbours as one launch where that leaves the same bits (fuse.cu). behind:
+// how many more of the plan follow these in memory; they are looked at.
+kern_status cuda_run_calls(const cuda_step *step, const kern_call *call, size_t count, size_t behind);
 // The entry of an operation; NULL where there is none.
 cuda_run cuda_run_of(kern_op op);
 cuda_prepare cuda_prepare_of(kern_op op);

@@ -120,6 +120,12 @@ static __device__ __forceinline__ void cuda_store(float *p, const cuda_quad &q, 
             p[i] = q.v[i];
 }
 
+// Four floats as bf16.
+static __device__ __forceinline__ uint2 cuda_round_quad(const cuda_quad &q) {
+    const __nv_bfloat162 low = __floats2bfloat162_rn(q.v[0], q.v[1]), high = __floats2bfloat162_rn(q.v[2], q.v[3]);
+    return make_uint2(*(const uint32_t *)&low, *(const uint32_t *)&high);
+}
+
 // ------------------------------------------------------------------------------------------------------------- warps
 
 enum { CUDA_WARP = 32 };

@@ -65,7 +65,7 @@ kern_status cuda_activation_prepare(const kern_cuda *cuda, const void *args, siz
 kern_status cuda_activation_run(const cuda_step *step, const void *args) {
     const kern_activation_args *a = (const kern_activation_args *)args;
     const bool wide = cuda_is_wide(a->x.p) && cuda_is_wide(a->y.p);
-    const cuda_elements e = {CUDA_ACTIVATION, a->x.f, NULL, a->y.f, a->width, a->activation, wide};
+    const cuda_elements e = {CUDA_ACTIVATION, a->x.f, NULL, a->y.f, a->width, a->activation, wide, NULL};
     return run_elements(step, &e);
 }
 
@@ -80,7 +80,8 @@ kern_status cuda_glu_prepare(const kern_cuda *cuda, const void *args, size_t *wo
 kern_status cuda_glu_run(const cuda_step *step, const void *args) {
     const kern_glu_args *a = (const kern_glu_args *)args;
     const bool wide = cuda_is_wide(a->gate.p) && cuda_is_wide(a->up.p) && cuda_is_wide(a->y.p);
-    const cuda_elements e = {CUDA_GLU, a->gate.f, a->up.f, a->y.f, a->width, a->activation, wide};
+    const cuda_elements e = {CUDA_GLU, a->gate.f,     a->up.f, a->y.f,
+                             a->width, a->activation, wide,    cuda_copies_offer_expected(step, a->y.f, a->width)};
     return run_elements(step, &e);
 }
 
@@ -93,7 +94,7 @@ kern_status cuda_clear_prepare(const kern_cuda *cuda, const void *args, size_t *
 
 kern_status cuda_clear_run(const cuda_step *step, const void *args) {
     const kern_clear_args *a = (const kern_clear_args *)args;
-    const cuda_elements e = {CUDA_CLEAR, NULL, NULL, a->y.f, a->width, 0, cuda_is_wide(a->y.p)};
+    const cuda_elements e = {CUDA_CLEAR, NULL, NULL, a->y.f, a->width, 0, cuda_is_wide(a->y.p), NULL};
     return run_elements(step, &e);
 }
 
@@ -107,7 +108,7 @@ kern_status cuda_add_prepare(const kern_cuda *cuda, const void *args, size_t *wo
 kern_status cuda_add_run(const cuda_step *step, const void *args) {
     const kern_add_args *a = (const kern_add_args *)args;
     const bool wide = cuda_is_wide(a->x.p) && cuda_is_wide(a->y.p);
-    const cuda_elements e = {CUDA_ADD, a->x.f, NULL, a->y.f, a->width, 0, wide};
+    const cuda_elements e = {CUDA_ADD, a->x.f, NULL, a->y.f, a->width, 0, wide, NULL};
     return run_elements(step, &e);
 }
 

@@ -34,7 +34,8 @@ struct cuda_elements {
     const float *x, *more;
     float *y;
     int32_t width, activation;
-    bool wide; // all operands are aligned
+    bool wide;              // all operands are aligned
+    __nv_bfloat16 *rounded; // optional: y also goes there (cuda_copies_offer)
 };
 
 // The four from element i on, of which `left` exist.
@@ -52,6 +53,8 @@ static __device__ __forceinline__ void cuda_elements_quad(const cuda_elements &e
     for (int j = 0; j < 4; j++)
         q.v[j] = e.kind == CUDA_ADD ? more.v[j] + q.v[j] : e.kind == CUDA_GLU ? q.v[j] * more.v[j] : q.v[j];
     cuda_store(e.y + i, q, left, e.wide);
+    if (e.rounded)
+        *(uint2 *)(e.rounded + i) = cuda_round_quad(q);
 }
 
 #endif

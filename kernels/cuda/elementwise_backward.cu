@@ -16,6 +16,7 @@ struct slopes {
     float *dx, *dup;
     int32_t width, activation;
     bool wide;
+    __nv_bfloat16 *dx_rounded, *dup_rounded; // optional: these also go there (cuda_copies_offer)
 };
 
 static __global__ void __launch_bounds__(THREADS) slopes_kernel(const cuda_table *table, const slopes s) {
@@ -39,6 +40,10 @@ static __global__ void __launch_bounds__(THREADS) slopes_kernel(const cuda_table
     cuda_store(s.dx + i, dx, left, s.wide);
     if (s.dup)
         cuda_store(s.dup + i, dup, left, s.wide);
+    if (s.dx_rounded)
+        *(uint2 *)(s.dx_rounded + i) = cuda_round_quad(dx);
+    if (s.dup_rounded)
+        *(uint2 *)(s.dup_rounded + i) = cuda_round_quad(dup);
 }
 
 static kern_status launch_slopes(const cuda_step *step, slopes s) {
@@ -57,7 +62,7 @@ kern_status cuda_activation_backward_prepare(const kern_cuda *cuda, const void *
 
 kern_status cuda_activation_backward_run(const cuda_step *step, const void *args) {
     const kern_activation_backward_args *a = (const kern_activation_backward_args *)args;
-    return launch_slopes(step, {a->x.f, NULL, a->dy.f, a->dx.f, NULL, a->width, a->activation, false});
+    return launch_slopes(step, {a->x.f, NULL, a->dy.f, a->dx.f, NULL, a->width, a->activation, false, NULL, NULL});
 }
 
 kern_status cuda_glu_backward_prepare(const kern_cuda *cuda, const void *args, size_t *workspace_bytes) {
@@ -71,7 +76,9 @@ kern_status cuda_glu_backward_prepare(const kern_cuda *cuda, const void *args, s
 
 kern_status cuda_glu_backward_run(const cuda_step *step, const void *args) {
     const kern_glu_backward_args *a = (const kern_glu_backward_args *)args;
-    return launch_slopes(step, {a->gate.f, a->up.f, a->dy.f, a->dgate.f, a->dup.f, a->width, a->activation, false});
+    return launch_slopes(step, {a->gate.f, a->up.f, a->dy.f, a->dgate.f, a->dup.f, a->width, a->activation, false,
+                                cuda_copies_offer_expected(step, a->dgate.f, a->width),
+                                cuda_copies_offer_expected(step, a->dup.f, a->width)});
 }
 
 // ---------------------------------------------------------------------------------------------------------- embedding

@@ -6,6 +6,7 @@
 // Nothing changes its place. A launch leaves in memory what its operations would have, bit for bit, also what nobody
 // reads again. Whether operations may run together is decided by the ranges of memory that they read and write at this
 // step's bounds. All of it is host work of a few comparisons, done when a graph is captured or a prompt runs.
+#include "kernels/cuda/gemm_copies.cuh"
 #include "kernels/cuda/prepare.cuh"
 #include "kernels/cuda/products.cuh"
 
@@ -221,9 +222,42 @@ static bool leaves_copies(const cuda_step *step, kern_op op) {
            (op == KERN_OP_LINEAR || op == KERN_OP_LINEAR_BACKWARD_INPUT || op == KERN_OP_LINEAR_BACKWARD_WEIGHT);
 }
 
-static kern_status run_some(const cuda_step *step, const kern_call *call, size_t count, size_t *taken) {
+// Whether a product that comes before anything else reads p.
+static bool is_multiplied(const cuda_step *step, const kern_call *call, size_t count, const void *p) {
+    for (size_t i = 0; i < count && leaves_copies(step, call[i].op); i++) {
+        const void *args = call[i].args;
+        if (call[i].op == KERN_OP_LINEAR && ((const kern_linear_args *)args)->x.p == p)
+            return true;
+        if (call[i].op == KERN_OP_LINEAR_BACKWARD_INPUT && ((const kern_linear_backward_input_args *)args)->dy.p == p)
+            return true;
+        if (call[i].op == KERN_OP_LINEAR_BACKWARD_WEIGHT &&
+            (((const kern_linear_backward_weight_args *)args)->dy.p == p ||
+             ((const kern_linear_backward_weight_args *)args)->x.p == p))
+            return true;
+    }
+    return false;
+}
+
+// The outputs of the first call that the products behind it read.
+static void expect_products(const cuda_step *step, const kern_call *call, size_t count) {
+    const void *out[2] = {};
+    if (call->op == KERN_OP_RMSNORM)
+        out[0] = ((const kern_rmsnorm_args *)call->args)->y.p;
+    if (call->op == KERN_OP_GLU)
+        out[0] = ((const kern_glu_args *)call->args)->y.p;
+    if (call->op == KERN_OP_GLU_BACKWARD) {
+        out[0] = ((const kern_glu_backward_args *)call->args)->dgate.p;
+        out[1] = ((const kern_glu_backward_args *)call->args)->dup.p;
+    }
+    for (int i = 0; i < 2; i++)
+        step->copies->expected[i] = out[i] && is_multiplied(step, call + 1, count - 1, out[i]) ? out[i] : NULL;
+}
+
+static kern_status run_some(const cuda_step *step, const kern_call *call, size_t count, size_t behind, size_t *taken) {
     if (!leaves_copies(step, call->op))
         cuda_copies_forget(step);
+    if (step->merge && step->copies)
+        expect_products(step, call, count + behind);
     switch (call->op) {
     case KERN_OP_LINEAR:
         return run_products(step, call, count, taken);
@@ -240,9 +274,9 @@ static kern_status run_some(const cuda_step *step, const kern_call *call, size_t
     }
 }
 
-kern_status cuda_run_calls(const cuda_step *step, const kern_call *call, size_t count) {
+kern_status cuda_run_calls(const cuda_step *step, const kern_call *call, size_t count, size_t behind) {
     for (size_t done = 0, taken = 0; done < count; done += taken) {
-        const kern_status status = run_some(step, call + done, count - done, &taken);
+        const kern_status status = run_some(step, call + done, count - done, behind, &taken);
         if (status)
             return status;
     }

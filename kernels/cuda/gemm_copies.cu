@@ -73,6 +73,10 @@ static char *place_for(const cuda_copies *copies, char *room, size_t bytes, cons
     return place;
 }
 
+static size_t bytes_of(const cuda_copy &copy) {
+    return (size_t)copy.rows * (size_t)cuda_copy_ld(copy.columns) * sizeof(__nv_bfloat16);
+}
+
 static kern_status round_operand(const cuda_step *step, const cuda_copy &copy) {
     const cuda_operand from = {copy.p, copy.ld, false, copy.bf16};
     const int32_t eights = (int32_t)(cuda_copy_ld(copy.columns) / CUDA_COPY_EIGHT);
@@ -82,16 +86,9 @@ static kern_status round_operand(const cuda_step *step, const cuda_copy &copy) {
     return cuda_start(step, round_kernel, plane.grid, plane.block, 0, job);
 }
 
-kern_status cuda_copy_operand(const cuda_step *step, cuda_copies *copies, char *room, cuda_copy *wanted,
-                              const cuda_copy *keep) {
-    for (int i = 0; i < copies->count; i++)
-        if (is_same(copies->copy[i], *wanted)) {
-            *wanted = copies->copy[i];
-            return KERN_OK;
-        }
-    const size_t bytes = (size_t)wanted->rows * (size_t)cuda_copy_ld(wanted->columns) * sizeof(__nv_bfloat16);
-    if (bytes > CUDA_COPY_MOST)
-        return KERN_UNSUPPORTED;
+// A place for a copy, which is from now on one of them.
+static void place(cuda_copies *copies, char *room, cuda_copy *wanted, const cuda_copy *keep) {
+    const size_t bytes = bytes_of(*wanted);
     wanted->bytes = (bytes + PLACE - 1) & ~(size_t)(PLACE - 1);
     wanted->place = place_for(copies, room, wanted->bytes, keep);
     drop(copies, wanted->place, wanted->bytes);
@@ -102,5 +99,33 @@ kern_status cuda_copy_operand(const cuda_step *step, cuda_copies *copies, char *
     }
     copies->copy[copies->count++] = *wanted;
     copies->next = (size_t)(wanted->place - room) + wanted->bytes;
+}
+
+kern_status cuda_copy_operand(const cuda_step *step, cuda_copies *copies, char *room, cuda_copy *wanted,
+                              const cuda_copy *keep) {
+    for (int i = 0; i < copies->count; i++)
+        if (is_same(copies->copy[i], *wanted)) {
+            *wanted = copies->copy[i];
+            return KERN_OK;
+        }
+    if (bytes_of(*wanted) > CUDA_COPY_MOST)
+        return KERN_UNSUPPORTED;
+    place(copies, room, wanted, keep);
     return round_operand(step, *wanted);
+}
+
+__nv_bfloat16 *cuda_copies_offer(const cuda_step *step, const float *p, int32_t rows, int64_t columns) {
+    cuda_copies *copies = step->copies;
+    if (!copies || !step->cuda->cublas || columns % CUDA_COPY_EIGHT != 0 || rows > cuda_copy_rows(columns))
+        return NULL;
+    cuda_copy wanted = {p, 0, columns, rows, (int32_t)columns, false, NULL, 0};
+    const cuda_copy last = copies->count ? copies->copy[copies->count - 1] : cuda_copy();
+    place(copies, cuda_copies_room(step->cuda->workspace), &wanted, &last);
+    return (__nv_bfloat16 *)wanted.place;
+}
+
+__nv_bfloat16 *cuda_copies_offer_expected(const cuda_step *step, const float *p, int64_t columns) {
+    const cuda_copies *copies = step->copies;
+    const bool expected = copies && (p == copies->expected[0] || p == copies->expected[1]);
+    return expected ? cuda_copies_offer(step, p, step->tokens, columns) : NULL;
 }

@@ -5,10 +5,11 @@
 //
 // A step's copies outlive the product that made them while nothing but products runs: what a product writes is told
 // (cuda_copies_written), any other operation ends them all (cuda_copies_forget, fuse.cu), and a step begins with none.
+// An operation whose output the next products read may write the copy along with it (cuda_copies_offer).
 #ifndef KERNELS_CUDA_GEMM_COPIES_CUH
 #define KERNELS_CUDA_GEMM_COPIES_CUH
 
-#include "kernels/cuda/gemm.cuh"
+#include "kernels/cuda/cublas.cuh"
 
 enum {
     CUDA_COPY_EIGHT = 8,        // elements of 16 bytes
@@ -30,16 +31,20 @@ struct cuda_copy {
 struct cuda_copies {
     cuda_copy copy[CUDA_COPIES];
     int count;
-    size_t next; // place of the room where the next one goes
+    size_t next;             // place of the room where the next one goes
+    const void *expected[2]; // outputs of the operation that runs which products behind it read
 };
 
 // From a row of a copy to the next, in elements.
 static inline int64_t cuda_copy_ld(int64_t columns) {
     return (columns + CUDA_COPY_EIGHT - 1) / CUDA_COPY_EIGHT * CUDA_COPY_EIGHT;
 }
-// Of the room that all copies of a step share.
+// Of the room that all copies of a step share, and where it is in the workspace: behind what products need besides.
 static inline size_t cuda_copies_bytes(void) {
     return 3 * (size_t)CUDA_COPY_MOST;
+}
+static inline char *cuda_copies_room(char *workspace) {
+    return workspace + cuda_cublas_bytes() - cuda_copies_bytes();
 }
 // The most rows of so many columns that a copy may have; a multiple of CUDA_COPY_ROWS, 0 where it is none.
 static inline int64_t cuda_copy_rows(int64_t columns) {

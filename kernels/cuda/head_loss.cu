@@ -23,6 +23,7 @@ struct loss_job {
     int32_t token0, vocabulary;
     float soft_cap, scale;
     bool gradient, wide;
+    __nv_bfloat16 *rounded; // optional: dl also goes there (cuda_copies_offer)
     // of a teacher
     float *teacher; // logits, like the student's; NULL: there is none
     float *divergence;
@@ -104,6 +105,13 @@ static __device__ __forceinline__ void each_quad(const loss_job &job, float *log
     }
 }
 
+// Four of dl as the products take them.
+static __device__ __forceinline__ void round_gradient(const loss_job &job, const float *logits, int32_t i,
+                                                      const cuda_quad &q) {
+    if (job.rounded)
+        *(uint2 *)(job.rounded + (logits - job.logits) + i) = cuda_round_quad(q);
+}
+
 // Caps the logits in place (cap 0: none); the largest and the sum of all.
 static __device__ __forceinline__ logit_sum cap_and_sum(const loss_job &job, float *logits, float cap, float inverse,
                                                         double *sum) {
@@ -132,6 +140,7 @@ static __device__ __forceinline__ void logits_to_gradient(const loss_job &job, f
             const float capped = q.v[j] * inverse, slope = 1.0f - capped * capped;
             q.v[j] = expf(q.v[j] - top) * scale * slope - (i + j == target ? weight * slope : 0.0f);
         }
+        round_gradient(job, logits, i, q);
     });
 }
 
@@ -170,8 +179,10 @@ static __device__ __forceinline__ void distil(const loss_job &job, float *logits
             x.v[j] = (expf(l) * soft + (q - wanted) * pull - (i + j == target ? share : 0.0f)) * slope;
         }
         total += (double)part;
-        if (job.gradient)
+        if (job.gradient) {
             cuda_store(logits + i, x, job.vocabulary - i, job.wide);
+            round_gradient(job, logits, i, x);
+        }
     });
     total = block_sum(total);
     if (threadIdx.x == 0)
@@ -188,7 +199,10 @@ static __device__ __forceinline__ void no_target(const cuda_table *table, const 
             job.divergence[t] = job.loss[t];
     }
     if (job.gradient)
-        each_quad<true>(job, logits, [&](int32_t, cuda_quad &q) { q = {}; });
+        each_quad<true>(job, logits, [&](int32_t i, cuda_quad &q) {
+            q = {};
+            round_gradient(job, logits, i, q);
+        });
 }
 
 template <bool TAUGHT>
@@ -265,10 +279,13 @@ static kern_status run_tile(const cuda_step *step, const kern_head_loss_args *a,
     if (!status && a->teacher_x.f)
         status = make_logits(step, a->teacher_x.f + (int64_t)token0 * a->teacher_width, a->teacher_weight.w,
                              a->teacher_tile.f, tokens);
+    cuda_copies_written(step, tile, sizeof(float) * (size_t)tokens * (size_t)vocabulary);
+    loss_job job = job_of(a, token0);
+    if (job.gradient)
+        job.rounded = cuda_copies_offer(step, tile, tokens, vocabulary);
     if (!status)
         status = cuda_start(step, a->teacher_x.f ? loss_kernel<true> : loss_kernel<false>, tokens, THREADS, 0,
-                            step->table, job_of(a, token0));
-    cuda_copies_written(step, tile, sizeof(float) * (size_t)tokens * (size_t)vocabulary);
+                            step->table, job);
     if (status || !a->dx.f)
         return status;
     const cuda_gemm input = {{tile, vocabulary, false, false},

@@ -10,6 +10,13 @@ struct norm_group {
     cuda_norm part[CUDA_NORMS];
 };
 
+// The quad at element i of the vector at y + at.
+static __device__ __forceinline__ void put(const cuda_norm &n, int64_t at, int32_t i, const cuda_quad &q) {
+    cuda_store(n.y + at + i, q, n.width - i, n.wide);
+    if (n.rounded)
+        *(uint2 *)(n.rounded + at + i) = cuda_round_quad(q);
+}
+
 template <int LANES, int CACHE>
 static __global__ void __launch_bounds__(LANES == CUDA_WARP ? CUDA_WARP * BLOCK_OF_WARPS : LANES)
     norm_kernel(const cuda_table *table, const __grid_constant__ norm_group group) {
@@ -22,9 +29,8 @@ static __global__ void __launch_bounds__(LANES == CUDA_WARP ? CUDA_WARP * BLOCK_
     cuda_await();
     if (vector >= vectors)
         return;
-    float *y = n.y + vector * n.width;
     cuda_normalise<CACHE>(n, vector, cuda_team<LANES>(), shared,
-                          [&](int32_t i, const cuda_quad &q) { cuda_store(y + i, q, n.width - i, n.wide); });
+                          [&](int32_t i, const cuda_quad &q) { put(n, vector * n.width, i, q); });
 }
 
 // Where vectors are many: a warp does what the four warps of norm.cuh do for vectors of up to CUDA_NORM_MIDDLE floats,
@@ -76,9 +82,7 @@ static __global__ void __launch_bounds__(CUDA_WARP *BLOCK_OF_WARPS)
     for (int i = 0; i < WARPS * CACHE; i++) {
         const int32_t e = element(i % WARPS, i / WARPS);
         if (e < n.width)
-            cuda_store(n.y + at + e,
-                       cuda_norm_output(kept[i % WARPS][i / WARPS], factor[i % WARPS][i / WARPS], mean, rstd),
-                       n.width - e, n.wide);
+            put(n, at, e, cuda_norm_output(kept[i % WARPS][i / WARPS], factor[i % WARPS][i / WARPS], mean, rstd));
     }
 }
 
@@ -136,7 +140,10 @@ cuda_norm cuda_norm_of(const kern_rmsnorm_args *a) {
 }
 
 kern_status cuda_rmsnorm_run(const cuda_step *step, const void *args) {
-    return launch_norms(step, {{cuda_norm_of((const kern_rmsnorm_args *)args)}}, 1);
+    cuda_norm norm = cuda_norm_of((const kern_rmsnorm_args *)args);
+    if (norm.width % CUDA_QUAD == 0)
+        norm.rounded = cuda_copies_offer_expected(step, norm.y, (int64_t)norm.groups * norm.width);
+    return launch_norms(step, {{norm}}, 1);
 }
 
 kern_status cuda_l2norm_prepare(const kern_cuda *cuda, const void *args, size_t *workspace_bytes) {

@@ -21,6 +21,7 @@ struct cuda_norm {
     float divisor, eps, offset;
     int32_t activation;
     bool gate_first, center, group_weights, wide;
+    __nv_bfloat16 *rounded; // optional: norm.cu's launches write y there, too (cuda_copies_offer); width % 4 == 0
 };
 
 // The sum over a vector's lanes, which are a team; every lane has it. shared: a float a warp; barriers keep two sums

@@ -91,7 +91,7 @@ static kern_status capture(const cuda_step *step, const kern_calls *calls, cudaG
     cudaError_t error = cudaStreamBeginCapture(step->stream, cudaStreamCaptureModeThreadLocal);
     if (error != cudaSuccess)
         return cuda_status(error);
-    kern_status status = cuda_run_calls(step, calls->call, calls->count);
+    kern_status status = cuda_run_calls(step, calls->call, calls->count, 0);
     bool launched = false;
     if (!status)
         status = cuda_chain_flush(step, &launched);
@@ -174,7 +174,7 @@ static kern_status replay(const cuda_step *step, kern_calls *calls, int bucket, 
 static kern_status run_marked(const cuda_step *step, const kern_calls *calls) {
     kern_status status = cuda_status(cudaEventRecord(((const cuda_event *)calls->mark[0])->handle, step->stream));
     for (size_t i = 0; i < calls->count && !status; i++) {
-        status = cuda_run_calls(step, calls->call + i, 1);
+        status = cuda_run_calls(step, calls->call + i, 1, calls->count - i - 1);
         if (!status)
             status = cuda_status(cudaEventRecord(((const cuda_event *)calls->mark[i + 1])->handle, step->stream));
     }
@@ -196,7 +196,7 @@ kern_status cuda_calls_run(kern_stream *stream, const kern_rows *rows, kern_call
     if (rows && rows->followed)
         return bucket < BUCKETS ? replay(&step, calls, bucket, rows->max_rows) : KERN_UNSUPPORTED;
     const bool captured = step.generated && !step.merge && step.logits <= step.tokens && bucket < BUCKETS;
-    return captured ? replay(&step, calls, bucket, 1 << bucket) : cuda_run_calls(&step, calls->call, calls->count);
+    return captured ? replay(&step, calls, bucket, 1 << bucket) : cuda_run_calls(&step, calls->call, calls->count, 0);
 }
 
 void cuda_calls_forget(kern_calls *calls) {

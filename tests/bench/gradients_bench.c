@@ -15,7 +15,7 @@
 #include "tests/bench/measure.h"
 
 enum { WIDTH = 768, INNER = 2048, HEADS = 6, VOCABULARY = 32000, TILE = 2048, LENGTH = 2048, ROUNDS_MAX = 99 };
-enum { SUBJECTS_MAX = 32, RANDOM = 1 << 20, COPY = 1 << 28 };
+enum { SUBJECTS_MAX = 48, RANDOM = 1 << 20, COPY = 1 << 28 };
 
 typedef union arguments {
     kern_linear_args linear;
@@ -120,10 +120,18 @@ static void add_linear(bench *b, const char *const names[3], int32_t rows, int32
 }
 
 static void add_products(bench *b) {
-    static const char *const square[] = {"linear 768 x 768", "linear 768 x 768, dx", "linear 768 x 768, dW"};
-    static const char *const wide[] = {"linear 2048 x 768", "linear 2048 x 768, dx", "linear 2048 x 768, dW"};
-    add_linear(b, square, WIDTH, WIDTH);
-    add_linear(b, wide, INNER, WIDTH);
+    static const struct {
+        const char *names[3];
+        int32_t rows, cols;
+    } layers[] = {
+        {{"linear 768 x 768", "linear 768 x 768, dx", "linear 768 x 768, dW"}, WIDTH, WIDTH},
+        {{"linear 1536 x 768", "linear 1536 x 768, dx", "linear 1536 x 768, dW"}, 2 * WIDTH, WIDTH},
+        {{"linear 768 x 1536", "linear 768 x 1536, dx", "linear 768 x 1536, dW"}, WIDTH, 2 * WIDTH},
+        {{"linear 2048 x 768", "linear 2048 x 768, dx", "linear 2048 x 768, dW"}, INNER, WIDTH},
+        {{"linear 768 x 2048", "linear 768 x 2048, dx", "linear 768 x 2048, dW"}, WIDTH, INNER},
+    };
+    for (size_t i = 0; i < sizeof layers / sizeof layers[0]; i++)
+        add_linear(b, layers[i].names, layers[i].rows, layers[i].cols);
     const double size = (double)VOCABULARY * WIDTH;
     const kern_head_loss_args head = {.x = activation(b, WIDTH),
                                       .weight = matrix(b, VOCABULARY, WIDTH),

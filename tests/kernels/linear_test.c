@@ -572,7 +572,8 @@ START_TEST(fast_products_of_many_shapes) {
 }
 END_TEST
 
-// Products of a plan that follow one another may share what they have made of an operand, until something writes it.
+// Operations of a plan that follow one another may share what they have made of an operand, until something writes it:
+// the bits of those that are launched one by one.
 enum {
     KEPT_TOKENS = 130,
     KEPT_COLS = 96,
@@ -580,72 +581,136 @@ enum {
     KEPT_X = 0,
     KEPT_DY = KEPT_X + KEPT_TOKENS * KEPT_COLS,
     KEPT_DX = KEPT_DY + KEPT_TOKENS * KEPT_ROWS,
-    KEPT_GRAD = KEPT_DX + KEPT_TOKENS * KEPT_COLS,
+    KEPT_UP = KEPT_DX + KEPT_TOKENS * KEPT_COLS,
+    KEPT_GRAD = KEPT_UP + KEPT_TOKENS * KEPT_ROWS,
     KEPT_END = KEPT_GRAD + KEPT_ROWS * KEPT_COLS
 };
 
-static kern_ptr kept_place(float *memory, int at) {
-    return memory ? (kern_ptr){.f = memory + at} : kern_ref(KERN_CLASS_SCRATCH, (uint64_t)at * sizeof(float));
+typedef struct kept {
+    kernel_test *test;
+    kern_plan *plan;                      // that operations go into; NULL: they are launched
+    kern_ptr weight, x, dy, dx, up, grad; // up: like dy
+} kept;
+
+static kept make_kept(kernel_test *test, kern_weight *weight, float *memory, kern_plan *plan) {
+    static const int at[] = {KEPT_X, KEPT_DY, KEPT_DX, KEPT_UP, KEPT_GRAD};
+    kern_ptr place[5];
+    for (int i = 0; i < 5; i++)
+        place[i] =
+            plan ? kern_ref(KERN_CLASS_SCRATCH, (uint64_t)at[i] * sizeof(float)) : (kern_ptr){.f = memory + at[i]};
+    return (kept){test,     plan,     plan ? kern_ref(KERN_CLASS_PARAM, 0) : (kern_ptr){.w = weight},
+                  place[0], place[1], place[2],
+                  place[3], place[4]};
 }
 
-// Into a plan (memory NULL), or launched one by one.
-static void emit_products(kernel_test *test, kern_weight *weight, float *memory, kern_plan *plan) {
-    const kern_ptr x = kept_place(memory, KEPT_X), dy = kept_place(memory, KEPT_DY), dx = kept_place(memory, KEPT_DX);
-    const kern_ptr w = memory ? (kern_ptr){.w = weight} : kern_ref(KERN_CLASS_PARAM, 0);
-    const kern_linear_backward_input_args input = {
-        .dy = dy, .weight = w, .dx = dx, .cols = KEPT_COLS, .rows = KEPT_ROWS};
-    const kern_linear_backward_input_args into_x = {
-        .dy = dy, .weight = w, .dx = x, .cols = KEPT_COLS, .rows = KEPT_ROWS, .accumulate = 1};
-    const kern_linear_backward_weight_args gradient = {
-        .x = x, .dy = dy, .grad_weight = kept_place(memory, KEPT_GRAD), .cols = KEPT_COLS, .rows = KEPT_ROWS};
-    const kern_activation_args activation = {.x = dy, .y = dy, .width = KEPT_ROWS, .activation = KERN_SILU};
-    const kern_linear_args forward = {.x = x, .weight = w, .y = dy, .cols = KEPT_COLS, .rows = KEPT_ROWS};
-    const struct {
-        kern_op op;
-        const void *args;
-    } calls[] = {{KERN_OP_LINEAR_BACKWARD_INPUT, &input},
-                 {KERN_OP_LINEAR_BACKWARD_WEIGHT, &gradient},
-                 {KERN_OP_LINEAR_BACKWARD_INPUT, &into_x},
-                 {KERN_OP_LINEAR_BACKWARD_WEIGHT, &gradient},
-                 {KERN_OP_ACTIVATION, &activation},
-                 {KERN_OP_LINEAR_BACKWARD_WEIGHT, &gradient},
-                 {KERN_OP_LINEAR, &forward},
-                 {KERN_OP_LINEAR_BACKWARD_INPUT, &input},
-                 {KERN_OP_LINEAR_BACKWARD_WEIGHT, &gradient}};
-    for (size_t i = 0; i < sizeof calls / sizeof calls[0]; i++)
-        ck_assert_int_eq(memory ? kern_launch(test->stream, calls[i].op, test->rows, calls[i].args)
-                                : kern_plan_add(plan, calls[i].op, calls[i].args),
-                         KERN_OK);
+static void emit(const kept *k, kern_op op, const void *args) {
+    ck_assert_int_eq(k->plan ? kern_plan_add(k->plan, op, args) : kern_launch(k->test->stream, op, k->test->rows, args),
+                     KERN_OK);
+}
+
+static void emit_forward(const kept *k) {
+    const kern_linear_args args = {.x = k->x, .weight = k->weight, .y = k->dy, .cols = KEPT_COLS, .rows = KEPT_ROWS};
+    emit(k, KERN_OP_LINEAR, &args);
+}
+static void emit_input(const kept *k, kern_ptr dy, kern_ptr dx, int accumulate) {
+    const kern_linear_backward_input_args args = {
+        .dy = dy, .weight = k->weight, .dx = dx, .cols = KEPT_COLS, .rows = KEPT_ROWS, .accumulate = accumulate};
+    emit(k, KERN_OP_LINEAR_BACKWARD_INPUT, &args);
+}
+static void emit_gradient(const kept *k, kern_ptr dy) {
+    const kern_linear_backward_weight_args args = {
+        .x = k->x, .dy = dy, .grad_weight = k->grad, .cols = KEPT_COLS, .rows = KEPT_ROWS};
+    emit(k, KERN_OP_LINEAR_BACKWARD_WEIGHT, &args);
+}
+static void emit_activation(const kept *k) {
+    const kern_activation_args args = {.x = k->dy, .y = k->dy, .width = KEPT_ROWS, .activation = KERN_SILU};
+    emit(k, KERN_OP_ACTIVATION, &args);
+}
+
+static void emit_products(const kept *k) {
+    emit_input(k, k->dy, k->dx, 0);
+    emit_gradient(k, k->dy);
+    emit_input(k, k->dy, k->x, 1);
+    emit_gradient(k, k->dy);
+    emit_activation(k);
+    emit_gradient(k, k->dy);
+    emit_forward(k);
+    emit_input(k, k->dy, k->dx, 0);
+    emit_gradient(k, k->dy);
+}
+
+// Operations whose outputs products read next, or read when something else has written them.
+static void emit_producers(const kept *k) {
+    const kern_rmsnorm_args norm = {.x = k->x, .y = k->x, .groups = 2, .width = KEPT_COLS / 2, .eps = 1e-6f};
+    const kern_glu_args glu = {.gate = k->dy, .up = k->up, .y = k->dy, .width = KEPT_ROWS, .activation = KERN_SILU};
+    const kern_glu_backward_args backward = {.gate = k->dy,
+                                             .up = k->up,
+                                             .dy = k->dy,
+                                             .dgate = k->dy,
+                                             .dup = k->up,
+                                             .width = KEPT_ROWS,
+                                             .activation = KERN_SILU};
+    emit(k, KERN_OP_RMSNORM, &norm);
+    emit_forward(k);
+    emit_gradient(k, k->dy);
+    emit(k, KERN_OP_GLU, &glu);
+    emit_gradient(k, k->dy);
+    emit_input(k, k->dy, k->x, 1);
+    emit(k, KERN_OP_GLU_BACKWARD, &backward);
+    emit_input(k, k->dy, k->dx, 0);
+    emit_gradient(k, k->dy);
+    emit_input(k, k->up, k->x, 1);
+    emit_gradient(k, k->up);
+    emit(k, KERN_OP_RMSNORM, &norm);
+    emit_activation(k);
+    emit_gradient(k, k->dy);
+    emit_forward(k);
+}
+
+static void check_plan(kernel_test *test, void (*emit_all)(const kept *k)) {
+    layer l = make_layer(test, KEPT_ROWS, KEPT_COLS, 1, KERN_F32);
+    const float *before = kernel_test_floats(test, KEPT_END, -1, 1);
+    float *after[2] = {kernel_test_zero_floats(test, KEPT_END), kernel_test_zero_floats(test, KEPT_END)};
+    void *memory = NULL, *const param[1] = {l.weight};
+    kern_plan *plan = NULL;
+    merged_row(test, KEPT_TOKENS);
+    ck_assert_int_eq(kern_alloc(test->device, KEPT_END * sizeof(float), &memory), KERN_OK);
+    ck_assert_int_eq(kern_plan_create(test->device, &plan), KERN_OK);
+    const kept planned = make_kept(test, NULL, NULL, plan), launched = make_kept(test, l.weight, memory, NULL);
+    emit_all(&planned);
+    ck_assert_int_eq(kern_plan_seal(plan), KERN_OK);
+    for (int i = 0; i < 2; i++) {
+        const kern_memory place = {.param = param, .scratch = memory};
+        ck_assert_int_eq(kern_upload(test->stream, memory, before, KEPT_END * sizeof(float)), KERN_OK);
+        if (i == 0)
+            ck_assert_int_eq(kern_plan_run(plan, test->stream, test->rows, &place), KERN_OK);
+        else
+            emit_all(&launched);
+        ck_assert_int_eq(kern_download(test->stream, after[i], memory, KEPT_END * sizeof(float)), KERN_OK);
+        ck_assert_int_eq(kern_synchronize(test->stream), KERN_OK);
+    }
+    kernel_test_assert_same(after[0], after[1], KEPT_END);
+    for (int i = 0; i < KEPT_END; i++)
+        ck_assert(isfinite(after[0][i]));
+    kern_plan_free(plan);
+    kern_free(test->device, memory);
+    kern_weight_free(l.weight);
 }
 
 START_TEST(products_in_a_row_see_what_is_written) {
     kernel_test test;
     if (!kernel_test_open_fast(&test))
         MESA_TEST_SKIP("no device %s", "cuda:0");
-    layer l = make_layer(&test, KEPT_ROWS, KEPT_COLS, 1, KERN_F32);
-    const float *before = kernel_test_floats(&test, KEPT_END, -1, 1);
-    float *after[2] = {kernel_test_zero_floats(&test, KEPT_END), kernel_test_zero_floats(&test, KEPT_END)};
-    void *memory = NULL, *const param[1] = {l.weight};
-    kern_plan *plan = NULL;
-    merged_row(&test, KEPT_TOKENS);
-    ck_assert_int_eq(kern_alloc(test.device, KEPT_END * sizeof(float), &memory), KERN_OK);
-    ck_assert_int_eq(kern_plan_create(test.device, &plan), KERN_OK);
-    emit_products(&test, NULL, NULL, plan);
-    ck_assert_int_eq(kern_plan_seal(plan), KERN_OK);
-    for (int i = 0; i < 2; i++) {
-        const kern_memory place = {.param = param, .scratch = memory};
-        ck_assert_int_eq(kern_upload(test.stream, memory, before, KEPT_END * sizeof(float)), KERN_OK);
-        if (i == 0)
-            ck_assert_int_eq(kern_plan_run(plan, test.stream, test.rows, &place), KERN_OK);
-        else
-            emit_products(&test, l.weight, memory, NULL);
-        ck_assert_int_eq(kern_download(test.stream, after[i], memory, KEPT_END * sizeof(float)), KERN_OK);
-        ck_assert_int_eq(kern_synchronize(test.stream), KERN_OK);
-    }
-    kernel_test_assert_same(after[0], after[1], KEPT_END);
-    kern_plan_free(plan);
-    kern_free(test.device, memory);
-    kern_weight_free(l.weight);
+    check_plan(&test, emit_products);
+    kernel_test_close(&test);
+}
+END_TEST
+
+START_TEST(products_see_what_is_rounded_for_them) {
+    kernel_test test;
+    if (!kernel_test_open_fast(&test))
+        MESA_TEST_SKIP("no device %s", "cuda:0");
+    check_plan(&test, emit_producers);
     kernel_test_close(&test);
 }
 END_TEST
@@ -670,6 +735,7 @@ static Suite *linear_suite(void) {
     tcase_add_test(tcase, fast_slices_and_groups);
     tcase_add_test(tcase, fast_products_of_many_shapes);
     tcase_add_test(tcase, products_in_a_row_see_what_is_written);
+    tcase_add_test(tcase, products_see_what_is_rounded_for_them);
     tcase_add_test(tcase, reference_backward_equals_differences);
     tcase_add_test(tcase, refuses_what_it_cannot_do);
     suite_add_tcase(suite, tcase);
