@@ -100,8 +100,9 @@ void cuda_copies_forget(const cuda_step *step);
 // that read it next: an array like p, aligned to 16 bytes, of a number of columns that is a multiple of 8. NULL: they
 // would not look there.
 __nv_bfloat16 *cuda_copies_offer(const cuda_step *step, const float *p, int32_t rows, int64_t columns);
-// The same for the outputs alone that fuse.cu sees products read.
-__nv_bfloat16 *cuda_copies_offer_expected(const cuda_step *step, const float *p, int64_t columns);
+// The same for the outputs (T, columns) alone that fuse.cu sees products read, of an operation that uses so much of the
+// workspace, where copies are behind what products use.
+__nv_bfloat16 *cuda_copies_offer_expected(const cuda_step *step, const float *p, int64_t columns, size_t workspace);
 
 // Launches what has been gathered; *launched: whether that was anything.
 kern_status cuda_chain_flush(const cuda_step *step, bool *launched);

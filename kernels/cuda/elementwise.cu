@@ -81,7 +81,7 @@ kern_status cuda_glu_run(const cuda_step *step, const void *args) {
     const kern_glu_args *a = (const kern_glu_args *)args;
     const bool wide = cuda_is_wide(a->gate.p) && cuda_is_wide(a->up.p) && cuda_is_wide(a->y.p);
     const cuda_elements e = {CUDA_GLU, a->gate.f,     a->up.f, a->y.f,
-                             a->width, a->activation, wide,    cuda_copies_offer_expected(step, a->y.f, a->width)};
+                             a->width, a->activation, wide,    cuda_copies_offer_expected(step, a->y.f, a->width, 0)};
     return run_elements(step, &e);
 }
 

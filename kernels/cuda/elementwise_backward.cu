@@ -77,8 +77,8 @@ kern_status cuda_glu_backward_prepare(const kern_cuda *cuda, const void *args, s
 kern_status cuda_glu_backward_run(const cuda_step *step, const void *args) {
     const kern_glu_backward_args *a = (const kern_glu_backward_args *)args;
     return launch_slopes(step, {a->gate.f, a->up.f, a->dy.f, a->dgate.f, a->dup.f, a->width, a->activation, false,
-                                cuda_copies_offer_expected(step, a->dgate.f, a->width),
-                                cuda_copies_offer_expected(step, a->dup.f, a->width)});
+                                cuda_copies_offer_expected(step, a->dgate.f, a->width, 0),
+                                cuda_copies_offer_expected(step, a->dup.f, a->width, 0)});
 }
 
 // ---------------------------------------------------------------------------------------------------------- embedding

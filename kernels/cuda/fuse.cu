@@ -245,6 +245,10 @@ static void expect_products(const cuda_step *step, const kern_call *call, size_t
         out[0] = ((const kern_rmsnorm_args *)call->args)->y.p;
     if (call->op == KERN_OP_GLU)
         out[0] = ((const kern_glu_args *)call->args)->y.p;
+    if (call->op == KERN_OP_RMSNORM_BACKWARD)
+        out[0] = ((const kern_rmsnorm_backward_args *)call->args)->dx.p;
+    if (call->op == KERN_OP_SHORT_CONV_BACKWARD)
+        out[0] = ((const kern_short_conv_backward_args *)call->args)->dx.p;
     if (call->op == KERN_OP_GLU_BACKWARD) {
         out[0] = ((const kern_glu_backward_args *)call->args)->dgate.p;
         out[1] = ((const kern_glu_backward_args *)call->args)->dup.p;

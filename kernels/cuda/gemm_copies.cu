@@ -124,8 +124,9 @@ __nv_bfloat16 *cuda_copies_offer(const cuda_step *step, const float *p, int32_t 
     return (__nv_bfloat16 *)wanted.place;
 }
 
-__nv_bfloat16 *cuda_copies_offer_expected(const cuda_step *step, const float *p, int64_t columns) {
+__nv_bfloat16 *cuda_copies_offer_expected(const cuda_step *step, const float *p, int64_t columns, size_t workspace) {
     const cuda_copies *copies = step->copies;
     const bool expected = copies && (p == copies->expected[0] || p == copies->expected[1]);
-    return expected ? cuda_copies_offer(step, p, step->tokens, columns) : NULL;
+    const bool apart = workspace <= cuda_cublas_bytes() - cuda_copies_bytes();
+    return expected && apart ? cuda_copies_offer(step, p, step->tokens, columns) : NULL;
 }

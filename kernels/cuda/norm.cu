@@ -142,7 +142,7 @@ cuda_norm cuda_norm_of(const kern_rmsnorm_args *a) {
 kern_status cuda_rmsnorm_run(const cuda_step *step, const void *args) {
     cuda_norm norm = cuda_norm_of((const kern_rmsnorm_args *)args);
     if (norm.width % CUDA_QUAD == 0)
-        norm.rounded = cuda_copies_offer_expected(step, norm.y, (int64_t)norm.groups * norm.width);
+        norm.rounded = cuda_copies_offer_expected(step, norm.y, (int64_t)norm.groups * norm.width, 0);
     return launch_norms(step, {{norm}}, 1);
 }
 

@@ -14,7 +14,7 @@
 enum { WARPS = 4, WARP_MOST = 1024, TEAM = 8 * CUDA_WARP, LEAST_TOKENS = 4 };
 
 struct norm_backward {
-    cuda_norm n; // y is not used
+    cuda_norm n; // y is not used; rounded: of dx
     const float *dy;
     float *dx, *dgate, *partial; // partial: (blocks, groups or 1, width)
     int32_t each;                // tokens of a block
@@ -66,6 +66,12 @@ static __device__ __forceinline__ norm_statistics statistics_of(const norm_backw
     return s;
 }
 
+static __device__ __forceinline__ void put_dx(const norm_backward &b, int64_t at, int32_t i, const cuda_quad &dx) {
+    cuda_store(b.dx + at + i, dx, b.n.width - i, b.wide);
+    if (b.n.rounded && i < b.n.width)
+        *(uint2 *)(b.n.rounded + at + i) = cuda_round_quad(dx);
+}
+
 // The gradients of one quad; sum_weight: of dw, or NULL.
 static __device__ __forceinline__ void write_quad(const norm_backward &b, const norm_statistics &s, const float *weight,
                                                   int64_t at, int32_t i, float *sum_weight) {
@@ -95,7 +101,7 @@ static __device__ __forceinline__ void write_quad(const norm_backward &b, const 
     }
     if (b.dgate)
         cuda_store(b.dgate + at + i, dgate, left, b.wide);
-    cuda_store(b.dx + at + i, dx, left, b.wide);
+    put_dx(b, at, i, dx);
 }
 
 // The vectors of a block: vector k of `count` is number first + k stride.
@@ -241,7 +247,7 @@ static __device__ __forceinline__ void write_part(const norm_backward &b, const 
         }
         if (GATED && b.dgate)
             cuda_store(b.dgate + at + i, dgate, left, b.wide);
-        cuda_store(b.dx + at + i, dx, left, b.wide);
+        put_dx(b, at, i, dx);
     }
 }
 
@@ -340,6 +346,10 @@ static bool shape_is_valid(int32_t groups, int32_t width, float eps) {
     return groups >= 1 && width >= 1 && eps >= 0 && eps < INFINITY && (int64_t)groups * width <= INT32_MAX;
 }
 
+static size_t sums_of(const kern_rmsnorm_backward_args *a) {
+    return cuda_sum_bytes((int64_t)(a->group_weights ? a->groups : 1) * a->width, CUDA_SUM_BLOCKS);
+}
+
 kern_status cuda_rmsnorm_backward_prepare(const kern_cuda *cuda, const void *args, size_t *workspace_bytes) {
     const kern_rmsnorm_backward_args *a = (const kern_rmsnorm_backward_args *)args;
     const bool complete = a->x.ref && a->dy.ref && a->dx.ref && (a->weight.ref != 0) == (a->grad_weight.ref != 0);
@@ -348,7 +358,7 @@ kern_status cuda_rmsnorm_backward_prepare(const kern_cuda *cuda, const void *arg
         return KERN_INVALID;
     if (!a->weight.ref)
         return KERN_OK;
-    *workspace_bytes = cuda_sum_bytes((int64_t)(a->group_weights ? a->groups : 1) * a->width, CUDA_SUM_BLOCKS);
+    *workspace_bytes = sums_of(a);
     return sizeof(float) * (size_t)a->width > cuda->shared_limit / 2 ? KERN_UNSUPPORTED : KERN_OK;
 }
 
@@ -363,6 +373,8 @@ kern_status cuda_rmsnorm_backward_run(const cuda_step *step, const void *args) {
     b.dx = a->dx.f;
     b.dgate = a->dgate.f;
     b.accumulate = a->accumulate != 0;
+    if (a->width % CUDA_QUAD == 0)
+        b.n.rounded = cuda_copies_offer_expected(step, b.dx, (int64_t)a->groups * a->width, sums_of(a));
     return launch(step, b, a->grad_weight.f);
 }
 

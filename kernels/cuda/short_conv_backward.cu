@@ -63,7 +63,7 @@ static __device__ __forceinline__ float token_gradients(conv_windows<TAPS> &w, i
 template <int TAPS>
 static __device__ __forceinline__ void some_tokens(const cuda_table *table, const kern_short_conv_backward_args &a,
                                                    conv_windows<TAPS> &w, int32_t taps, int32_t top, int32_t first,
-                                                   int32_t end, int32_t c, float bias) {
+                                                   int32_t end, int32_t c, float bias, __nv_bfloat16 *rounded) {
     constexpr int AHEAD = conv_windows<TAPS>::AHEAD;
     float x[AHEAD], dy[AHEAD];
     int32_t start[AHEAD];
@@ -83,15 +83,20 @@ static __device__ __forceinline__ void some_tokens(const cuda_table *table, cons
         w.input[0] = x[u];
         w.start[0] = start[u];
         w.dz[0] = output_gradient<TAPS>(a, w, taps, t, dy[u], bias);
-        if (t < end)
-            a.dx.f[(int64_t)t * a.channels + c] = token_gradients<TAPS>(w, taps, t);
+        if (t >= end)
+            continue;
+        const float dx = token_gradients<TAPS>(w, taps, t);
+        a.dx.f[(int64_t)t * a.channels + c] = dx;
+        if (rounded)
+            rounded[(int64_t)t * a.channels + c] = __float2bfloat16_rn(dx);
     }
 }
 
-// partial: (blocks, channels * taps, then channels).
+// partial: (blocks, channels * taps, then channels). rounded: optional, dx also goes there (cuda_copies_offer).
 template <int TAPS>
 static __global__ void __launch_bounds__(THREADS)
-    conv_backward_kernel(const cuda_table *table, const kern_short_conv_backward_args a, int32_t each, float *partial) {
+    conv_backward_kernel(const cuda_table *table, const kern_short_conv_backward_args a, int32_t each, float *partial,
+                         __nv_bfloat16 *rounded) {
     cuda_begin();
     cuda_await();
     const int32_t taps = TAPS ? TAPS : a.taps, c = (int32_t)(blockIdx.y * THREADS + threadIdx.x);
@@ -115,13 +120,17 @@ static __global__ void __launch_bounds__(THREADS)
     for (int j = 0; j < conv_windows<TAPS>::ROOM; j++)
         w.start[j] = INT32_MAX;
     for (int32_t top = last - 1; top >= first; top -= conv_windows<TAPS>::AHEAD)
-        some_tokens<TAPS>(table, a, w, taps, top, first, end, c, bias);
+        some_tokens<TAPS>(table, a, w, taps, top, first, end, c, bias, rounded);
     float *own = partial + (int64_t)blockIdx.x * a.channels * (taps + 1);
 #pragma unroll
     for (int j = 0; j < conv_windows<TAPS>::ROOM; j++)
         if (TAPS || j < taps)
             own[(int64_t)c * taps + j] = w.dweight[j];
     own[(int64_t)a.channels * taps + c] = w.dbias;
+}
+
+static size_t sums_of(const kern_short_conv_backward_args *a) {
+    return cuda_sum_bytes((int64_t)a->channels * (a->taps + 1), CUDA_SUM_BLOCKS);
 }
 
 kern_status cuda_short_conv_backward_prepare(const kern_cuda *cuda, const void *args, size_t *workspace_bytes) {
@@ -132,7 +141,7 @@ kern_status cuda_short_conv_backward_prepare(const kern_cuda *cuda, const void *
         return KERN_INVALID;
     if (a->channels < 1 || a->channel0 < 0 || a->taps < 1 || !kern_activation_is_valid(a->activation))
         return KERN_INVALID;
-    *workspace_bytes = cuda_sum_bytes((int64_t)a->channels * (a->taps + 1), CUDA_SUM_BLOCKS);
+    *workspace_bytes = sums_of(a);
     return a->taps > MAX_TAPS ? KERN_UNSUPPORTED : KERN_OK;
 }
 
@@ -143,8 +152,9 @@ kern_status cuda_short_conv_backward_run(const cuda_step *step, const void *args
     float *partial = (float *)step->cuda->workspace;
     const int32_t weights = a->channels * a->taps;
     const int64_t stride = (int64_t)weights + a->channels;
+    __nv_bfloat16 *rounded = cuda_copies_offer_expected(step, a->dx.f, a->channels, sums_of(a));
     auto *kernel = a->taps == 4 ? conv_backward_kernel<4> : conv_backward_kernel<0>;
-    kern_status status = cuda_start(step, kernel, grid, THREADS, 0, step->table, *a, cut.each, partial);
+    kern_status status = cuda_start(step, kernel, grid, THREADS, 0, step->table, *a, cut.each, partial, rounded);
     float *grad = a->grad_weight.f + (int64_t)a->channel0 * a->taps;
     if (!status)
         status = cuda_add_partials(step, {partial, grad, stride, cut.blocks, weights, 1, 1});

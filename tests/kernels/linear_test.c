@@ -583,24 +583,24 @@ enum {
     KEPT_DX = KEPT_DY + KEPT_TOKENS * KEPT_ROWS,
     KEPT_UP = KEPT_DX + KEPT_TOKENS * KEPT_COLS,
     KEPT_GRAD = KEPT_UP + KEPT_TOKENS * KEPT_ROWS,
-    KEPT_END = KEPT_GRAD + KEPT_ROWS * KEPT_COLS
+    KEPT_TAPS = KEPT_GRAD + KEPT_ROWS * KEPT_COLS,
+    KEPT_END = KEPT_TAPS + KEPT_ROWS * 4
 };
 
 typedef struct kept {
     kernel_test *test;
-    kern_plan *plan;                      // that operations go into; NULL: they are launched
-    kern_ptr weight, x, dy, dx, up, grad; // up: like dy
+    kern_plan *plan;                            // that operations go into; NULL: they are launched
+    kern_ptr weight, x, dy, dx, up, grad, taps; // up: like dy
 } kept;
 
 static kept make_kept(kernel_test *test, kern_weight *weight, float *memory, kern_plan *plan) {
-    static const int at[] = {KEPT_X, KEPT_DY, KEPT_DX, KEPT_UP, KEPT_GRAD};
-    kern_ptr place[5];
-    for (int i = 0; i < 5; i++)
+    static const int at[] = {KEPT_X, KEPT_DY, KEPT_DX, KEPT_UP, KEPT_GRAD, KEPT_TAPS};
+    kern_ptr place[6];
+    for (int i = 0; i < 6; i++)
         place[i] =
             plan ? kern_ref(KERN_CLASS_SCRATCH, (uint64_t)at[i] * sizeof(float)) : (kern_ptr){.f = memory + at[i]};
-    return (kept){test,     plan,     plan ? kern_ref(KERN_CLASS_PARAM, 0) : (kern_ptr){.w = weight},
-                  place[0], place[1], place[2],
-                  place[3], place[4]};
+    const kern_ptr w = plan ? kern_ref(KERN_CLASS_PARAM, 0) : (kern_ptr){.w = weight};
+    return (kept){test, plan, w, place[0], place[1], place[2], place[3], place[4], place[5]};
 }
 
 static void emit(const kept *k, kern_op op, const void *args) {
@@ -650,6 +650,15 @@ static void emit_producers(const kept *k) {
                                              .dup = k->up,
                                              .width = KEPT_ROWS,
                                              .activation = KERN_SILU};
+    const kern_rmsnorm_backward_args norm_backward = {
+        .x = k->up, .dy = k->dy, .dx = k->dy, .groups = 1, .width = KEPT_ROWS, .eps = 1e-6f, .accumulate = 1};
+    const kern_short_conv_backward_args conv_backward = {.x = k->x, // as if it had KEPT_ROWS columns
+                                                         .weight = k->taps,
+                                                         .dy = k->dy,
+                                                         .dx = k->up,
+                                                         .grad_weight = k->grad,
+                                                         .channels = KEPT_ROWS,
+                                                         .taps = 4};
     emit(k, KERN_OP_RMSNORM, &norm);
     emit_forward(k);
     emit_gradient(k, k->dy);
@@ -665,6 +674,12 @@ static void emit_producers(const kept *k) {
     emit_activation(k);
     emit_gradient(k, k->dy);
     emit_forward(k);
+    emit(k, KERN_OP_RMSNORM_BACKWARD, &norm_backward);
+    emit_input(k, k->dy, k->dx, 0);
+    emit_gradient(k, k->dy);
+    emit(k, KERN_OP_SHORT_CONV_BACKWARD, &conv_backward);
+    emit_input(k, k->up, k->dx, 1);
+    emit_gradient(k, k->up);
 }
 
 static void check_plan(kernel_test *test, void (*emit_all)(const kept *k)) {
