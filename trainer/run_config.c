@@ -375,10 +375,16 @@ eng_status trn_run_config_set_base(trn_run_config *config, const char *base, eng
     return set_text(&config->base, base, error);
 }
 
+typedef struct based {
+    trn_json *model;
+    bool typed; // by a model_type of its own: the public class of the base is perhaps another family's
+} based;
+
 static eng_status add_base_key(void *context, const char *key, const char *text) {
-    trn_json *model = context;
-    if (is_model_key(key) && !trn_json_has(model, key))
-        trn_json_set_text(model, key, text);
+    const based *based = context;
+    const bool foreign = based->typed && strcmp(key, "architectures") == 0;
+    if (is_model_key(key) && !foreign && !trn_json_has(based->model, key))
+        trn_json_set_text(based->model, key, text);
     return ENG_OK;
 }
 
@@ -404,8 +410,9 @@ eng_status trn_run_config_merge_base(trn_run_config *config, eng_error *error) {
     eng_status status = path ? check_base(path, error) : eng_fail(error, ENG_NO_MEMORY, "out of memory for a path");
     if (status == ENG_OK)
         status = trn_json_read_config(path, &base, error);
+    based based = {config->model, trn_json_has(config->model, "model_type")};
     if (status == ENG_OK)
-        status = trn_json_each_text(base, add_base_key, config->model, error);
+        status = trn_json_each_text(base, add_base_key, &based, error);
     if (status == ENG_OK)
         status = set_text(&config->base, "", error);
     trn_json_free(base);

@@ -123,7 +123,8 @@ END_TEST
 
 START_TEST(a_base_lends_what_is_not_given) {
     static const char base[] =
-        "{\"model_type\": \"mesa_net\", \"hidden_size\": 64, \"num_heads\": 2, \"fuse_norm\": true}";
+        "{\"model_type\": \"mesa_net\", \"hidden_size\": 64, \"num_heads\": 2, \"fuse_norm\": true,"
+        "\"architectures\": [\"MesaNetForCausalLM\"]}";
     trn_run_config c;
     char text[1024];
     int64_t size = 0, heads = 0;
@@ -135,6 +136,12 @@ START_TEST(a_base_lends_what_is_not_given) {
     ck_assert_int_eq(trn_json_integer(c.model, "hidden_size", &size, NULL), ENG_OK);
     ck_assert_int_eq(trn_json_integer(c.model, "num_heads", &heads, NULL), ENG_OK);
     ck_assert(size == 64 && heads == 4 && c.base[0] == '\0' && !trn_json_has(c.model, "fuse_norm"));
+    ck_assert(trn_json_has(c.model, "architectures"));
+    trn_run_config_free(&c);
+    snprintf(text, sizeof text, "[model]\nbase = %s\nmodel_type = gla\n%s", temp_path("config.json"), smallest);
+    ck_assert_int_eq(read_text(text, &c, NULL), ENG_OK);
+    ck_assert_int_eq(trn_run_config_merge_base(&c, NULL), ENG_OK);
+    ck_assert(trn_json_has(c.model, "hidden_size") && !trn_json_has(c.model, "architectures")); // another family's
     trn_run_config_free(&c);
     snprintf(text, sizeof text, "[model]\nbase = %s\n%s", temp_folder(), smallest); // a folder
     ck_assert_int_eq(read_text(text, &c, NULL), ENG_OK);
