@@ -156,6 +156,10 @@ if [ -f "$modules/libmesa_kern_cuda.so" ]; then
         well $count "$count devices"
     done
     same device_1 device_2 1e-4
+    MESA_LIBRARY_DIR=$modules ranks 2 --config run.ini --out device_taught --set train.device=cuda \
+        --set "teacher.model=$folder/one/step-00000012"
+    well 2 "2 devices with a teacher"
+    same taught_1 device_taught 1e-4
     grep -q 'cuda:0' out.0 || fail "not on a device: $(head -n 1 out.0)"
 else
     echo "SKIP: $modules is not built: several devices"
