@@ -52,7 +52,7 @@ static void put_state(trn_page *page, const trn_sweep_group *group) {
     trn_page_put(page, "</td></tr>\n");
 }
 
-static void put_group(trn_page *page, const trn_sweep_group *group) {
+static void put_group(trn_page *page, const trn_sweep_group *group, bool taught) {
     char time[24];
     trn_page_put(page, "<tr><th scope=\"row\">");
     trn_page_text(page, group->variant);
@@ -62,6 +62,8 @@ static void put_group(trn_page *page, const trn_sweep_group *group) {
     put_real(page, group->valid, 4);
     put_real(page, group->deviation, 4);
     put_real(page, 100 * group->accuracy, 2);
+    if (taught)
+        put_real(page, group->divergence, 4);
     put_real(page, group->loss, 4);
     trn_page_put(page, "<td>%s</td>", isfinite(group->seconds) ? trn_duration(group->seconds, time) : "-");
     put_state(page, group);
@@ -76,16 +78,18 @@ eng_status trn_report_sweep(trn_page *page, const char *path, eng_error *error) 
     free(file);
     if (status != ENG_OK)
         return status;
+    const bool taught = trn_sweep_is_taught(group, groups);
     trn_page_put(page, "<h2>Sweep ");
     trn_page_text(page, eng_path_tail(path));
     trn_page_put(page,
                  "</h2>\n<p class=\"soft\">Means over the seeds that are done, with their standard deviation. The "
                  "best of a variant has the least mean of those without a failure.</p>\n<div class=\"wide\">"
                  "<table><thead><tr><th>setting</th><th>runs</th><th>validation</th><th>sd</th><th>right, %%</th>"
-                 "<th>loss<br><small>last steps</small></th><th>time<br><small>a run</small></th>"
-                 "<th class=\"name\"></th></tr></thead><tbody>\n");
+                 "%s<th>loss<br><small>last steps</small></th><th>time<br><small>a run</small></th>"
+                 "<th class=\"name\"></th></tr></thead><tbody>\n",
+                 taught ? "<th>divergence</th>" : "");
     for (int g = 0; g < groups; g++)
-        put_group(page, &group[g]);
+        put_group(page, &group[g], taught);
     trn_page_put(page, "</tbody></table></div>\n");
     free(group);
     return ENG_OK;

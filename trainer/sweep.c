@@ -59,6 +59,7 @@ static eng_status read_figures(const char *folder, trn_sweep_result *result, eng
     result->loss = trn_log_last_loss(&log, LAST_STEPS);
     result->valid_loss = valid ? valid->valid_loss : NAN;
     result->valid_accuracy = valid ? valid->valid_accuracy : NAN;
+    result->valid_divergence = valid ? valid->valid_divergence : NAN;
     result->bad_steps = trn_log_bad_steps(&log);
     if (last) {
         result->step = last->step;
@@ -101,7 +102,7 @@ static eng_status do_run(const work *w, trn_sweep_run *run, eng_error *error) {
         status = trn_sweep_write_result(folder, run, w->config_digest, error);
     if (status == ENG_OK) {
         trn_sweep_result *result = &run->result;
-        *result = (trn_sweep_result){.valid_loss = NAN, .valid_accuracy = NAN, .loss = NAN};
+        *result = (trn_sweep_result){.valid_loss = NAN, .valid_accuracy = NAN, .valid_divergence = NAN, .loss = NAN};
         eng_status trained = train(w, run, folder, &unfinished, &fault);
         if (read_figures(folder, result, NULL) != ENG_OK && trained == ENG_OK)
             trained = eng_fail(&fault, ENG_IO, "its log cannot be read");

@@ -44,6 +44,7 @@ typedef struct trn_sweep_result {
     trn_sweep_end end;
     char reason[256];                        // of a failure
     double valid_loss, valid_accuracy, loss; // NAN: none; loss: the mean of the last 50 steps
+    double valid_divergence;                 // NAN: likewise, or no teacher
     int64_t step, tokens, bad_steps;
     double seconds;
 } trn_sweep_result;

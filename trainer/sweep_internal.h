@@ -22,13 +22,14 @@ typedef struct trn_sweep_group {
     char reason[256];  // of the first failure
     int done, failed, open;
     double valid, deviation; // mean and standard deviation over the seeds that are done; NAN: none, fewer than two
-    double accuracy, loss, seconds;
+    double accuracy, divergence, loss, seconds;
     bool best;     // of its variant: the least mean of those without a failure, where it has several
     char edge[96]; // of the best: the keys of which it takes the least or the largest value
 } trn_sweep_group;
 
 // (runs / seeds) groups in the order of the runs, new (free); NULL: out of memory.
 trn_sweep_group *trn_sweep_groups(const trn_sweep *sweep, int *count);
+bool trn_sweep_is_taught(const trn_sweep_group *group, int groups);        // whether any tells of a teacher
 void trn_sweep_print(const trn_sweep_group *group, int groups, FILE *out); // as Markdown
 // OUT/sweep.json, which `report` reads, and OUT/sweep.md.
 ENG_CHECKED eng_status trn_sweep_write(const char *out, const trn_sweep_group *group, int groups, eng_error *error);

@@ -61,6 +61,7 @@ eng_status trn_sweep_write_result(const char *folder, const trn_sweep_run *run, 
         trn_json_set_string(json, "reason", result->reason);
         trn_json_set_real(json, "valid_loss", result->valid_loss);
         trn_json_set_real(json, "valid_accuracy", result->valid_accuracy);
+        trn_json_set_real(json, "valid_divergence", result->valid_divergence);
         trn_json_set_real(json, "loss", result->loss);
         trn_json_set_integer(json, "step", result->step);
         trn_json_set_integer(json, "tokens", result->tokens);
@@ -102,6 +103,7 @@ static eng_status read_end(const trn_json *json, trn_sweep_result *result, eng_e
         status = trn_json_integer(json, "bad_steps", &result->bad_steps, error);
     result->valid_loss = real_or_nan(json, "valid_loss");
     result->valid_accuracy = real_or_nan(json, "valid_accuracy");
+    result->valid_divergence = real_or_nan(json, "valid_divergence");
     result->loss = real_or_nan(json, "loss");
     result->seconds = real_or_nan(json, "seconds");
     for (int i = 0; i < 3; i++)
@@ -114,7 +116,7 @@ eng_status trn_sweep_read_result(const char *folder, trn_sweep_run *run, const c
     struct stat facts;
     trn_json *json = NULL;
     char *path = eng_join_path(folder, "run.json");
-    run->result = (trn_sweep_result){.valid_loss = NAN, .valid_accuracy = NAN, .loss = NAN};
+    run->result = (trn_sweep_result){.valid_loss = NAN, .valid_accuracy = NAN, .valid_divergence = NAN, .loss = NAN};
     eng_status status = path ? ENG_OK : eng_fail(error, ENG_NO_MEMORY, "out of memory for a path");
     if (status == ENG_OK && stat(path, &facts) == 0) {
         status = trn_json_read(path, &json, error);
@@ -164,6 +166,9 @@ static double valid_of(const trn_sweep_result *result) {
 static double accuracy_of(const trn_sweep_result *result) {
     return result->valid_accuracy;
 }
+static double divergence_of(const trn_sweep_result *result) {
+    return result->valid_divergence;
+}
 static double loss_of(const trn_sweep_result *result) {
     return result->loss;
 }
@@ -185,6 +190,7 @@ static void make_group(const trn_sweep *sweep, const trn_sweep_run *run, int see
     }
     group->valid = mean_of(run, seeds, valid_of, &group->deviation);
     group->accuracy = mean_of(run, seeds, accuracy_of, &ignored);
+    group->divergence = mean_of(run, seeds, divergence_of, &ignored);
     group->seconds = mean_of(run, seeds, seconds_of, &ignored);
     group->loss = mean_of(run, seeds, loss_of, isfinite(group->valid) ? &ignored : &group->deviation);
 }
@@ -279,10 +285,20 @@ static void print_best(FILE *out, const trn_sweep_group *group, int groups) {
     }
 }
 
+bool trn_sweep_is_taught(const trn_sweep_group *group, int groups) {
+    bool taught = false;
+    for (int g = 0; g < groups; g++)
+        taught = taught || isfinite(group[g].divergence);
+    return taught;
+}
+
 void trn_sweep_print(const trn_sweep_group *group, int groups, FILE *out) {
     char time[24];
-    fprintf(out, "| variant | setting | runs | validation | sd | right | loss, last steps | time a run | |\n"
-                 "|---|---|---|---|---|---|---|---|---|\n");
+    const bool taught = trn_sweep_is_taught(group, groups);
+    fprintf(out,
+            "| variant | setting | runs | validation | sd | right |%s loss, last steps | time a run | |\n"
+            "|---|---|---|---|---|---|%s---|---|---|\n",
+            taught ? " divergence |" : "", taught ? "---|" : "");
     for (int g = 0; g < groups; g++) {
         fprintf(out, "| %s | %s | %d |", group[g].variant, group[g].setting, group[g].done);
         print_real(out, group[g].valid, 4);
@@ -291,6 +307,8 @@ void trn_sweep_print(const trn_sweep_group *group, int groups, FILE *out) {
             fprintf(out, " %.2f %% |", 100 * group[g].accuracy);
         else
             fprintf(out, " - |");
+        if (taught)
+            print_real(out, group[g].divergence, 4);
         print_real(out, group[g].loss, 4);
         fprintf(out, " %s |", isfinite(group[g].seconds) ? trn_duration(group[g].seconds, time) : "-");
         print_state(out, &group[g]);
@@ -313,6 +331,7 @@ static trn_json *group_json(const trn_sweep_group *group) {
     trn_json_set_real(json, "valid_loss", group->valid);
     trn_json_set_real(json, "deviation", group->deviation);
     trn_json_set_real(json, "valid_accuracy", group->accuracy);
+    trn_json_set_real(json, "valid_divergence", group->divergence);
     trn_json_set_real(json, "loss", group->loss);
     trn_json_set_real(json, "seconds", group->seconds);
     trn_json_set_integer(json, "best", group->best);
@@ -368,6 +387,7 @@ static eng_status read_group(void *context, const trn_json *entry, eng_error *er
     *group = (trn_sweep_group){.valid = real_or_nan(entry, "valid_loss"),
                                .deviation = real_or_nan(entry, "deviation"),
                                .accuracy = real_or_nan(entry, "valid_accuracy"),
+                               .divergence = real_or_nan(entry, "valid_divergence"),
                                .loss = real_or_nan(entry, "loss"),
                                .seconds = real_or_nan(entry, "seconds")};
     const struct {

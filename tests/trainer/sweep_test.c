@@ -181,6 +181,32 @@ START_TEST(a_sweep_and_the_same_again) {
 }
 END_TEST
 
+// A teacher in some of the runs: a column that is empty in the others. Elsewhere there is no such column.
+START_TEST(a_teacher_is_told_by_the_tables) {
+    char config[512], text[1024];
+    trn_sweep sweep;
+    trn_sweep_group *group = NULL;
+    int groups = 0;
+    size_t length = 0;
+    write_base(config);
+    read_sweep("[sweep]\nseeds = 1\n[variant a]\n", &sweep);
+    ck_assert_int_eq(run_sweep(&sweep, config, "plain", 1, NULL, NULL), ENG_OK);
+    trn_sweep_free(&sweep);
+    snprintf(text, sizeof text, "[sweep]\nseeds = 1 2\n[variant taught]\nteacher.model = %s\n[variant alone]\n",
+             temp_path("plain/a,seed=1/step-00000004"));
+    read_sweep(text, &sweep);
+    ck_assert_int_eq(run_sweep(&sweep, config, "out", 2, NULL, NULL), ENG_OK);
+    trn_sweep_free(&sweep);
+    ck_assert_int_eq(trn_sweep_read_groups(temp_path("out/sweep.json"), &group, &groups, NULL), ENG_OK);
+    ck_assert(groups == 2 && group[0].divergence > 0 && isnan(group[1].divergence));
+    free(group);
+    char *taught = read_file("out/sweep.md", &length), *plain = read_file("plain/sweep.md", &length);
+    ck_assert(strstr(taught, "| right | divergence | loss") && !strstr(plain, "divergence"));
+    free(taught);
+    free(plain);
+}
+END_TEST
+
 START_TEST(a_run_of_a_sweep_is_the_run_alone) {
     char config[512], folder[512];
     trn_sweep sweep;
@@ -258,6 +284,7 @@ static Suite *sweep_suite(void) {
     tcase_add_test(cases, what_is_no_sweep_is_refused);
     tcase_add_test(cases, a_wrong_value_is_told_before_anything_runs);
     tcase_add_loop_test(cases, a_sweep_and_the_same_again, 0, 3);
+    tcase_add_test(cases, a_teacher_is_told_by_the_tables);
     tcase_add_test(cases, a_run_of_a_sweep_is_the_run_alone);
     tcase_add_test(cases, another_configuration_is_not_mixed_in);
     tcase_add_test(cases, an_interrupted_sweep_goes_on);
