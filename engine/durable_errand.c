@@ -197,6 +197,7 @@ static void found(eng_task *task, eng_named *named) {
     named->used = eng_store_clock();
     task->answer.timeline = named->timeline->id;
     task->answer.record = named->record;
+    task->answer.record.position = named->timeline->position; // what was not written yet counts
     finish(task, ENG_OK, "");
 }
 
