@@ -5,7 +5,7 @@
 . "$(dirname "$0")/server.sh"
 # shellcheck source=tests/clients/venv.sh
 . "$(dirname "$0")/venv.sh"
-[ -x "$build/mesa-trainer" ] || { echo "SKIP: $build/mesa-trainer is not built"; exit 77; }
+need_built mesa-trainer
 if grep -q '^SANITIZE:STRING=.' "$build/CMakeCache.txt" 2>/dev/null; then
     echo "SKIP: a build with sanitizers computes the same numbers, too slowly for 300 questions"
     exit 77

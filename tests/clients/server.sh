@@ -2,19 +2,13 @@
 # SPDX-License-Identifier: Apache-2.0
 # Shared by the tests of the clients: a real server with the demo model on a unix socket, and what they check with.
 #
-# Sourced. Sets build, source_dir, folder (removed at the end, and the servers with it) and counts failures.
-set -uo pipefail
-source_dir=${MESA_SOURCE:-$(cd "$(dirname "${BASH_SOURCE[0]}")/../.." && pwd)}
-build=${MESA_BUILD:-$source_dir/build}
+# Sourced, with shell.sh. The folder goes at the end, and the servers with it.
+# shellcheck source=tests/shell.sh
+. "$(dirname "${BASH_SOURCE[0]}")/../shell.sh"
+need_built mesa mesa-server
 mesa=$build/mesa
-failures=0
 server=
 
-for program in mesa mesa-server; do
-    [ -x "$build/$program" ] || { echo "SKIP: $build/$program is not built"; exit 77; }
-done
-
-folder=$(mktemp -d)
 stop_server() {
     if [ -n "$server" ]; then
         kill "$server" 2>/dev/null
@@ -42,11 +36,6 @@ stop_redis() {
     redis=
 }
 trap 'stop_server; stop_redis; rm -rf "$folder"' EXIT
-
-fail() {
-    echo "FAIL: $1"
-    failures=$((failures + 1))
-}
 
 # COMMAND...: until it is true; false after five minutes, which no machine needs however busy.
 wait_until() {

@@ -13,7 +13,7 @@ trainer=$build/mesa-trainer
 clients=$source_dir/tests/clients
 gguf=${MESA_SMOLLM2:-}
 [ -r "$gguf" ] || { echo "SKIP: MESA_SMOLLM2 names no GGUF file of SmolLM2-135M-Instruct"; exit 77; }
-[ -x "$trainer" ] || { echo "SKIP: $trainer is not built"; exit 77; }
+need_built mesa-trainer
 done=0
 
 wanted() { # PART, of the arguments, where there are any

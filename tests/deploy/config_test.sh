@@ -4,22 +4,14 @@
 #
 # "#key = VALUE" is a default and ";key = VALUE" an example of a key that has none. The defaults are put in force and
 # the printed configuration must be the one that no file gives.
-set -uo pipefail
-source_dir=${MESA_SOURCE:-$(cd "$(dirname "$0")/../.." && pwd)}
-server=${MESA_BUILD:-$source_dir/build}/mesa-server
+# shellcheck source=tests/shell.sh
+. "$(dirname "$0")/../shell.sh"
+need_built mesa-server
+server=$build/mesa-server
 example=$source_dir/deploy/mesa-server.conf.example
-[ -x "$server" ] || { echo "SKIP: $server is not built"; exit 77; }
-folder=$(mktemp -d)
-trap 'rm -rf "$folder"' EXIT
-failures=0
 while read -r variable; do
     unset "$variable"
 done < <(compgen -e MESA_ | grep -vE '^MESA_(BUILD|SOURCE|SHARED|CPU_ISA)$')
-
-fail() {
-    echo "FAIL: $1"
-    failures=$((failures + 1))
-}
 
 keys() { # FIRST-CHARACTER
     sed -nE "s/^$1([a-z_]+) = .*/\1/p" "$example" | sort

@@ -4,19 +4,10 @@
 #
 # A page's options are the .B, .BI and .BR lines after .TP in its section or subsection; both sides are compared as
 # lists of "--name VALUE". A section with no option on either side is a failure: then one of the readers here is blind.
-set -uo pipefail
-source_dir=${MESA_SOURCE:-$(cd "$(dirname "$0")/../.." && pwd)}
-build=${MESA_BUILD:-$source_dir/build}
+# shellcheck source=tests/shell.sh
+. "$(dirname "$0")/../shell.sh"
+need_built mesa mesa-server mesa-trainer
 pages=$source_dir/deploy/man
-failures=0
-for program in mesa mesa-server mesa-trainer; do
-    [ -x "$build/$program" ] || { echo "SKIP: $build/$program is not built"; exit 77; }
-done
-
-fail() {
-    echo "FAIL: $1"
-    failures=$((failures + 1))
-}
 
 documented() { # PAGE HEADING...: the options below these headings
     local page=$1

@@ -1,20 +1,9 @@
 #!/bin/bash
 # SPDX-License-Identifier: Apache-2.0
 # What is installed, and the unit: systemd takes it, it is locked in, and its times and paths fit the server.
-set -uo pipefail
-source_dir=${MESA_SOURCE:-$(cd "$(dirname "$0")/../.." && pwd)}
-build=${MESA_BUILD:-$source_dir/build}
-for program in mesa mesa-server mesa-trainer; do
-    [ -x "$build/$program" ] || { echo "SKIP: $build/$program is not built"; exit 77; }
-done
-folder=$(mktemp -d)
-trap 'rm -rf "$folder"' EXIT
-failures=0
-
-fail() {
-    echo "FAIL: $1"
-    failures=$((failures + 1))
-}
+# shellcheck source=tests/shell.sh
+. "$(dirname "$0")/../shell.sh"
+need_built mesa mesa-server mesa-trainer
 
 # ---- installation ----------------------------------------------------------------------------------------------------
 # The whole tree need not be built for this test: only what it looks at is installed.

@@ -264,20 +264,6 @@ static void check_backward(problem *p, const gradients *d, const float *dstate_b
     kernel_test_assert_norm(d->params, params, keys, tolerance);
 }
 
-// Prompt rows with and without documents and initial states.
-static void training_rows(kernel_test *test) {
-    kernel_test_clear_rows(test);
-    kernel_test_row(test, KERN_ROW_PROMPT, -1, 150, 0);
-    kernel_test_row(test, KERN_ROW_PROMPT, 1, 100, 21);
-    kernel_test_row(test, KERN_ROW_PROMPT, -1, 200, 0);
-    kernel_test_boundary(test, 1);
-    kernel_test_boundary(test, 3);
-    kernel_test_boundary(test, 64);
-    kernel_test_boundary(test, 67);
-    kernel_test_boundary(test, 131);
-    kernel_test_prepare(test);
-}
-
 START_TEST(backward_matches_reference) {
     static const struct {
         kern_solver solver;
@@ -289,7 +275,7 @@ START_TEST(backward_matches_reference) {
                 kernel_test test;
                 if (!kernel_test_open(&test, _i, sequence_devices[device]))
                     return;
-                training_rows(&test);
+                sequence_training_rows(&test);
                 problem p;
                 make_problem(&p, &test, shapes[shape].heads, shapes[shape].depth, shapes[shape].width, 0.9);
                 fill_slots(&p);
@@ -424,7 +410,7 @@ START_TEST(scaled_loss_scales_gradients) {
         kernel_test test;
         if (!kernel_test_open(&test, _i, "cpu:32"))
             return;
-        training_rows(&test);
+        sequence_training_rows(&test);
         problem p;
         make_problem(&p, &test, 2, 32, 32, 0.95);
         run_forward(&p, (kern_solver){m ? KERN_SOLVE_TOLERANCE : KERN_SOLVE_FIXED, 20, 1e-4f}, true);
@@ -550,7 +536,7 @@ START_TEST(threads_change_no_bit) {
         kernel_test test;
         if (!kernel_test_open(&test, _i, "cpu:16"))
             return;
-        training_rows(&test);
+        sequence_training_rows(&test);
         problem p;
         make_problem(&p, &test, 3, 40, 40, 0.95);
         run_forward(&p, (kern_solver){KERN_SOLVE_TOLERANCE, 30, 1e-4f}, true);
@@ -577,7 +563,7 @@ START_TEST(impossible_shapes_are_refused) {
     kernel_test test;
     if (!kernel_test_open(&test, _i, "cpu"))
         return;
-    training_rows(&test);
+    sequence_training_rows(&test);
     problem p;
     make_problem(&p, &test, 1, 8, 8, 0.9);
     kern_mesa_args args = arguments(&p, false);

@@ -114,7 +114,7 @@ START_TEST(backward_matches_reference) {
                 continue;
             if (!open_device(&test, _i, device_of(law, shape)))
                 return;
-            training_rows(&test);
+            sequence_training_rows(&test);
             problem p;
             gradients d;
             make_problem(&p, &test, with_law(shapes[shape], law), 0.8);
@@ -155,7 +155,7 @@ START_TEST(strong_decays_stay_finite) {
         kernel_test test;
         if (!open_device(&test, _i, device_of(law, 2)))
             return;
-        training_rows(&test);
+        sequence_training_rows(&test);
         problem p;
         gradients d;
         make_problem(&p, &test, with_law(shapes[law / 4 % 2 * 2], law), 0.8);
@@ -303,7 +303,7 @@ START_TEST(threads_change_no_bit) {
             kernel_test test;
             if (!kernel_test_open(&test, _i, "cpu:16"))
                 return;
-            training_rows(&test);
+            sequence_training_rows(&test);
             problem p;
             make_problem(&p, &test, with_law(shapes[1 + law % (SHAPES - 1)], law), 0.95);
             run_forward(&p, true);
@@ -333,7 +333,7 @@ START_TEST(missing_gradients_are_refused) {
     kernel_test test;
     if (!open_device(&test, _i, "cpu"))
         return;
-    training_rows(&test);
+    sequence_training_rows(&test);
     problem p;
     make_problem(&p, &test, with_law(shapes[4], 2 + 8), 0.9); // scalar decay, weighted, skip
     const gradients d = make_gradients(&p);

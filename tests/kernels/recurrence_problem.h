@@ -189,17 +189,5 @@ static inline bool meet(int law, int shape) {
 static inline const char *device_of(int law, int shape) {
     return sequence_devices[(law + law / 3 + shape) % SEQUENCE_DEVICES];
 }
-static inline void training_rows(kernel_test *test) {
-    kernel_test_clear_rows(test);
-    kernel_test_row(test, KERN_ROW_PROMPT, -1, 150, 0);
-    kernel_test_row(test, KERN_ROW_PROMPT, 1, 100, 21);
-    kernel_test_row(test, KERN_ROW_PROMPT, -1, 200, 0);
-    kernel_test_boundary(test, 1);
-    kernel_test_boundary(test, 3);
-    kernel_test_boundary(test, 64);
-    kernel_test_boundary(test, 67);
-    kernel_test_boundary(test, 131);
-    kernel_test_prepare(test);
-}
 
 #endif

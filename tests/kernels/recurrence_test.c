@@ -252,7 +252,7 @@ static bool open_for_bf16(kernel_test *test, int device) {
         return false;
     if (test->cuda)
         return true;
-    training_rows(test);
+    sequence_training_rows(test);
     problem p;
     make_problem(&p, test, in_bf16(shapes[0], 0), 0.8);
     const kern_recurrence_args args = arguments(&p, false);
@@ -359,7 +359,7 @@ START_TEST(impossible_shapes_are_refused) {
     kernel_test test;
     if (!open_device(&test, _i, "cpu"))
         return;
-    training_rows(&test);
+    sequence_training_rows(&test);
     problem p;
     kern_recurrence good = with_law(shapes[0], 2 + 8); // scalar decay, weighted
     good.heads = 2;

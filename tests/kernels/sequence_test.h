@@ -38,6 +38,20 @@ static inline unsigned char *sequence_begins(kernel_test *test, const kern_row *
     return begins;
 }
 
+// Prompt rows with and without documents and initial states.
+static inline void sequence_training_rows(kernel_test *test) {
+    kernel_test_clear_rows(test);
+    kernel_test_row(test, KERN_ROW_PROMPT, -1, 150, 0);
+    kernel_test_row(test, KERN_ROW_PROMPT, 1, 100, 21);
+    kernel_test_row(test, KERN_ROW_PROMPT, -1, 200, 0);
+    kernel_test_boundary(test, 1);
+    kernel_test_boundary(test, 3);
+    kernel_test_boundary(test, 64);
+    kernel_test_boundary(test, 67);
+    kernel_test_boundary(test, 131);
+    kernel_test_prepare(test);
+}
+
 // k or q: `count` vectors of unit length with a common direction, as convolution, SiLU and normalisation leave them.
 static inline float *sequence_keys(kernel_test *test, size_t count, int width) {
     float *x = kernel_test_floats(test, count * (size_t)width, -0.5, 1);

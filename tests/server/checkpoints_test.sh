@@ -2,13 +2,10 @@
 # SPDX-License-Identifier: Apache-2.0
 # SIGHUP with real checkpoints: one of two models changes, does not fit, is damaged, and comes back, while requests and
 # sessions go on. Without a store, with a folder, and with a redis-server.
-set -uo pipefail
-source_dir=${MESA_SOURCE:-$(cd "$(dirname "$0")/../.." && pwd)}
 # shellcheck source=tests/clients/server.sh
-source "$source_dir/tests/clients/server.sh"
-for program in "$build/mesa-trainer" "$(command -v jq)"; do
-    [ -x "$program" ] || { echo "SKIP: mesa-trainer is not built, or there is no jq"; exit 77; }
-done
+. "$(dirname "$0")/../clients/server.sh"
+need_built mesa-trainer
+need_installed jq
 demo=$source_dir/deploy/models/demo
 common='"vocab_size": 4096, "hidden_size": 64, "num_hidden_layers": 2, "tie_word_embeddings": true,
     "initializer_range": 0.3, "max_position_embeddings": 512, "bos_token_id": 0, "eos_token_id": 0'

@@ -3,10 +3,8 @@
 # A GPU that is not there, too old, too small, or lost while requests run: what the server says, and how it ends; two
 # that share the requests. The GPU is tests/device/module.c, which computes on the CPU; its environment says what it
 # does.
-set -uo pipefail
-source_dir=${MESA_SOURCE:-$(cd "$(dirname "$0")/../.." && pwd)}
 # shellcheck source=tests/clients/server.sh
-source "$source_dir/tests/clients/server.sh"
+. "$(dirname "$0")/../clients/server.sh"
 pretended=$build/tests/device
 [ -d "$pretended" ] || { echo "SKIP: $pretended is not built"; exit 77; }
 export MESA_LIBRARY_DIR=$pretended

@@ -6,11 +6,9 @@
 #
 #   tests/server/durable_test.sh [KILLS]        4 by default
 # SEED: of other moments. MESA_TEST_STORE: another store than a folder of its own.
-set -uo pipefail
-source_dir=${MESA_SOURCE:-$(cd "$(dirname "$0")/../.." && pwd)}
 # shellcheck source=tests/clients/server.sh
-source "$source_dir/tests/clients/server.sh"
-command -v python3 >/dev/null || { echo "SKIP: there is no python3"; exit 77; }
+. "$(dirname "$0")/../clients/server.sh"
+need_installed python3
 store=${MESA_TEST_STORE:-$folder/store}
 
 cat >"$folder/killed.py" <<'END'

@@ -6,13 +6,10 @@
 #
 #   tests/server/leak_test.sh [OPERATIONS]      400 by default
 # SEED: of another hunt. MIXED=1: turns change the knobs of their sessions. STORE=redis: the store is a redis-server.
-set -uo pipefail
-source_dir=${MESA_SOURCE:-$(cd "$(dirname "$0")/../.." && pwd)}
 # shellcheck source=tests/clients/server.sh
-source "$source_dir/tests/clients/server.sh"
-trainer=$build/mesa-trainer
-[ -x "$trainer" ] || { echo "SKIP: $trainer is not built"; exit 77; }
-command -v python3 >/dev/null || { echo "SKIP: there is no python3"; exit 77; }
+. "$(dirname "$0")/../clients/server.sh"
+need_built mesa-trainer
+need_installed python3
 
 echo '{"model_type": "mesa_net", "vocab_size": 4096, "hidden_size": 32, "num_hidden_layers": 3, "num_heads": 2,
     "head_dim": 16, "intermediate_size": 32, "layer_types": ["mesa_net", "attention", "mesa_net"],

@@ -2,12 +2,10 @@
 # SPDX-License-Identifier: Apache-2.0
 # One server holds models of three different mixers: requests by `model`, all at once, are answered as by a server with
 # that model alone, and the list of models tells each one's own figures.
-set -uo pipefail
-source_dir=${MESA_SOURCE:-$(cd "$(dirname "$0")/../.." && pwd)}
 # shellcheck source=tests/clients/server.sh
-source "$source_dir/tests/clients/server.sh"
+. "$(dirname "$0")/../clients/server.sh"
+need_built mesa-trainer
 trainer=$build/mesa-trainer
-[ -x "$trainer" ] || { echo "SKIP: $trainer is not built"; exit 77; }
 demo=$source_dir/deploy/models/demo
 
 # ---- two models more, a step from their random start -----------------------------------------------------------------

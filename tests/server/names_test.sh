@@ -2,10 +2,8 @@
 # SPDX-License-Identifier: Apache-2.0
 # One checkpoint under two names: a session of the one goes on under the other with the same bits, in memory, from the
 # store and after a reload that changes the name; not with another checkpoint, nor for a key that may not use its model.
-set -uo pipefail
-source_dir=${MESA_SOURCE:-$(cd "$(dirname "$0")/../.." && pwd)}
 # shellcheck source=tests/clients/server.sh
-source "$source_dir/tests/clients/server.sh"
+. "$(dirname "$0")/../clients/server.sh"
 
 mkdir "$folder/other"
 ln -s "$model"/* "$folder/other/"

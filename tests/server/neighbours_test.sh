@@ -3,10 +3,8 @@
 # A request alone equals the same request among 31 others of mixed knobs, byte for byte, through the server; a seed
 # gives the same text at any place in a list; choices share one reading of their prompt and keep the bits that they have
 # without.
-set -uo pipefail
-source_dir=${MESA_SOURCE:-$(cd "$(dirname "$0")/../.." && pwd)}
 # shellcheck source=tests/clients/server.sh
-source "$source_dir/tests/clients/server.sh"
+. "$(dirname "$0")/../clients/server.sh"
 start_server
 
 ask() { # BODY: the answer

@@ -3,10 +3,8 @@
 # What prompts have in common, in a store, through the server: after a restart and on another server of the same Redis
 # it is not read again, for its key alone and without influence on an answer; what is damaged is deleted; a Redis that
 # hangs or is gone costs nothing but the reading.
-set -uo pipefail
-source_dir=${MESA_SOURCE:-$(cd "$(dirname "$0")/../.." && pwd)}
 # shellcheck source=tests/clients/server.sh
-source "$source_dir/tests/clients/server.sh"
+. "$(dirname "$0")/../clients/server.sh"
 chunk=32
 
 keys=(the-first-long-enough-key the-other-long-enough-key)

@@ -2,10 +2,8 @@
 # SPDX-License-Identifier: Apache-2.0
 # What prompts have in common, through the server: read once for a key and never for another, told in the usage and in
 # the metrics, of no influence on an answer, and off where the configuration says so.
-set -uo pipefail
-source_dir=${MESA_SOURCE:-$(cd "$(dirname "$0")/../.." && pwd)}
 # shellcheck source=tests/clients/server.sh
-source "$source_dir/tests/clients/server.sh"
+. "$(dirname "$0")/../clients/server.sh"
 chunk=32
 
 keys=(the-first-long-enough-key the-other-long-enough-key)

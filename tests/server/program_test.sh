@@ -1,12 +1,10 @@
 #!/bin/bash
 # SPDX-License-Identifier: Apache-2.0
 # The program itself: exit statuses, what it prints, signals while a model cannot be had, the re-execution.
-set -uo pipefail
-server=${MESA_BUILD:-build}/mesa-server
-[ -x "$server" ] || { echo "SKIP: $server is not built"; exit 77; }
-folder=$(mktemp -d)
-trap 'rm -rf "$folder"' EXIT
-failures=0
+# shellcheck source=tests/shell.sh
+. "$(dirname "$0")/../shell.sh"
+need_built mesa-server
+server=$build/mesa-server
 
 expect() { # WANTED-STATUS PATTERN COMMAND...
     local wanted=$1 pattern=$2 status
@@ -14,9 +12,7 @@ expect() { # WANTED-STATUS PATTERN COMMAND...
     timeout 300 "$@" >"$folder/out" 2>&1
     status=$?
     if [ $status -ne "$wanted" ] || ! grep -q -- "$pattern" "$folder/out"; then
-        echo "FAIL: status $status (want $wanted) or no '$pattern': $*"
-        cat "$folder/out"
-        failures=$((failures + 1))
+        fail "status $status (want $wanted) or no '$pattern': $*: $(cat "$folder/out")"
     fi
 }
 
@@ -48,7 +44,7 @@ expect 2 "$folder/file: the file is empty" bash -c "touch $folder/file; $server 
 expect 2 'one needs the other' "$server" --model x=/x --tls-cert "$folder/file" --check-config
 rm "$folder/file"
 expect 3 'not a socket' bash -c "touch $folder/file; $server --model $folder --listen unix:$folder/file"
-[ -f "$folder/file" ] || { echo "FAIL: the file is gone"; failures=$((failures + 1)); }
+[ -f "$folder/file" ] || fail 'the file is gone'
 expect 4 'cannot be loaded' "$server" --model "$folder" --listen "unix:$folder/socket"
 touch "$folder/x.gguf"
 expect 4 'x.gguf: not a folder; mesa-trainer import' "$server" --model "$folder/x.gguf" --listen "unix:$folder/socket"
@@ -57,7 +53,7 @@ expect 2 'models/demo: not an option; --model DIR names a model' "$server" model
 expect 2 '--model: the value is missing' "$server" --model
 expect 4 'the store cannot be opened: .*none/store' "$server" --model "$folder" --listen "unix:$folder/socket" \
     --store "$folder/none/store"
-[ ! -e "$folder/socket" ] || { echo "FAIL: the socket is left over"; failures=$((failures + 1)); }
+[ ! -e "$folder/socket" ] || fail 'the socket is left over'
 # The printed configuration is a configuration.
 "$server" --model x=/x --ping 0.5 --check-config >"$folder/printed.ini"
 expect 0 '^ping = 0.5$' "$server" --config "$folder/printed.ini" --check-config

@@ -6,12 +6,9 @@
 #
 #   tests/server/replicas_test.sh [RESTARTS]        4 by default
 # SEED: of other moments.
-set -uo pipefail
-source_dir=${MESA_SOURCE:-$(cd "$(dirname "$0")/../.." && pwd)}
 # shellcheck source=tests/clients/server.sh
-source "$source_dir/tests/clients/server.sh"
-command -v python3 >/dev/null || { echo "SKIP: there is no python3"; exit 77; }
-command -v redis-server >/dev/null || { echo "SKIP: there is no redis-server"; exit 77; }
+. "$(dirname "$0")/../clients/server.sh"
+need_installed python3 redis-server
 front=
 if command -v haproxy >/dev/null; then
     front=$folder/front

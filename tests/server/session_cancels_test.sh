@@ -3,11 +3,9 @@
 # Clients of sessions that leave at any moment: creating, completing, forking, exporting, rolling back. Afterwards every
 # session that is listed can be used, none is busy, those that were made for nobody are gone, and a conversation that
 # went on meanwhile says what it says alone. With the sessions in memory, and with a store.
-set -uo pipefail
-source_dir=${MESA_SOURCE:-$(cd "$(dirname "$0")/../.." && pwd)}
 # shellcheck source=tests/clients/server.sh
-source "$source_dir/tests/clients/server.sh"
-command -v python3 >/dev/null || { echo "SKIP: there is no python3"; exit 77; }
+. "$(dirname "$0")/../clients/server.sh"
+need_installed python3
 cat >"$folder/leave.py" <<'END'
 import http.client, json, random, socket, sys, threading, time
 

@@ -3,10 +3,8 @@
 # Sessions through the server: ten turns are one straight conversation, forks and rollbacks, conditions on the position,
 # states taken to a second server, damaged states, other keys, names that are none. With the sessions in memory, and
 # once more with a store.
-set -uo pipefail
-source_dir=${MESA_SOURCE:-$(cd "$(dirname "$0")/../.." && pwd)}
 # shellcheck source=tests/clients/server.sh
-source "$source_dir/tests/clients/server.sh"
+. "$(dirname "$0")/../clients/server.sh"
 stored=${1:-} store=none durable=false
 [ -z "$stored" ] || store=$folder/store durable='(true|false)' # a slow store's answer may come later
 

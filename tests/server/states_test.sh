@@ -2,13 +2,10 @@
 # SPDX-License-Identifier: Apache-2.0
 # The exported state of a tiny model with matrix states and attention: with any one byte changed, cut, or with more
 # behind it it is refused over HTTP, and the session that it was for is what it was, to the byte.
-set -uo pipefail
-source_dir=${MESA_SOURCE:-$(cd "$(dirname "$0")/../.." && pwd)}
 # shellcheck source=tests/clients/server.sh
-source "$source_dir/tests/clients/server.sh"
-trainer=$build/mesa-trainer
-[ -x "$trainer" ] || { echo "SKIP: $trainer is not built"; exit 77; }
-command -v python3 >/dev/null || { echo "SKIP: there is no python3"; exit 77; }
+. "$(dirname "$0")/../clients/server.sh"
+need_built mesa-trainer
+need_installed python3
 
 echo '{"model_type": "mesa_net", "vocab_size": 4096, "hidden_size": 8, "num_hidden_layers": 2, "num_heads": 1,
     "head_dim": 8, "intermediate_size": 8, "layer_types": ["mesa_net", "attention"], "attn": {"num_heads": 1},

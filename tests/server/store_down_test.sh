@@ -3,11 +3,9 @@
 # A store that goes away, hangs, or is full: a session goes on until its lease is nearly over and says that it is not
 # durable, then 503 with Retry-After; requests without a session do not notice; health and metrics tell. Once it is back
 # everything is durable again, at the position that was acknowledged.
-set -uo pipefail
-source_dir=${MESA_SOURCE:-$(cd "$(dirname "$0")/../.." && pwd)}
 # shellcheck source=tests/clients/server.sh
-source "$source_dir/tests/clients/server.sh"
-command -v python3 >/dev/null || { echo "SKIP: there is no python3"; exit 77; }
+. "$(dirname "$0")/../clients/server.sh"
+need_installed python3
 
 cat >"$folder/down.py" <<'END'
 import os, signal, socket, subprocess, sys, time

@@ -2,22 +2,14 @@
 # SPDX-License-Identifier: Apache-2.0
 # mesa-trainer check --against: gradients of one checkpoint on two devices, by tensor. The other device is the one that
 # pretends: it computes on the CPU with another length of chunks, so that the recurrences' sums have another order.
-set -uo pipefail
-source_dir=${MESA_SOURCE:-$(cd "$(dirname "$0")/../.." && pwd)}
-build=${MESA_BUILD:-$source_dir/build}
+# shellcheck source=tests/shell.sh
+. "$(dirname "$0")/../shell.sh"
+need_built mesa-trainer
 trainer=$build/mesa-trainer
-[ -x "$trainer" ] || { echo "SKIP: $trainer is not built"; exit 77; }
 [ -d "$build/tests/device" ] || { echo "SKIP: no device that pretends is built"; exit 77; }
 export OMP_NUM_THREADS=1 MESA_LIBRARY_DIR=$build/tests/device
-folder=$(mktemp -d)
-trap 'rm -rf "$folder"' EXIT
 cd "$folder" || exit 1
-failures=0
 
-fail() {
-    echo "FAIL: $1"
-    failures=$((failures + 1))
-}
 check() { # STATUS ARGUMENTS...: of the checkpoint
     local wanted=$1 status
     shift
@@ -59,6 +51,7 @@ END
 
 # ---- itself: the same bits, or sums in another order
 check 0 --data data/train --against cpu --rows 4
+grep -q '^model' told || fail "no tensor is compared: $(cat told)"
 [ "$(awk '$1 ~ /^model/ && $2 > 0 && $4 == 0 && $6 < 1e-12' told | wc -l)" = "$(grep -c '^model' told)" ] ||
     fail "the same device has other gradients: $(cat told)"
 grep -q '^model.layers.1.attn.q_proj.weight ' told || fail "no line of a tensor: $(cat told)"

@@ -2,25 +2,15 @@
 # SPDX-License-Identifier: Apache-2.0
 # tests/bench/gradients.sh, curves.sh, solver.sh and recall.sh at a size of seconds, on the device that pretends: what
 # they run, that they run it once, and their tables, where it matters on results that were made up.
-set -uo pipefail
-source_dir=${MESA_SOURCE:-$(cd "$(dirname "$0")/../.." && pwd)}
-export MESA_BUILD=${MESA_BUILD:-$source_dir/build} OMP_NUM_THREADS=1
-trainer=$MESA_BUILD/mesa-trainer bench=$source_dir/tests/bench
-[ -x "$trainer" ] || { echo "SKIP: $trainer is not built"; exit 77; }
+# shellcheck source=tests/shell.sh
+. "$(dirname "$0")/../shell.sh"
+need_built mesa-trainer
+export MESA_BUILD=$build OMP_NUM_THREADS=1
+trainer=$build/mesa-trainer bench=$source_dir/tests/bench
 [ -d "$MESA_BUILD/tests/device" ] || { echo "SKIP: no device that pretends is built"; exit 77; }
 export MESA_LIBRARY_DIR=$MESA_BUILD/tests/device DEVICE=cuda:0
-folder=$(mktemp -d)
-trap 'rm -rf "$folder"' EXIT
 cd "$folder" || exit 1
-failures=0
 
-fail() {
-    echo "FAIL: $1"
-    failures=$((failures + 1))
-}
-same() { # WHAT WANTED FOUND
-    [ "$2" = "$3" ] || fail "$1: \"$3\", want \"$2\""
-}
 script() { # NAME ARGUMENTS...: its table in told
     "$bench/$1" "${@:2}" >told 2>err || fail "$*: status $?: $(tail -n 5 err)"
 }

@@ -3,19 +3,11 @@
 # mesa-trainer import of GGUF files: what it prints, what it writes, its exit statuses.
 #
 # The file is a model of one layer with weights that count up, written here byte by byte.
-set -uo pipefail
-source_dir=${MESA_SOURCE:-$(cd "$(dirname "$0")/../.." && pwd)}
-trainer=${MESA_BUILD:-$source_dir/build}/mesa-trainer
-[ -x "$trainer" ] || { echo "SKIP: $trainer is not built"; exit 77; }
-command -v python3 >/dev/null || { echo "SKIP: python3 is not installed"; exit 77; }
-folder=$(mktemp -d)
-trap 'rm -rf "$folder"' EXIT
-failures=0
-
-fail() {
-    echo "FAIL: $1"
-    failures=$((failures + 1))
-}
+# shellcheck source=tests/shell.sh
+. "$(dirname "$0")/../shell.sh"
+need_built mesa-trainer
+need_installed python3
+trainer=$build/mesa-trainer
 
 # FILE WIDTH-OF-THE-VALUES
 make_gguf() {

@@ -1,12 +1,10 @@
 #!/bin/bash
 # SPDX-License-Identifier: Apache-2.0
 # An untrained model: what init writes is the model that bench measures, can be served, and has a text for every id.
-set -uo pipefail
-source_dir=${MESA_SOURCE:-$(cd "$(dirname "$0")/../.." && pwd)}
 # shellcheck source=tests/clients/server.sh
-source "$source_dir/tests/clients/server.sh"
+. "$(dirname "$0")/../clients/server.sh"
+need_built mesa-trainer
 trainer=$build/mesa-trainer
-[ -x "$trainer" ] || { echo "SKIP: $trainer is not built"; exit 77; }
 
 expect 0 '/tiny: 116744 parameters, 512 ids$' '' "$trainer" init --random tiny --out "$folder/tiny"
 expect 0 'parameters' '' "$trainer" inspect "$folder/tiny"

@@ -2,12 +2,10 @@
 # SPDX-License-Identifier: Apache-2.0
 # logits --at: what is seen after so many ids does not depend on what follows or on other places, and is the row that
 # logits writes without it.
-set -uo pipefail
-source_dir=${MESA_SOURCE:-$(cd "$(dirname "$0")/../.." && pwd)}
 # shellcheck source=tests/clients/server.sh
-source "$source_dir/tests/clients/server.sh"
+. "$(dirname "$0")/../clients/server.sh"
+need_built mesa-trainer
 trainer=$build/mesa-trainer
-[ -x "$trainer" ] || { echo "SKIP: $trainer is not built"; exit 77; }
 
 vocabulary=512
 # The bytes of the first tensor of a file from row $2 on, one row.

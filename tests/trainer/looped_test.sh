@@ -2,24 +2,14 @@
 # SPDX-License-Identifier: Apache-2.0
 # tests/bench/looped.sh at a size of seconds: rates that are searched, what is done once and gone on with, what the
 # tables say, gates behind both stages.
-set -uo pipefail
-source_dir=${MESA_SOURCE:-$(cd "$(dirname "$0")/../.." && pwd)}
-export MESA_BUILD=${MESA_BUILD:-$source_dir/build} OMP_NUM_THREADS=1 PARALLEL=1
-trainer=$MESA_BUILD/mesa-trainer looped=$source_dir/tests/bench/looped.sh
-[ -x "$trainer" ] || { echo "SKIP: $trainer is not built"; exit 77; }
-command -v python3 >/dev/null || { echo "SKIP: no python3"; exit 77; }
-folder=$(mktemp -d)
-trap 'rm -rf "$folder"' EXIT
+# shellcheck source=tests/shell.sh
+. "$(dirname "$0")/../shell.sh"
+need_built mesa-trainer
+need_installed python3
+export MESA_BUILD=$build OMP_NUM_THREADS=1 PARALLEL=1
+trainer=$build/mesa-trainer looped=$source_dir/tests/bench/looped.sh
 cd "$folder" || exit 1
-failures=0
 
-fail() {
-    echo "FAIL: $1"
-    failures=$((failures + 1))
-}
-same() { # WHAT WANTED FOUND
-    [ "$2" = "$3" ] || fail "$1: \"$3\", want \"$2\""
-}
 column() { # FILE MODEL SEED HEAD: the cell of the first table
     awk -F' *[|] *' -v model="$2" -v seed="$3" -v head="$4" '
         NR == 1 { for (i = 1; i <= NF; i++) { if ($i == head) at = i; if ($i == "seed") by = i } }

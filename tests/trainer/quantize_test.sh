@@ -1,13 +1,11 @@
 #!/bin/bash
 # SPDX-License-Identifier: Apache-2.0
 # A quantised model: what quantize tells of it, that it is scored and served as it is, and that it goes back to floats.
-set -uo pipefail
-source_dir=${MESA_SOURCE:-$(cd "$(dirname "$0")/../.." && pwd)}
 # shellcheck source=tests/clients/server.sh
-source "$source_dir/tests/clients/server.sh"
+. "$(dirname "$0")/../clients/server.sh"
 trainer=$build/mesa-trainer
 demo=$source_dir/deploy/models/demo
-[ -x "$trainer" ] || { echo "SKIP: $trainer is not built"; exit 77; }
+need_built mesa-trainer
 
 head -c 6000 "$source_dir/README.md" >"$folder/readme" # enough for a loss; it is taken of three models, twice
 expect 0 'documents' '' "$trainer" pack --tokenizer "$demo" --out "$folder/text" "$folder/readme"

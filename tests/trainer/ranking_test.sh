@@ -2,24 +2,13 @@
 # SPDX-License-Identifier: Apache-2.0
 # tests/bench/ranking.sh at a size of seconds: what is held out, what is tried, trained, scored and done once, and the
 # table, whose differences are held against results that were made up.
-set -uo pipefail
-source_dir=${MESA_SOURCE:-$(cd "$(dirname "$0")/../.." && pwd)}
-export MESA_BUILD=${MESA_BUILD:-$source_dir/build} OMP_NUM_THREADS=1
-trainer=$MESA_BUILD/mesa-trainer bench=$source_dir/tests/bench
-[ -x "$trainer" ] || { echo "SKIP: $trainer is not built"; exit 77; }
-command -v python3 >/dev/null || { echo "SKIP: no python3"; exit 77; }
-folder=$(mktemp -d)
-trap 'rm -rf "$folder"' EXIT
+# shellcheck source=tests/shell.sh
+. "$(dirname "$0")/../shell.sh"
+need_built mesa-trainer
+need_installed python3
+export MESA_BUILD=$build OMP_NUM_THREADS=1
+trainer=$build/mesa-trainer bench=$source_dir/tests/bench
 cd "$folder" || exit 1
-failures=0
-
-fail() {
-    echo "FAIL: $1"
-    failures=$((failures + 1))
-}
-same() { # WHAT WANTED FOUND
-    [ "$2" = "$3" ] || fail "$1: \"$3\", want \"$2\""
-}
 
 # ---- texts: 30 documents of about 150 KB, 70 of about 40 KB, 200 of about 300 bytes
 python3 - <<'END'

@@ -2,11 +2,11 @@
 # SPDX-License-Identifier: Apache-2.0
 # mesa-trainer train as several processes: one curve whatever their number, checkpoints that any number goes on from,
 # one voice, and an end that names the rank when one is killed, differs or fails.
-set -uo pipefail
-source_dir=${MESA_SOURCE:-$(cd "$(dirname "$0")/../.." && pwd)}
-trainer=${MESA_BUILD:-$source_dir/build}/mesa-trainer
-[ -x "$trainer" ] || { echo "SKIP: $trainer is not built"; exit 77; }
-command -v python3 >/dev/null || { echo "SKIP: python3 is missing"; exit 77; }
+# shellcheck source=tests/shell.sh
+. "$(dirname "$0")/../shell.sh"
+need_built mesa-trainer
+need_installed python3
+trainer=$build/mesa-trainer
 for variable in $(compgen -e | grep -E '^(RANK|WORLD_SIZE|LOCAL_RANK|MASTER_|OMPI_COMM_|PMI_|SLURM_)'); do
     unset "$variable"
 done
@@ -14,15 +14,8 @@ export OMP_NUM_THREADS=1
 # An address of the loopback network that is this test's own: no two want the same port.
 MASTER_ADDR=127.$((64 + ($$ >> 16) % 128)).$(($$ >> 8 & 255)).$(($$ & 255))
 export MASTER_ADDR
-folder=$(mktemp -d)
 trap 'kill -9 $(jobs -p) 2>/dev/null; rm -rf "$folder"' EXIT
 cd "$folder" || exit 1
-failures=0
-
-fail() {
-    echo "FAIL: $1"
-    failures=$((failures + 1))
-}
 
 for data in data other; do
     "$trainer" task mqar --out $data --seed ${#data} --examples 400 --valid-examples 20 --vocab 64 --length 32 \
@@ -149,7 +142,7 @@ grep -q '"valid_divergence":' taught_2/log.jsonl || fail "with a teacher: no div
 
 # ---- devices that sum by themselves: pretended ones, late and strict
 
-modules=${MESA_BUILD:-$source_dir/build}/tests/device
+modules=$build/tests/device
 if [ -f "$modules/libmesa_kern_cuda.so" ]; then
     for count in 1 2; do
         MESA_LIBRARY_DIR=$modules ranks $count --config run.ini --out "device_$count" --set train.device=cuda

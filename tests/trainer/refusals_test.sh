@@ -2,22 +2,14 @@
 # SPDX-License-Identifier: Apache-2.0
 # What newcomers give import, quantize, export, eval, report and train by mistake: every refusal names the fault, comes
 # before the work, and leaves what stood there as it was.
-set -uo pipefail
-source_dir=${MESA_SOURCE:-$(cd "$(dirname "$0")/../.." && pwd)}
-trainer=${MESA_BUILD:-$source_dir/build}/mesa-trainer
-[ -x "$trainer" ] || { echo "SKIP: $trainer is not built"; exit 77; }
+# shellcheck source=tests/shell.sh
+. "$(dirname "$0")/../shell.sh"
+need_built mesa-trainer
+trainer=$build/mesa-trainer
 export OMP_NUM_THREADS=1
-folder=$(mktemp -d)
-trap 'rm -rf "$folder"' EXIT
 cd "$folder" || exit 1
 cp -r "$source_dir/deploy/models/demo" demo
 printf '{"ctx": "Once upon a", "target": "time"}\n' >task.jsonl
-failures=0
-
-fail() {
-    echo "FAIL: $1"
-    failures=$((failures + 1))
-}
 
 # STATUS WORDS COMMAND...: the exit status, and words of what it prints to stderr; nothing goes to stdout before.
 refused() {
