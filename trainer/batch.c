@@ -57,6 +57,25 @@ eng_status trn_batch_add(trn_batch *batch, const trn_row *row, double weight, ke
     return ENG_OK;
 }
 
+eng_status trn_batch_join(trn_batch *batch, const trn_row *row, double weight, kern_solver solver, eng_error *error) {
+    kern_rows *rows = batch->runner->rows;
+    const int32_t chunk = kern_device_describe(batch->runner->device)->chunk, token0 = rows->n_tokens;
+    const bool follows = rows->n_rows > 0 && rows->row[rows->n_rows - 1].length + row->length <= chunk &&
+                         rows->n_boundaries < rows->max_boundaries;
+    eng_status status = trn_batch_add(batch, row, weight, solver, error);
+    if (status != ENG_OK || !follows)
+        return status;
+    kern_row *last = &rows->row[rows->n_rows - 2];
+    const int32_t own = row->boundaries, first = rows->n_boundaries - own;
+    memmove(rows->boundary + first + 1, rows->boundary + first, sizeof *rows->boundary * (size_t)own);
+    rows->boundary[first] = token0;
+    rows->n_boundaries++;
+    last->length += row->length;
+    last->boundaries += 1 + own;
+    rows->n_rows--;
+    return ENG_OK;
+}
+
 static eng_status read_solves(trn_batch *batch, kern_ptr reference, eng_compute *sum, eng_error *error) {
     int32_t tokens = batch->runner->rows->n_tokens;
     size_t bytes = sizeof *batch->token_solves * (size_t)tokens;

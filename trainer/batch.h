@@ -25,6 +25,10 @@ void trn_batch_clear(trn_batch *batch);
 // Adds a row that starts from a zero state; weight: of each target's loss in the gradient.
 ENG_CHECKED eng_status trn_batch_add(trn_batch *batch, const trn_row *row, double weight, kern_solver solver,
                                      eng_error *error);
+// Likewise, but as one row with the one before, with a document's start between, where both fit into a chunk of the
+// device: many short rows cost as much as the chunks that they begin. Rows are no longer told apart (trn_batch_hits).
+ENG_CHECKED eng_status trn_batch_join(trn_batch *batch, const trn_row *row, double weight, kern_solver solver,
+                                      eng_error *error);
 // The teacher first.
 ENG_CHECKED eng_status trn_batch_run(trn_batch *batch, eng_error *error);
 // Sum of the losses of the tokens [token0, token0 + count), in order.

@@ -80,7 +80,7 @@ static eng_status run_micro_batch(trn_run *run, int32_t first, double weight, fi
     eng_status status = trn_ranks_check(run->ranks, error);
     trn_batch_clear(&run->batch);
     for (int32_t i = first; status == ENG_OK && i < run->own_rows && i < first + run->micro_rows; i++)
-        status = trn_batch_add(&run->batch, &run->row[i], weight, run->solver, error);
+        status = trn_batch_join(&run->batch, &run->row[i], weight, run->solver, error);
     trn_profile_piece(run->runner.profile, NULL, TRN_PHASE_DATA, "rows into the batch", (kern_cost){0});
     if (status == ENG_OK)
         status = trn_batch_run(&run->batch, error);

@@ -119,12 +119,13 @@ typedef struct batch_result {
 } batch_result;
 
 // Runs rows (a row's documents are cut at its boundaries) and takes losses and gradients.
-static batch_result run_rows(trn_run *run, const trn_row *row, int rows) {
+static batch_result run_rows_by(trn_run *run, const trn_row *row, int rows,
+                                eng_status (*add)(trn_batch *, const trn_row *, double, kern_solver, eng_error *)) {
     eng_error error = {0};
     ck_assert_int_eq(trn_optimizer_zero_gradients(&run->optimizer, NULL), ENG_OK);
     trn_batch_clear(&run->batch);
     for (int i = 0; i < rows; i++)
-        ck_assert_msg(trn_batch_add(&run->batch, &row[i], 1e-2, run->solver, &error) == ENG_OK, "%s", error.text);
+        ck_assert_msg(add(&run->batch, &row[i], 1e-2, run->solver, &error) == ENG_OK, "%s", error.text);
     ck_assert_msg(trn_batch_run(&run->batch, &error) == ENG_OK, "%s", error.text);
     batch_result result = {.tokens = run->runner.rows->n_tokens};
     size_t floats = (size_t)run->weights->count;
@@ -133,6 +134,10 @@ static batch_result run_rows(trn_run *run, const trn_row *row, int rows) {
     memcpy(result.loss, run->batch.loss, sizeof(float) * (size_t)result.tokens);
     memcpy(result.gradients, run->weights->grads, sizeof(float) * floats);
     return result;
+}
+
+static batch_result run_rows(trn_run *run, const trn_row *row, int rows) {
+    return run_rows_by(run, row, rows, trn_batch_add);
 }
 
 enum { DOCUMENTS = 7, PAIRS = 1 + 2 + 3 + 63 + 64 + 65 + 130 };
@@ -148,6 +153,17 @@ static void read_documents(const trn_run *run, trn_row *row) {
     }
 }
 
+static void same_results(const trn_run *run, batch_result *together, batch_result *apart) {
+    ck_assert_int_eq(together->tokens, apart->tokens);
+    mesa_assert_close(together->loss, apart->loss, apart->tokens, 2e-5, 2e-5);
+    double distance = relative_distance(together->gradients, apart->gradients, run->weights->count);
+    ck_assert_msg(distance < 2e-5, "gradients differ by %g", distance);
+    free(together->loss);
+    free(together->gradients);
+    free(apart->loss);
+    free(apart->gradients);
+}
+
 START_TEST(packed_documents_are_documents_alone) {
     write_documents("d", ids_of_document, DOCUMENTS);
     trn_run run;
@@ -159,16 +175,39 @@ START_TEST(packed_documents_are_documents_alone) {
     ck_assert_int_eq(packed.boundaries, DOCUMENTS - 1);
     read_documents(&run, alone);
     batch_result together = run_rows(&run, &packed, 1), apart = run_rows(&run, alone, DOCUMENTS);
-    mesa_assert_close(together.loss, apart.loss, PAIRS, 2e-5, 2e-5);
-    double distance = relative_distance(together.gradients, apart.gradients, run.weights->count);
-    ck_assert_msg(distance < 2e-5, "gradients differ by %g", distance);
+    same_results(&run, &together, &apart);
     for (int d = 0; d < DOCUMENTS; d++)
         trn_row_free(&alone[d]);
     trn_row_free(&packed);
-    free(together.loss);
-    free(together.gradients);
-    free(apart.loss);
-    free(apart.gradients);
+    trn_run_close(&run);
+}
+END_TEST
+
+START_TEST(joined_rows_are_rows_alone) {
+    write_documents("d", ids_of_document, DOCUMENTS);
+    trn_run run;
+    trn_row row[DOCUMENTS];
+    open_run(write_run(models[_i], "d", PAIRS, packed_run), &run);
+    read_documents(&run, row);
+    batch_result together = run_rows_by(&run, row, DOCUMENTS, trn_batch_join);
+    const kern_rows *rows = run.runner.rows;
+    ck_assert_int_lt(rows->n_rows, DOCUMENTS);
+    for (int32_t r = 0; r < rows->n_rows; r++)
+        ck_assert(rows->row[r].boundaries == 0 || rows->row[r].length <= kern_device_describe(run.device)->chunk);
+    ck_assert_int_eq(rows->n_rows + rows->n_boundaries, DOCUMENTS);
+    batch_result apart = run_rows(&run, row, DOCUMENTS);
+    same_results(&run, &together, &apart);
+
+    const trn_row rows_of_two[] = {row[2], {row[1].id, row[1].target, (int32_t[]){1}, 2, 1, 2}, row[0]};
+    together = run_rows_by(&run, rows_of_two, 3, trn_batch_join);
+    ck_assert_int_eq(rows->n_rows, 1);
+    ck_assert_int_eq(rows->row[0].boundaries, 3);
+    for (int i = 0; i < 3; i++)
+        ck_assert_int_eq(rows->boundary[i], 3 + i);
+    apart = run_rows(&run, rows_of_two, 3);
+    same_results(&run, &together, &apart);
+    for (int d = 0; d < DOCUMENTS; d++)
+        trn_row_free(&row[d]);
     trn_run_close(&run);
 }
 END_TEST
@@ -415,6 +454,7 @@ static Suite *train_suite(void) {
     tcase_add_loop_test(cases, a_step_does_not_depend_on_its_micro_batches, 0, MODELS);
     tcase_add_loop_test(cases, a_step_on_a_device_is_that_of_the_cpu, 0, MODELS);
     tcase_add_loop_test(cases, packed_documents_are_documents_alone, 0, MODELS);
+    tcase_add_loop_test(cases, joined_rows_are_rows_alone, 0, MODELS);
     tcase_add_loop_test(cases, a_document_does_not_reach_the_next, 0, MODELS);
     tcase_add_loop_test(cases, validation_changes_nothing, 0, MODELS);
     tcase_add_loop_test(cases, one_batch_is_learned_by_heart, 0, MODELS);
