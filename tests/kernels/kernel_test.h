@@ -86,19 +86,23 @@ static inline bool kernel_test_open(kernel_test *test, int device, const char *n
     return true;
 }
 
-// A GPU whose products may round their operands; false: there is none.
-static inline bool kernel_test_open_fast(kernel_test *test) {
+// A GPU whose products may round their operands, opened to train or not; false: there is none.
+static inline bool kernel_test_open_rounding(kernel_test *test, bool trains) {
     if (!kernel_test_open(test, KERNEL_TEST_ISAS, "cuda:0"))
         return false;
     kern_rows_free(test->rows);
     kern_stream_close(test->stream);
     kern_device_close(test->device);
-    const kern_device_options options = {.name = "cuda:0", .fast = true, .trains = true};
+    char reason[256] = "";
+    const kern_device_options options = {.name = "cuda:0", .fast = true, .trains = trains};
     test->fast = true;
-    ck_assert_int_eq(kern_device_open(&options, &test->device, NULL, 0), KERN_OK);
+    ck_assert_msg(kern_device_open(&options, &test->device, reason, sizeof reason) == KERN_OK, "%s", reason);
     ck_assert_int_eq(kern_stream_open(test->device, &test->stream), KERN_OK);
     ck_assert_int_eq(kern_rows_create(test->device, 64, 8192, 256, 256, 1024, 1024, &test->rows), KERN_OK);
     return true;
+}
+static inline bool kernel_test_open_fast(kernel_test *test) {
+    return kernel_test_open_rounding(test, true);
 }
 
 static inline void kernel_test_close(kernel_test *test) {

@@ -526,6 +526,19 @@ START_TEST(fast_products_of_bf16_numbers) {
 }
 END_TEST
 
+START_TEST(merging_asks_for_a_device_that_trains) {
+    kernel_test test;
+    if (!kernel_test_open_rounding(&test, false))
+        MESA_TEST_SKIP("no device %s", "cuda:0");
+    layer l = make_layer(&test, 40, 30, 50, KERN_F32);
+    const kern_linear_args args = layer_args(&l, true, true);
+    merged_row(&test, l.tokens);
+    ck_assert_int_eq(kern_launch(test.stream, KERN_OP_LINEAR, test.rows, &args), KERN_UNSUPPORTED);
+    kern_weight_free(l.weight);
+    kernel_test_close(&test);
+}
+END_TEST
+
 // Rows of a weight that begin anywhere, also where a bias is not aligned.
 START_TEST(fast_slices_and_groups) {
     kernel_test test;
@@ -747,6 +760,7 @@ static Suite *linear_suite(void) {
     tcase_add_loop_test(tcase, threads_do_not_matter, 0, KERNEL_TEST_ISAS);
 #endif
     tcase_add_test(tcase, fast_products_of_bf16_numbers);
+    tcase_add_test(tcase, merging_asks_for_a_device_that_trains);
     tcase_add_test(tcase, fast_slices_and_groups);
     tcase_add_test(tcase, fast_products_of_many_shapes);
     tcase_add_test(tcase, products_in_a_row_see_what_is_written);
