@@ -352,42 +352,55 @@ START_TEST(a_rank_that_fails_tells_all_why) {
 }
 END_TEST
 
+// Not before the two others work: whoever is still meeting would tell of another loss.
+static void be_killed_at_work(atomic_int *others) {
+    while (atomic_load(others) < 2)
+        sched_yield();
+    kill(getpid(), SIGKILL);
+}
+
 // Rank 1 is killed while rank 0 is in the midst of a long step: rank 2 finds it gone and waits for rank 0's word.
 static eng_status be_busy_at_a_loss(trn_ranks *ranks, void *shared, eng_error *error) {
     static float data[5000];
-    (void)shared;
     if (trn_ranks_own(ranks) == 1)
-        kill(getpid(), SIGKILL);
+        be_killed_at_work(shared);
+    atomic_fetch_add((atomic_int *)shared, 1);
     if (trn_ranks_own(ranks) == 0)
         nanosleep(&(struct timespec){.tv_sec = 6}, NULL);
     return trn_ranks_sum(ranks, NULL, data, 5000, error);
 }
 
 START_TEST(a_busy_rank_0_is_waited_for) {
-    const rank_end *end = run_ranks(3, be_busy_at_a_loss, NULL);
+    const rank_end *end = run_ranks(3, be_busy_at_a_loss, share_memory(sizeof(atomic_int)));
     for (int32_t r = 0; r < 3; r += 2)
         ck_assert_msg(strstr(end[r].text, "rank 1 is gone"), "rank %d: %s", r, end[r].text);
 }
 END_TEST
 
+typedef struct loss {
+    atomic_int working; // of ranks 0 and 1
+    atomic_bool told;
+} loss;
+
 // Rank 2 is killed; rank 1 hears of it only when something of its own has failed, as it may when rank 0 cleans up.
 static eng_status fail_of_a_loss(trn_ranks *ranks, void *shared, eng_error *error) {
-    atomic_bool *told = shared;
+    loss *l = shared;
     char one = 0, all[MOST_RANKS];
     if (trn_ranks_own(ranks) == 2)
-        kill(getpid(), SIGKILL);
+        be_killed_at_work(&l->working);
+    atomic_fetch_add(&l->working, 1);
     if (trn_ranks_own(ranks) == 0) {
         eng_status status = trn_ranks_exchange(ranks, &one, 1, all, error);
-        atomic_store(told, true);
+        atomic_store(&l->told, true);
         return status;
     }
-    while (!atomic_load(told))
+    while (!atomic_load(&l->told))
         sched_yield();
     return eng_fail(error, ENG_NOT_FOUND, "the folder has gone");
 }
 
 START_TEST(a_loss_is_the_reason_for_what_comes_of_it) {
-    const rank_end *end = run_ranks(3, fail_of_a_loss, share_memory(sizeof(atomic_bool)));
+    const rank_end *end = run_ranks(3, fail_of_a_loss, share_memory(sizeof(loss)));
     for (int32_t r = 0; r < 2; r++)
         ck_assert_msg(strstr(end[r].text, "rank 2 is gone"), "rank %d: %s", r, end[r].text);
 }
