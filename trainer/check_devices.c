@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 // Gradients of a checkpoint on one device held against those on another; see check.h.
 //
-// What runs is what trains: training plans over rows of the data, weights in float32, every target's loss weighed by 1
-// / (targets of the batch). The reference takes a batch's rows all at once in float32. Both devices hold weights and
-// gradients; the host holds both gradients and, in double, the sum of their differences. One thread.
+// What runs is what trains: training plans over rows of the data, weights in float32, every target's loss weighed by
+// 1 / (targets of the batch). The reference takes a batch's rows all at once in float32, each by itself. Both devices
+// hold weights and gradients; the host holds both gradients and, in double, the sum of their differences. One thread.
 #include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -32,6 +32,7 @@ typedef struct side {
     trn_runner runner;
     trn_batch batch;
     kern_solver solver;
+    bool joins;       // short rows, as a step of training does
     float *gradients; // (weights->count) host
     double loss;      // mean of the batch's targets
 } side;
@@ -139,6 +140,7 @@ static eng_status open_all(comparison *c, const char *dir, eng_error *error) {
     if (status == ENG_OK)
         status = open_rows(c, error);
     const int64_t at_once = o->micro_rows > 0 && o->micro_rows < o->rows ? o->micro_rows : o->rows;
+    c->mine.joins = true;
     if (status == ENG_OK)
         status = open_side(c, o->device, c->fast, (int32_t)at_once, &c->mine, error);
     if (status == ENG_OK)
@@ -169,7 +171,8 @@ static eng_status run_rows(const comparison *c, side *s, double weight, eng_erro
     for (int64_t first = 0; status == ENG_OK && first < c->options->rows; first += at_once) {
         trn_batch_clear(&s->batch);
         for (int64_t i = first; status == ENG_OK && i < c->options->rows && i < first + at_once; i++)
-            status = trn_batch_add(&s->batch, &c->row[i], weight, s->solver, error);
+            status = s->joins ? trn_batch_join(&s->batch, &c->row[i], weight, s->solver, error)
+                              : trn_batch_add(&s->batch, &c->row[i], weight, s->solver, error);
         if (status == ENG_OK)
             status = trn_batch_run(&s->batch, error);
         s->loss += weight * trn_batch_loss(&s->batch, 0, s->runner.rows->n_tokens);

@@ -60,6 +60,12 @@ holds "two rows at once" "0 < $(figure 'error of a tensor, largest') && $(figure
 holds "and all gradients as one" "$(awk '$1 == "(all)" { print $4 }' told) < 1e-6"
 grep -q '^6 batches of 8 rows of 96, 2 at once' told || fail "other batches: $(head -n 3 told)"
 
+# Rows that share a chunk, as in a step of training, against the same by themselves.
+"$trainer" task mqar --out short --examples 50 --valid-examples 5 --vocab 64 --length 16 --pairs 2,4 >told 2>&1 ||
+    fail "task: $(cat told)"
+check 0 --data short/train --against cpu --rows 8 --context 16 --solver exact
+holds "short rows" "$(figure 'error of a tensor, largest') < 1e-5"
+
 # ---- another device
 check 0 --data data/train --device cuda:0 --against cpu --rows 2 --batches 4 --solver exact
 holds "a device" "0 < $(figure 'error of a tensor, median') && $(figure 'error of a tensor, largest') < 1e-4"
