@@ -15,6 +15,8 @@
 
 enum { VERSION = 1, STRANGERS = 16 };
 
+static const double look_seconds = 3; // after which who tries to connect looks whether the run is over
+
 static const char magic[8] = "MESARANK";
 
 typedef struct hello { // of a rank to rank 0, and of a rank to the next of its ring
@@ -258,6 +260,21 @@ static eng_status await_previous(trn_ranks *ranks, door *d, uint64_t run, double
     return ENG_OK;
 }
 
+// A rank that ends now leaves nobody there: its end is heard from rank 0, or by it.
+static eng_status go_to_next(trn_ranks *ranks, const char *address, int32_t port, double deadline, eng_error *error) {
+    const int32_t next = (ranks->rank + 1) % ranks->ranks;
+    for (;;) {
+        const double look = trn_seconds() + look_seconds;
+        if (trn_link_connect(address, port, look < deadline ? look : deadline, &ranks->next, NULL) == ENG_OK)
+            return ENG_OK;
+        eng_status status = trn_ranks_check(ranks, error);
+        if (status != ENG_OK)
+            return status;
+        if (trn_seconds() >= deadline)
+            return trn_ranks_lost(ranks, next, false, error);
+    }
+}
+
 static eng_status close_ring(trn_ranks *ranks, const trn_rank_place *place, door *d, uint64_t run, const seat *seats,
                              double deadline, eng_error *error) {
     const int32_t next = (ranks->rank + 1) % ranks->ranks;
@@ -265,9 +282,10 @@ static eng_status close_ring(trn_ranks *ranks, const trn_rank_place *place, door
     // What rank 0 sees as its own host is, from elsewhere, where rank 0 was found.
     const char *address = there->address[0] ? there->address : place->address;
     const hello own = greet(ranks, 0, run);
-    eng_status status = trn_link_connect(address, there->port, deadline, &ranks->next, NULL);
-    if (status == ENG_OK)
-        status = trn_link_send(ranks->next, &own, sizeof own, deadline);
+    eng_status status = go_to_next(ranks, address, there->port, deadline, error);
+    if (status != ENG_OK)
+        return status;
+    status = trn_link_send(ranks->next, &own, sizeof own, deadline);
     if (status != ENG_OK)
         return trn_ranks_lost(ranks, next, status == ENG_BUSY, error);
     return await_previous(ranks, d, run, deadline, error);

@@ -514,6 +514,49 @@ START_TEST(ranks_of_another_run_are_refused) {
 }
 END_TEST
 
+// Says that it is rank 1 and listens where nobody does, and is gone once all are welcomed.
+static void end_when_welcomed(const trn_rank_place *first) {
+    const struct {
+        char magic[8];
+        uint32_t version;
+        int32_t rank, ranks, port;
+        uint64_t run;
+    } hello = {{'M', 'E', 'S', 'A', 'R', 'A', 'N', 'K'}, 1, 1, 3, 1, 0};
+    char welcome;
+    int fd = -1;
+    if (trn_link_connect(first->address, first->port, trn_seconds() + PATIENCE, &fd, NULL) == ENG_OK &&
+        trn_link_send(fd, &hello, sizeof hello, trn_seconds() + PATIENCE) == ENG_OK &&
+        trn_link_receive(fd, &welcome, 1, trn_seconds() + PATIENCE) == ENG_OK)
+        _exit(0);
+    _exit(9);
+}
+
+START_TEST(a_rank_that_ends_while_the_ring_is_closed_is_named) {
+    rank_end *end = share_memory(3 * sizeof *end);
+    pid_t child[3];
+    for (int32_t r = 0; r < 3; r++) {
+        const trn_rank_place place = place_of(r, 3);
+        child[r] = fork();
+        ck_assert_int_ge(child[r], 0);
+        if (child[r] == 0 && r == 1) {
+            const trn_rank_place first = place_of(0, 3);
+            end_when_welcomed(&first);
+        } else if (child[r] == 0) {
+            trn_ranks *ranks = NULL;
+            eng_error error = {0};
+            eng_status status = trn_ranks_open(&place, 100 * PATIENCE, &ranks, &error);
+            snprintf(end[r].text, sizeof end[r].text, "%s", error.text);
+            _exit(status == ENG_OK ? 0 : 1);
+        }
+    }
+    for (int32_t r = 0; r < 3; r++)
+        ck_assert_int_eq(waitpid(child[r], &end[r].status, 0), child[r]);
+    ck_assert_int_eq(WEXITSTATUS(end[1].status), 0);
+    for (int32_t r = 0; r < 3; r += 2)
+        ck_assert_msg(strstr(end[r].text, "rank 1 is gone"), "rank %d: %s", r, end[r].text);
+}
+END_TEST
+
 // ------------------------------------------------------------------------------------------------------------ training
 
 // Nine rows a step, of unlike lengths and counted targets: no number of ranks divides them evenly.
@@ -723,6 +766,7 @@ static Suite *ranks_suite(void) {
     tcase_add_test(cases, strangers_are_sent_away);
     tcase_add_test(cases, silent_strangers_keep_nobody_waiting);
     tcase_add_test(cases, ranks_of_another_run_are_refused);
+    tcase_add_test(cases, a_rank_that_ends_while_the_ring_is_closed_is_named);
     tcase_add_loop_test(cases, one_gradient_whatever_the_ranks, 0, 2);
     tcase_add_test(cases, a_run_of_ranks_repeats_and_follows_the_curve);
     tcase_add_test(cases, figures_are_of_all_ranks);
