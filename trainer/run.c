@@ -228,18 +228,20 @@ static eng_status load_weights(trn_run *run, const char *dir, load load, eng_err
 
 // --------------------------------------------------------------------------------------------------------------- whole
 
-eng_status trn_run_open_device(const trn_run_config *config, int32_t local, kern_device **out, eng_error *error) {
+eng_status trn_run_open_device(const trn_run_config *config, int32_t local, char *why, size_t why_size,
+                               kern_device **out, eng_error *error) {
     char own[32];
     snprintf(own, sizeof own, "cuda:%d", local);
     const kern_device_options options = {.name = strcmp(config->device, "cuda") == 0 ? own : config->device,
                                          .threads = (int32_t)config->threads,
                                          .fast = config->precision == 1,
                                          .trains = true};
-    return eng_open_device(&options, NULL, 0, out, error);
+    return eng_open_device(&options, why, why_size, out, error);
 }
 
 static eng_status open_device(trn_run *run, eng_error *error) {
-    eng_status status = trn_run_open_device(&run->config, trn_ranks_local(run->ranks), &run->device, error);
+    eng_status status = trn_run_open_device(&run->config, trn_ranks_local(run->ranks), run->no_cuda,
+                                            sizeof run->no_cuda, &run->device, error);
     return status == ENG_OK ? trn_ranks_use(run->ranks, run->device, error) : status;
 }
 

@@ -33,6 +33,7 @@ typedef struct trn_run {
     trn_schedule schedule;
     kern_solver solver;
     char *start;       // with start_from: the table of what was taken from there
+    char no_cuda[256]; // why a device = auto is the CPU; "": it is not
     trn_ranks *ranks;  // borrowed; NULL: one process
     size_t *block_end; // (optimizer.blocks) operations of the training plan after which a block's gradients are final
     trn_row *row;      // (own_rows) this rank's rows of the step at hand
@@ -49,9 +50,9 @@ ENG_CHECKED eng_status trn_run_open(trn_run_config *config, trn_ranks *ranks, tr
 // differs.
 ENG_CHECKED eng_status trn_run_resume(trn_run *run, const char *dir, const trn_run_state *state, eng_error *error);
 void trn_run_close(trn_run *run);
-// The device that the configuration names; "cuda" alone is the one of number `local`.
-ENG_CHECKED eng_status trn_run_open_device(const trn_run_config *config, int32_t local, kern_device **out,
-                                           eng_error *error);
+// The device that the configuration names; "cuda" alone is the one of number `local`. why: as of eng_open_device.
+ENG_CHECKED eng_status trn_run_open_device(const trn_run_config *config, int32_t local, char *why, size_t why_size,
+                                           kern_device **out, eng_error *error);
 ENG_CHECKED eng_status trn_run_checkpoint(trn_run *run, const char *folder, eng_error *error);
 
 typedef struct trn_step_report {

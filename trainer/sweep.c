@@ -267,7 +267,7 @@ static eng_status count_threads(const work *w, int *threads, eng_error *error) {
     eng_status status = read_config(w, &w->sweep->run[0], &config, error);
     if (status != ENG_OK)
         return status;
-    status = trn_run_open_device(&config, 0, &device, error);
+    status = trn_run_open_device(&config, 0, NULL, 0, &device, error);
     if (status == ENG_OK)
         *threads = kern_device_describe(device)->threads;
     kern_device_close(device);

@@ -91,9 +91,10 @@ static void announce(const trn_run *run, const char *dir, FILE *out) {
         return;
     if (run->ranks)
         fprintf(out, "%d ranks, ", trn_ranks_count(run->ranks));
-    fprintf(out, "%llu parameters, %lld rows of %d pairs an epoch, %d rows a step, %s\n",
+    fprintf(out, "%llu parameters, %lld rows of %d pairs an epoch, %d rows a step, %s%s%s\n",
             (unsigned long long)run->model->parameters, (long long)run->state.data_rows, (int)run->state.context,
-            run->batch_rows, kern_device_describe(run->device)->description);
+            run->batch_rows, kern_device_describe(run->device)->description, run->no_cuda[0] ? ", not CUDA: " : "",
+            run->no_cuda);
     if (run->teacher.checkpoint)
         announce_teacher(run, out);
     if (dir)

@@ -47,7 +47,9 @@ batch_tokens = 384
 eval_every = 0
 save_every = 0
 END
-"$trainer" train --config run.ini --out run >told 2>&1 || fail "train: $(tail -n 1 told)"
+MESA_LIBRARY_DIR=/none "$trainer" train --config run.ini --out run --set train.device=auto >told 2>&1 ||
+    fail "train: $(tail -n 1 told)"
+grep -q ', not CUDA: no CUDA module: /none/' told || fail "a GPU that is not there is not spoken of: $(head -n 1 told)"
 
 # ---- itself: the same bits, or sums in another order
 check 0 --data data/train --against cpu --rows 4
