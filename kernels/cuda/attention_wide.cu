@@ -200,7 +200,7 @@ static kern_status pack(const cuda_step *step, const float *x, int32_t heads, in
     const pack_job job = {from, step->tokens, (int32_t)across, cuda_operand_is_wide(from),
                           room + (int64_t)place * WIDE_MOST};
     *out = {job.to, across * WIDE_TILE};
-    return cuda_start(step, pack_kernel, (unsigned)(tiles_of(step->tokens) * across), PACK_THREADS, 0, job);
+    return cuda_start(step, pack_kernel, cuda_blocks(tiles_of(step->tokens) * across, 1), PACK_THREADS, 0, job);
 }
 
 kern_status cuda_attention_pack(const cuda_step *step, const float *q, const float *k, const float *v, const float *d_o,

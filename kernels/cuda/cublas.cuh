@@ -2,8 +2,8 @@
 // Products of operands of one bf16 number, summed in float32, by cuBLASLt, NVIDIA's library of them: those of training
 // on a `fast` device. The library is opened with a device that trains, so a host that only serves does not need it.
 //
-// One algorithm a shape: the library's first choice, which depends on nothing else, so that repeats have the same bits.
-// Reductions by atomic additions are excluded. Launches allocate nothing.
+// One algorithm a shape: the library's first choice for the GPU, which depends on nothing else, so that repeats have
+// the same bits. Reductions by atomic additions are excluded. Launches allocate nothing.
 #ifndef KERNELS_CUDA_CUBLAS_CUH
 #define KERNELS_CUDA_CUBLAS_CUH
 

@@ -63,9 +63,9 @@ static void describe(kern_cuda *cuda, const cudaDeviceProp *properties) {
         snprintf(info->numeric_profile, sizeof info->numeric_profile, "cuda sm_%d%d C=%d kernels=%d nvcc=%d.%d%s",
                  properties->major, properties->minor, (int)CHUNK, (int)CUDA_REVISION, __CUDACC_VER_MAJOR__,
                  __CUDACC_VER_MINOR__, cuda->fast ? " fast" : "");
-    if (cuda->cublas)
-        snprintf(info->numeric_profile + length, sizeof info->numeric_profile - (size_t)length, " cublasLt=%zu",
-                 cuda_cublas_version(cuda->cublas));
+    if (cuda->cublas) // its algorithms are chosen for the GPU
+        snprintf(info->numeric_profile + length, sizeof info->numeric_profile - (size_t)length,
+                 " cublasLt=%zu on %.40s", cuda_cublas_version(cuda->cublas), properties->name);
     info->chunk = CHUNK;
     info->default_rows = DEFAULT_ROWS;
     info->prompt_chunks = PROMPT_CHUNKS;

@@ -418,6 +418,20 @@ START_TEST(fast_training) {
 }
 END_TEST
 
+START_TEST(fast_training_of_nobody) {
+    const kern_attention s = {.heads = 2, .kv_heads = 1, .head_width = 64, .scale = 0.1f};
+    kernel_test test;
+    if (!kernel_test_open_fast(&test))
+        MESA_TEST_SKIP("no device %s", "cuda:0");
+    const tensors x = make_tensors(&test, &s, OWN_TOKENS);
+    kernel_test_clear_rows(&test);
+    test.rows->merge = true;
+    kernel_test_prepare(&test);
+    (void)run_backward(&test, &s, &x);
+    kernel_test_close(&test);
+}
+END_TEST
+
 #ifdef _OPENMP
 START_TEST(threads_do_not_matter) {
     const kern_attention *s = &shapes[0];
@@ -513,6 +527,7 @@ static Suite *attention_suite(void) {
     tcase_add_loop_test(tcase, threads_do_not_matter, 0, KERNEL_TEST_ISAS);
 #endif
     tcase_add_test(tcase, fast_training);
+    tcase_add_test(tcase, fast_training_of_nobody);
     tcase_add_test(tcase, reference_backward_equals_differences);
     tcase_add_test(tcase, refuses_what_it_cannot_do);
     suite_add_tcase(suite, tcase);
