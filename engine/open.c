@@ -108,9 +108,10 @@ static int32_t prompt_chunks(const eng_options *options, const kern_device_info 
                                       : device->prompt_chunks;
 }
 
-// Of one prompt in a step.
+// Of one prompt in a step; where states are bf16 its tokens follow one another on every device.
 static int32_t row_chunks(const eng_engine *engine, pool_size size) {
-    const int32_t most = kern_device_describe(engine->device)->row_chunks;
+    const bool whole = eng_checkpoint_model(engine->checkpoint)->state_storage == KERN_STORE_F32;
+    const int32_t most = whole ? kern_device_describe(engine->device)->row_chunks : 1;
     return most < size.prompt_chunks ? most : size.prompt_chunks;
 }
 

@@ -457,31 +457,39 @@ static eng_status add_owed(eng_scheduler *scheduler, int64_t *budget, eng_error 
     return add_prompt(scheduler, job, prompt_piece(scheduler, job, 1), budget, error);
 }
 
-static eng_status add_audit(eng_scheduler *scheduler, int64_t share, int64_t *budget, eng_error *error) {
+// Chunks of one prompt; those of exact solves follow one another on every device.
+static int64_t most_chunks(const eng_scheduler *scheduler, const eng_job *job, int64_t factor) {
+    const eng_run *run = eng_job_run(job);
+    const eng_knobs *knobs = run ? &run->knobs : &job->knobs;
+    return knobs->cg_mode == ENG_CG_EXACT ? factor : factor * scheduler->options.row_chunks;
+}
+
+static eng_status add_audit(eng_scheduler *scheduler, int64_t factor, int64_t *budget, eng_error *error) {
     eng_job *job = scheduler->audit.job;
     if (!eng_audit_runs(scheduler) || job->session.read == scheduler->audit.boundary->read)
         return ENG_OK;
+    const int64_t share = most_chunks(scheduler, job, factor);
     return add_prompt(scheduler, job, prompt_piece(scheduler, job, share), budget, error);
 }
 
-// Prompts in turns until the step's budget is spent, `most` chunks of one at the most.
-static eng_status add_prompts(eng_scheduler *scheduler, int64_t chunks, int64_t most, int64_t budget,
-                              eng_error *error) {
-    int64_t readers = count_readers(scheduler), share = readers > 0 && chunks > readers ? chunks / readers : 1;
-    share = share < most ? share : most;
+// Prompts in turns until the step's budget is spent.
+static eng_status add_prompts(eng_scheduler *scheduler, int64_t factor, int64_t budget, eng_error *error) {
+    const int64_t readers = count_readers(scheduler), chunks = factor * scheduler->options.prompt_chunks;
+    const int64_t share = readers > 0 && chunks > readers ? chunks / readers : 1;
     for (eng_job *job; (job = next_reader(scheduler)) != NULL;) {
-        int32_t count = prompt_piece(scheduler, job, share);
+        const int64_t most = most_chunks(scheduler, job, factor);
+        int32_t count = prompt_piece(scheduler, job, share < most ? share : most);
         if (prompt_cost(scheduler, count) > budget)
             break;
         eng_status status = add_prompt(scheduler, job, count, &budget, error);
         if (status != ENG_OK)
             return status;
     }
-    return readers == 0 ? add_audit(scheduler, most, &budget, error) : ENG_OK;
+    return readers == 0 ? add_audit(scheduler, factor, &budget, error) : ENG_OK;
 }
 
 static eng_status compose(eng_scheduler *scheduler, eng_error *error) {
-    int64_t budget = 0, chunks = scheduler->options.prompt_chunks;
+    int64_t budget = 0;
     eng_status status = admit(scheduler, error);
     if (status == ENG_OK)
         status = eng_audit_admit(scheduler, error);
@@ -491,9 +499,8 @@ static eng_status compose(eng_scheduler *scheduler, eng_error *error) {
     if (status == ENG_OK)
         status = add_generating(scheduler, &waited_for, error);
     const int64_t factor = waited_for ? 1 : ENG_IDLE_FACTOR;
-    budget += factor * chunks * scheduler->options.chunk;
-    const int64_t most = factor * scheduler->options.row_chunks;
-    return status == ENG_OK ? add_prompts(scheduler, factor * chunks, most, budget, error) : status;
+    budget += factor * scheduler->options.prompt_chunks * scheduler->options.chunk;
+    return status == ENG_OK ? add_prompts(scheduler, factor, budget, error) : status;
 }
 
 // Composes a step and starts it; with nobody in it there is none.

@@ -7,9 +7,10 @@
 // answer depends on it.
 //
 // Every other generating job gets its token in every step. Prompts are read beside them by at most prompt_chunks chunks
-// a step, each by at most row_chunks, in turns, so the gap between two tokens of a client is bounded by those chunks
-// plus one step however many and however long the prompts that arrive; when nothing generates, a step reads up to
-// ENG_IDLE_FACTOR times as much, of each and of all, of prompts whose logprobs are wanted one chunk.
+// a step, each by at most row_chunks, or one where Mesa layers solve exactly, in turns, so the gap between two tokens
+// of a client is bounded by those chunks plus one step however many and however long the prompts that arrive; when
+// nothing generates, a step reads up to ENG_IDLE_FACTOR times as much, of each and of all, of prompts whose logprobs
+// are wanted one chunk.
 //
 // Those that wait are admitted by priority, then in turns over their owners, then in the order of submission; prompts
 // are read in turns over their owners as well. An owner's turn is when it was last served, or came: each that is ahead

@@ -47,7 +47,7 @@ typedef struct kern_device_info {
     int32_t chunk;             // C
     int32_t default_rows;      // rows a step that suit the device
     int32_t prompt_chunks;     // chunks of prompts a step that cost it about as much as generating for those rows
-    int32_t row_chunks;        // of these, of one prompt; 1 where its chunks follow one another
+    int32_t row_chunks;        // of these, of one prompt with states in float32; 1 where its chunks follow one another
     int32_t threads;           // CPU
     uint64_t launch_bytes;     // moved in the time of a launch that has nothing to do; 0: there are no launches
     bool asynchronous;         // launches and transfers return before they are done

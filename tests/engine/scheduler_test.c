@@ -256,6 +256,14 @@ START_TEST(several_prompts_are_read_side_by_side) {
     ck_assert_int_eq(reader[0].last_step, before + 6 / each + ahead());
 
     before = door_steps();
+    eng_request exact = greedy(engine, prompt, (size_t)(6 * chunk), 1); // token by token everywhere
+    exact.knobs.cg_mode = ENG_CG_EXACT;
+    submit(engine, exact, &reader[0]);
+    for (int i = 0; i < 6 + ahead(); i++)
+        step(engine);
+    ck_assert_int_eq(reader[0].last_step, before + 6 + ahead());
+
+    before = door_steps();
     const size_t told = client.id_count;
     for (int i = 0; i < 5; i++)
         submit(engine, greedy(engine, prompt + i, (size_t)(6 * chunk), 1), &reader[i]);
@@ -273,6 +281,20 @@ START_TEST(several_prompts_are_read_side_by_side) {
     submit(engine, greedy(engine, prompt, (size_t)(12 * chunk), 1), &reader[0]);
     drain(engine);
     ck_assert_int_eq(reader[0].last_step, before + 12 / (4 * each));
+    eng_close(engine);
+}
+END_TEST
+
+START_TEST(prompts_with_states_in_bf16_are_read_by_a_chunk) {
+    eng_engine *engine = open_with(SMALL_MESA, (eng_options){0}); // makes the checkpoint
+    eng_close(engine);
+    engine = NULL;
+    const eng_options options = {.model_dir = temp_path(small_models[SMALL_MESA].name),
+                                 .device = test_device("cpu"),
+                                 .state_storage = ENG_STATE_BF16};
+    if (eng_open(&options, &engine, NULL) != ENG_OK)
+        MESA_TEST_SKIP("no states in bf16 on %s", options.device);
+    ck_assert_int_eq(eng_info(engine)->prompt_row_tokens, eng_info(engine)->chunk);
     eng_close(engine);
 }
 END_TEST
@@ -567,6 +589,7 @@ static Suite *scheduler_suite(void) {
     tcase_add_test(cases, a_paused_request_keeps_its_place);
     tcase_add_test(cases, prompts_take_one_chunk_a_step_beside_a_client);
     tcase_add_test(cases, several_prompts_are_read_side_by_side);
+    tcase_add_test(cases, prompts_with_states_in_bf16_are_read_by_a_chunk);
     tcase_add_test(cases, penalties_hold_up_no_more_than_they_must);
     tcase_add_test(cases, owners_take_turns);
     tcase_add_test(cases, priority_comes_before_turns);
