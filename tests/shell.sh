@@ -6,7 +6,7 @@
 # "exit $((failures > 0))".
 set -uo pipefail
 source_dir=${MESA_SOURCE:-$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)}
-build=${MESA_BUILD:-$source_dir/build}
+build=$(realpath -m "${MESA_BUILD:-$source_dir/build}")
 failures=0
 folder=$(mktemp -d)
 trap 'rm -rf "$folder"' EXIT

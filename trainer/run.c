@@ -303,16 +303,17 @@ eng_status trn_run_open(trn_run_config *config, trn_ranks *ranks, trn_run *run, 
         status = open_parts(run, tokenizer, error);
     }
     eng_tokenizer_close(tokenizer);
-    if (status == ENG_OK) {
+    if (status == ENG_OK)
         begin_state(run);
-        if (warm_start[0])
-            status = load_weights(run, warm_start, LOAD_WARM, error);
-        else if (run->config.start_from[0])
-            status = load_weights(run, run->config.start_from, LOAD_FITTING, error);
-    }
-    if (status != ENG_OK)
+    else
         trn_run_close(run);
     return status;
+}
+
+eng_status trn_run_start(trn_run *run, eng_error *error) {
+    if (run->config.warm_start[0])
+        return load_weights(run, run->config.warm_start, LOAD_WARM, error);
+    return run->config.start_from[0] ? load_weights(run, run->config.start_from, LOAD_FITTING, error) : ENG_OK;
 }
 
 // By its digest; borrowed from it.

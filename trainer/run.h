@@ -42,10 +42,13 @@ typedef struct trn_run {
     trn_run_state state;
 } trn_run;
 
-// Takes config, also on failure; borrows ranks, who open the same run all together. A fresh run starts from the table's
-// start values, or from the weights of config->warm_start, where an exit gate may be missing and then has its start
-// values, or from those of config->start_from that fit (start.h).
+// Takes config, also on failure; borrows ranks, who open the same run all together. Weights are the table's start
+// values.
 ENG_CHECKED eng_status trn_run_open(trn_run_config *config, trn_ranks *ranks, trn_run *run, eng_error *error);
+// A fresh run's weights where the configuration names a checkpoint: those of warm_start, where an exit gate may be
+// missing and then has its start values, or those of start_from that fit (start.h). A run that goes on needs neither
+// folder.
+ENG_CHECKED eng_status trn_run_start(trn_run *run, eng_error *error);
 // Loads weights, moments and place from a checkpoint of this run (trn_run_newest); refuses one whose order of data
 // differs.
 ENG_CHECKED eng_status trn_run_resume(trn_run *run, const char *dir, const trn_run_state *state, eng_error *error);

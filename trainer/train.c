@@ -23,35 +23,48 @@ typedef struct train_options {
     int64_t profile, parallel;
 } train_options;
 
-// The loss of the stage, and a gate where the configuration says nothing of one.
-static eng_status set_stage(const train_options *o, trn_run_config *config, eng_error *error) {
-    const char *loss = o->stage == 1 ? "loop.loss=expected" : o->previous ? "loop.loss=previous" : "loop.loss=next";
-    eng_status status = trn_run_config_set(config, loss, error);
-    if (status == ENG_OK && !trn_json_has(config->model, "exit_gate"))
+static const char *loss_of_stage(const train_options *o) {
+    return o->stage == 1 ? "loop.loss=expected" : o->previous ? "loop.loss=previous" : "loop.loss=next";
+}
+
+// Options are keys of the configuration like any other, so that what does not go together is refused however it is
+// said.
+static eng_status read_with(const train_options *o, const char *path, const char *warm_start, trn_run_config *config,
+                            eng_error *error) {
+    const char *set[TRN_MAX_STRINGS + 2];
+    int sets = o->set.count;
+    memcpy(set, o->set.item, sizeof *set * (size_t)sets);
+    if (o->gate)
+        set[sets++] = loss_of_stage(o);
+    if (o->warm_start)
+        set[sets++] = warm_start;
+    eng_status status = trn_run_config_read(path, set, sets, config, error);
+    // A gate where the configuration says nothing of one.
+    if (status == ENG_OK && o->gate && !trn_json_has(config->model, "exit_gate")) {
         status = trn_run_config_set(config, "model.exit_gate=true", error);
-    if (status != ENG_OK)
-        trn_run_config_free(config);
+        if (status != ENG_OK)
+            trn_run_config_free(config);
+    }
     return status;
 }
 
+// New.
+static char *assign(const char *key, const char *value) {
+    const size_t size = strlen(key) + strlen(value) + 2;
+    char *text = malloc(size);
+    if (text)
+        snprintf(text, size, "%s=%s", key, value);
+    return text;
+}
+
 static eng_status read_config(const train_options *o, trn_run_config *config, eng_error *error) {
-    char *own = o->config ? strdup(o->config) : eng_join_path(o->out, "config.ini");
-    if (!own)
-        return eng_fail(error, ENG_NO_MEMORY, "out of memory for a path");
-    eng_status status = trn_run_config_read(own, o->set.item, o->set.count, config, error);
-    free(own);
-    if (status == ENG_OK && o->gate)
-        status = set_stage(o, config, error);
-    if (status != ENG_OK || !o->warm_start)
-        return status;
-    char *copy = strdup(o->warm_start);
-    if (!copy) {
-        trn_run_config_free(config);
-        return eng_fail(error, ENG_NO_MEMORY, "out of memory for a path");
-    }
-    free(config->warm_start);
-    config->warm_start = copy;
-    return ENG_OK;
+    char *path = o->config ? strdup(o->config) : eng_join_path(o->out, "config.ini");
+    char *warm_start = assign("train.warm_start", o->warm_start ? o->warm_start : "");
+    eng_status status = path && warm_start ? read_with(o, path, warm_start, config, error)
+                                           : eng_fail(error, ENG_NO_MEMORY, "out of memory for a path");
+    free(path);
+    free(warm_start);
+    return status;
 }
 
 static eng_status train_as(const train_options *o, trn_ranks *ranks, const sigset_t *signals, eng_error *error) {

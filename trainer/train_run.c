@@ -131,8 +131,8 @@ eng_status trn_train(trn_run_config *config, trn_ranks *ranks, const trn_train_o
         status = trn_run_open(config, ranks, &run, error);
     if (status == ENG_OK)
         status = trn_ranks_agree_run(&run, error);
-    if (status == ENG_OK && dir)
-        status = trn_run_resume(&run, dir, &state, error);
+    if (status == ENG_OK)
+        status = dir ? trn_run_resume(&run, dir, &state, error) : trn_run_start(&run, error);
     if (status == ENG_OK && trn_ranks_own(ranks) == 0)
         status = write_config(o->loop.folder, &run, error);
     if (status == ENG_OK) {

@@ -141,6 +141,22 @@ refused 2 'it started from first/step-00000001: --warm-start is needed' train --
 rm -r second/step-*
 "$trainer" train --out second --resume >out 2>&1 || fail "going on by its own configuration: $(cat out)"
 
+# Weights to start from are needed once: a run goes on without their folder. Two of them are refused, however they are
+# said, and so is a gate with a teacher.
+for start in "--warm-start first/step-00000001" "--set train.start_from=first/step-00000001"; do
+    rm -rf second
+    cp -r first/step-00000001 lent
+    # shellcheck disable=SC2086
+    "$trainer" train --config run.ini --out second ${start/first*/lent} >out 2>&1 || fail "train $start: $(cat out)"
+    rm -r lent
+    "$trainer" train --out second --resume --set train.steps=2 >out 2>&1 || fail "no way on after $start: $(cat out)"
+    [ -d second/step-00000002 ] || fail "nothing was trained after $start"
+done
+refused 2 'train.start_from, train.warm_start: a run starts from one of them' train --config run.ini --out new \
+    --warm-start first/step-00000001 --set train.start_from=first/step-00000001
+refused 2 'teacher.model: goes with loop.loss = final alone' gate --stage 1 --config run.ini --out new \
+    --warm-start first/step-00000001 --set teacher.model=first/step-00000001
+
 # Who ends eval early keeps the rows that are done
 for i in $(seq 4000); do
     echo "{\"ctx\": \"Item $i of a long list is\", \"target\": \"not read\"}"
@@ -148,7 +164,7 @@ done >long.jsonl
 "$trainer" eval demo --task task.jsonl --task long.jsonl --out early.json >out 2>&1 &
 eval=$!
 for _ in $(seq 3000); do
-    [ -s early.json ] && break
+    [ -s early.json ] || ! kill -0 $eval 2>/dev/null && break
     sleep 0.1
 done
 [ "$(cat /proc/$eval/comm 2>/dev/null)" != exe ] || fail 'the process has lost its name'

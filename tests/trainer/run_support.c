@@ -57,6 +57,8 @@ void open_run(const char *path, trn_run *run) {
     eng_status status = trn_run_config_read(path, NULL, 0, &config, &error);
     if (status == ENG_OK)
         status = trn_run_open(&config, NULL, run, &error);
+    if (status == ENG_OK)
+        status = trn_run_start(run, &error);
     ck_assert_msg(status == ENG_OK, "%s", error.text);
 }
 

@@ -167,13 +167,17 @@ END_TEST
 
 static void refused(const char *model, const char *more, const char *words) {
     trn_run_config config;
-    trn_run run;
+    trn_run run = {0};
     char text[2048];
     eng_error error = {0};
     snprintf(text, sizeof text, "%s1\n%s", plan, more);
     eng_status status = trn_run_config_read(write_run(model, "d", CONTEXT, text), NULL, 0, &config, &error);
     if (status == ENG_OK)
         status = trn_run_open(&config, NULL, &run, &error);
+    if (status == ENG_OK) {
+        status = trn_run_start(&run, &error);
+        trn_run_close(&run);
+    }
     ck_assert_int_eq(status, ENG_INVALID);
     ck_assert_msg(strstr(error.text, words) != NULL, "%s", error.text);
 }
