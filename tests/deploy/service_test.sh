@@ -19,13 +19,24 @@ folder=$(mktemp -d)
 root=$folder/root
 mkdir "$folder/upper" "$folder/work" "$root"
 container=
+find_leader() { # the container's first process
+    leader=$(pgrep -P "$container" | head -n 1)
+    [ -n "$leader" ]
+}
+# Nothing in the container is worth an orderly end, which a unit may hold up: without its first process all of it is
+# gone, and systemd-nspawn tidies up.
 leave() {
-    [ -z "$container" ] || kill "$container" 2>/dev/null
-    [ -z "$container" ] || wait "$container" 2>/dev/null
+    trap '' INT TERM
+    if [ -n "$container" ]; then
+        if find_leader; then kill -KILL "$leader"; else kill "$container"; fi 2>/dev/null
+        wait "$container" 2>/dev/null
+    fi
     umount -l "$root" 2>/dev/null
     rm -rf "$folder"
 }
 trap leave EXIT
+trap 'exit 130' INT
+trap 'exit 143' TERM
 mount -t overlay overlay -o "lowerdir=/,upperdir=$folder/upper,workdir=$folder/work" "$root" 2>/dev/null ||
     skip 'no overlay can be mounted here'
 
@@ -39,10 +50,8 @@ rm -rf "$root/etc/mesa" "$root/var/lib/mesa-server" "$root/var/lib/private/mesa-
 systemd-nspawn -D "$root" -b --machine="mesa-test-$$" --register=no --keep-unit --link-journal=no --private-network \
     --console=pipe >"$folder/boot.log" 2>&1 </dev/null &
 container=$!
-leader=
 is_up() {
-    leader=$(pgrep -P "$container" | head -n 1)
-    [ -n "$leader" ] && nsenter -t "$leader" -a systemctl is-system-running 2>/dev/null | grep -qE 'running|degraded'
+    find_leader && nsenter -t "$leader" -a systemctl is-system-running 2>/dev/null | grep -qE 'running|degraded'
 }
 for _ in $(seq 120); do
     is_up && break
@@ -137,4 +146,6 @@ systemctl start mesa-server 2>/dev/null && fail 'a wrong configuration starts'
     fail "a wrong configuration: $(property ActiveState), status $(property ExecMainStatus)"
 exit $((failures > 0))
 END
-nsenter -t "$leader" -a timeout 300 bash /root/service.sh
+# Behind the shell, which would hear of no signal while it waited for a program.
+nsenter -t "$leader" -a timeout 300 bash /root/service.sh &
+wait $!
