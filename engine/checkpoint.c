@@ -36,11 +36,23 @@ static char *shape_text(int ndim, const int64_t *shape, char text[SHAPE_TEXT]) {
     return text;
 }
 
-// The file itself where its folder is wanted is worth words of its own.
+static bool holds(const char *dir, const char *name) {
+    struct stat facts;
+    char *path = eng_join_path(dir, name);
+    const bool there = path && stat(path, &facts) == 0;
+    free(path);
+    return there;
+}
+
+// The file itself where its folder is wanted, and the run where one of its checkpoints is, are worth words of their
+// own.
 static eng_status check_folder(const char *dir, eng_error *error) {
     struct stat facts;
     if (stat(dir, &facts) != 0)
         return eng_fail_errno(error, dir, "open");
+    if (S_ISDIR(facts.st_mode) && !holds(dir, "config.json") && holds(dir, "log.jsonl"))
+        return eng_fail(error, ENG_NOT_FOUND, "%s: a run; its checkpoints are the folders %s/step-N",
+                        eng_path_tail(dir), eng_path_tail(dir));
     if (S_ISDIR(facts.st_mode))
         return ENG_OK;
     return eng_fail(error, ENG_FORMAT, "%s: not a folder%s", eng_path_tail(dir),

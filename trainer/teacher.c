@@ -12,7 +12,7 @@
 static eng_status open_tokenizer(const char *dir, trn_teacher *teacher, eng_error *error) {
     eng_error fault = {0};
     eng_status status = eng_tokenizer_open(dir, teacher->model->config.vocab_size, &teacher->tokenizer, &fault);
-    return status == ENG_OK || status == ENG_NOT_FOUND ? ENG_OK : eng_fail(error, status, "%s", fault.text);
+    return status == ENG_OK || status == ENG_NOT_FOUND ? ENG_OK : eng_fail(error, status, "teacher: %s", fault.text);
 }
 
 eng_status trn_teacher_open(const char *dir, trn_teacher *out, eng_error *error) {

@@ -157,6 +157,14 @@ refused 2 'train.start_from, train.warm_start: a run starts from one of them' tr
 refused 2 'teacher.model: goes with loop.loss = final alone' gate --stage 1 --config run.ini --out new \
     --warm-start first/step-00000001 --set teacher.model=first/step-00000001
 
+# A run where one of its checkpoints is wanted; a teacher whose tokenizer is damaged
+refused 2 'first: a run; its checkpoints are the folders first/step-N' eval first --data sums/train
+refused 2 'first: a run; its checkpoints are the folders first/step-N' train --config run.ini --out new \
+    --set teacher.model=first
+cp -r first/step-00000001 damaged
+: >damaged/tokenizer.json
+refused 2 'teacher: tokenizer.json: line 1' eval first/step-00000001 --data sums/train --teacher damaged
+
 # Who ends eval early keeps the rows that are done
 for i in $(seq 4000); do
     echo "{\"ctx\": \"Item $i of a long list is\", \"target\": \"not read\"}"
