@@ -40,6 +40,8 @@ static eng_status set_option(const trn_option *option, const char *value, eng_er
         *(bool *)option->target = true;
         return ENG_OK;
     case TRN_STRING:
+        if (!value[0]) // often a variable of a shell that is not set
+            return eng_fail(error, ENG_INVALID, "%s: empty", name);
         *(const char **)option->target = value;
         return ENG_OK;
     case TRN_INTEGER:

@@ -12,7 +12,7 @@
 
 typedef enum trn_option_kind {
     TRN_FLAG,    // bool *: true when given
-    TRN_STRING,  // const char **: borrowed from argv
+    TRN_STRING,  // const char **: borrowed from argv, not empty
     TRN_INTEGER, // int64_t *
     TRN_REAL,    // double *
     TRN_STRINGS, // trn_strings *: may be repeated

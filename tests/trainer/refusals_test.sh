@@ -157,6 +157,10 @@ refused 2 'train.start_from, train.warm_start: a run starts from one of them' tr
 refused 2 'teacher.model: goes with loop.loss = final alone' gate --stage 1 --config run.ini --out new \
     --warm-start first/step-00000001 --set teacher.model=first/step-00000001
 
+# An option without a value that should have one does not mean that it was not given
+refused 2 '--warm-start: empty' train --config run.ini --out new --warm-start ''
+refused 2 '--teacher: empty' eval first/step-00000001 --data sums/train --teacher=
+
 # A run where one of its checkpoints is wanted; a teacher whose tokenizer is damaged
 refused 2 'first: a run; its checkpoints are the folders first/step-N' eval first --data sums/train
 refused 2 'first: a run; its checkpoints are the folders first/step-N' train --config run.ini --out new \
