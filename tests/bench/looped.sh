@@ -98,15 +98,14 @@ for model in ${GATED:-}; do
 done
 [[ $phases != *gates* ]] || [ "$task" = text ] || fail "gates are trained on text"
 
-settings=()
-for setting in data.train="$DATA/train" data.valid="$DATA/$valid" data.context="$context" \
-    model.vocab_size="$vocabulary" model.max_position_embeddings="$context" train.device="$DEVICE" \
-    train.precision="${PRECISION:-float32}" train.batch_tokens="$BATCH_TOKENS" train.micro_rows="$rows" \
-    $([ "$task" = text ] && echo "data.tokenizer=$DATA/tokenizer model.tie_word_embeddings=true") ${SETTINGS:-}; do
-    settings+=(--set "$setting")
-done
 # shellcheck source=tests/bench/training.sh
 . "$here/training.sh"
+of_text=()
+[ "$task" != text ] || of_text=(data.tokenizer="$DATA/tokenizer" model.tie_word_embeddings=true)
+set_all data.train="$DATA/train" data.valid="$DATA/$valid" data.context="$context" \
+    model.vocab_size="$vocabulary" model.max_position_embeddings="$context" train.device="$DEVICE" \
+    train.precision="${PRECISION:-float32}" train.batch_tokens="$BATCH_TOKENS" train.micro_rows="$rows" \
+    "${of_text[@]}"
 
 layers() { # MIXER COUNT: a JSON list
     local name i

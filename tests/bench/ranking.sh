@@ -56,11 +56,8 @@ for model in "${models[@]}"; do
 done
 mkdir -p "$out"
 
-settings=()
-for setting in data.train="$data/train" data.valid="$data/valid" data.tokenizer="$data/tokenizer" \
-    train.device="$DEVICE" train.precision=bf16 ${SETTINGS:-}; do
-    settings+=(--set "$setting")
-done
+set_all data.train="$data/train" data.valid="$data/valid" data.tokenizer="$data/tokenizer" \
+    train.device="$DEVICE" train.precision=bf16
 
 variant() { # MODEL NAME
     sed -n "/^\[variant $1\]$/,/^\[/p" "$here/ranking_models.ini" | grep '^model\.' | sed "1i [variant $2]"

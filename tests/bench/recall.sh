@@ -155,11 +155,7 @@ save_every = 0
 keep = 1
 stop_accuracy = 0.99
 END
-settings=()
-for setting in train.device="$DEVICE" train.precision="${PRECISION:-float32}" train.eval_every=$(((steps + 9) / 10)) \
-    ${SETTINGS:-}; do
-    settings+=(--set "$setting")
-done
+set_all train.device="$DEVICE" train.precision="${PRECISION:-float32}" train.eval_every=$(((steps + 9) / 10))
 
 make_data() { # NAME TASK OPTION...: once
     local name=$1 task=$2

@@ -45,11 +45,8 @@ for model in "${models[@]}"; do
 done
 mkdir -p "$OUT/eval"
 
-settings=()
-for setting in data.train="$DATA/train" data.valid="$DATA/valid" data.tokenizer="$DATA/tokenizer" \
-    train.device="$DEVICE" train.precision=bf16 ${SETTINGS:-}; do
-    settings+=(--set "$setting")
-done
+set_all data.train="$DATA/train" data.valid="$DATA/valid" data.tokenizer="$DATA/tokenizer" \
+    train.device="$DEVICE" train.precision=bf16
 
 variant() { # SETTING NAME
     printf '[variant %s]\nsolver.mode = %s\n' "$2" "${1%%-*}"

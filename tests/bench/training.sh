@@ -4,13 +4,20 @@
 # sourced. What is done is not done again.
 #
 # The caller has set and exported TRAINER (mesa-trainer), DATA, OUT, DEVICE, EVALS ("NAME:CONTEXT ..." of DATA's
-# shards), TASKS and ITEMS (of DATA's JSONL, and how many of each), BATCH_TOKENS; it has the lists models, rates, seeds
-# and settings ("--set" "section.key=value" of all runs), the number wider, the file config, and the function
+# shards), TASKS and ITEMS (of DATA's JSONL, and how many of each), BATCH_TOKENS; it has the lists models, rates and
+# seeds, the number wider, the file config, and the function
 #   variant MODEL NAME      the section of a sweep, under that name, that makes the model
-# Before `search` and `train` it has set steps, or called choose_steps.
+# It calls set_all before anything runs. Before `search` and `train` it has set steps, or called choose_steps.
 
-declare -a models rates seeds settings # as the caller has filled them
+declare -a models rates seeds # as the caller has filled them
+settings=()
 config=${config:?the configuration of all runs} wider=${wider:?how often rates beyond are tried} steps=${steps:-}
+
+# SECTION.KEY=VALUE...: of all runs, and those of SETTINGS, which win.
+set_all() {
+    local setting
+    for setting in "$@" ${SETTINGS:-}; do settings+=(--set "$setting"); done
+}
 
 # STEPS FILE FOLDER [OPTION...]: the runs that FILE lists. A run that fails is a row of the table, and told.
 sweep() {
@@ -113,7 +120,6 @@ train() {
         sweep "$steps" "$list" "$OUT/train" "$@"
     done
 }
-
 
 # RUN: says what its last checkpoint is and scores, a file a part in OUT/eval; what else is said goes to RUN/eval.log.
 eval_run() {
