@@ -63,12 +63,7 @@ static void own_rows(kernel_test *test) {
     kernel_test_clear_rows(test);
     kernel_test_row(test, KERN_ROW_GENERATED, -1, 5, 0);
     kernel_test_boundary(test, 3);
-    kernel_test_row(test, KERN_ROW_PROMPT, -1, 200, 0);
-    kernel_test_boundary(test, 1);
-    kernel_test_boundary(test, 3);
-    kernel_test_boundary(test, 64);
-    kernel_test_boundary(test, 67);
-    kernel_test_boundary(test, 131);
+    kernel_test_documents(test);
     kernel_test_row(test, KERN_ROW_PROMPT, -1, 45, 37);
     kernel_test_prepare(test);
 }

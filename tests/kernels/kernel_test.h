@@ -147,6 +147,14 @@ static inline void kernel_test_boundary(kernel_test *test, int32_t offset) {
     row->boundaries++;
 }
 
+// A prompt row of documents of 1, 2, 61, 3, 64 and 69 tokens, on and off the grid.
+static inline void kernel_test_documents(kernel_test *test) {
+    static const int32_t begins[] = {1, 3, 64, 67, 131};
+    kernel_test_row(test, KERN_ROW_PROMPT, -1, 200, 0);
+    for (size_t i = 0; i < sizeof begins / sizeof *begins; i++)
+        kernel_test_boundary(test, begins[i]);
+}
+
 static inline void kernel_test_prepare(kernel_test *test) {
     ck_assert_int_eq(kern_rows_prepare(test->stream, test->rows), KERN_OK);
 }

@@ -21,12 +21,7 @@ static inline void sequence_mixed_rows(kernel_test *test) {
     kernel_test_row(test, KERN_ROW_PROMPT, 1, 70, 64);
     kernel_test_row(test, KERN_ROW_PROMPT, 2, 45, 37);
     kernel_test_boundary(test, 20);
-    kernel_test_row(test, KERN_ROW_PROMPT, -1, 200, 0);
-    kernel_test_boundary(test, 1);
-    kernel_test_boundary(test, 3);
-    kernel_test_boundary(test, 64);
-    kernel_test_boundary(test, 67);
-    kernel_test_boundary(test, 131);
+    kernel_test_documents(test);
     kernel_test_prepare(test);
 }
 
@@ -43,12 +38,7 @@ static inline void sequence_training_rows(kernel_test *test) {
     kernel_test_clear_rows(test);
     kernel_test_row(test, KERN_ROW_PROMPT, -1, 150, 0);
     kernel_test_row(test, KERN_ROW_PROMPT, 1, 100, 21);
-    kernel_test_row(test, KERN_ROW_PROMPT, -1, 200, 0);
-    kernel_test_boundary(test, 1);
-    kernel_test_boundary(test, 3);
-    kernel_test_boundary(test, 64);
-    kernel_test_boundary(test, 67);
-    kernel_test_boundary(test, 131);
+    kernel_test_documents(test);
     kernel_test_prepare(test);
 }
 
